@@ -48,7 +48,7 @@ PACKAGES = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command line, default this process's; return its exit code."""
+    """Run a command line (default: `sys.argv`) and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
     debug = words[:1] == ["--debug"]
     return guarded(lambda: _dispatch(words[debug:]), debug=debug)

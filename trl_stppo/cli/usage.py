@@ -50,7 +50,7 @@ def check_name(flag: str, name: str | None) -> None:
 
 
 def parsed_json(text: str, flag: str, kind: type = dict) -> Any:
-    """Parse the JSON value of a flag, an object or another kind."""
+    """Parse a flag's JSON value and check its type (default: object)."""
     try:
         read = json.loads(text)
     except json.JSONDecodeError as error:

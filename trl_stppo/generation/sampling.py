@@ -116,7 +116,7 @@ class SamplingSettings:
 
     @property
     def truncates(self) -> bool:
-        """Whether more than the temperature shapes the distribution."""
+        """Whether settings other than the temperature change the distribution."""
         cuts = bool(self.top_k) or (self.top_p or 1.0) < 1.0 or self.min_p is not None
         return self.penalises or (self.do_sample and cuts)
 

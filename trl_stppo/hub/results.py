@@ -68,7 +68,7 @@ def _shown(figures: Mapping[str, float], name: str) -> str:
 
 
 def model_index(evaluations: Sequence[Evaluation], data: str) -> list[EvalResult]:
-    """Return the metrics that compare across models, in the Hub's form; `data` names unnamed datasets."""
+    """Return the comparable metrics in the Hub's form; a dataset without a name is called `data`."""
     return [
         EvalResult(
             task_type="reinforcement-learning",

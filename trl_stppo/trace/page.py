@@ -138,7 +138,7 @@ def _filled(text: str, inserted: dict[str, str]) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the policy: style and script by hash; no network, no frames, no forms."""
+    """Return the Content-Security-Policy: style and script by hash; no network, no frames, no forms."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

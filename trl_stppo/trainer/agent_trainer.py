@@ -365,7 +365,7 @@ class AgentTrainer(Bridge):
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model card, `README.md` in the output directory: TRL's, with a section on the agent.
+        """Write TRL's model card, with a section on the agent, as `README.md` in the output directory.
 
         A README.md that no trainer has written stays as it is; a push uploads it.
 

@@ -71,7 +71,7 @@ class Internals:
 
     @property
     def figures(self) -> tuple[Any, ...]:
-        """Return all values of the next log: metrics, completions, `log_metric`'s and `log_extra`'s."""
+        """Return all values of the next log, those passed to `log_metric` and `log_extra` included."""
         return self.metrics, self.logs, self.pending_metrics, self.pending_columns
 
     @figures.setter

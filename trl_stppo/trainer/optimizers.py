@@ -220,7 +220,7 @@ def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
 def add_critic_groups(
     host: Bridge, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 ) -> bool:
-    """Add the critic to the optimizer unless the caller's already trains it; return whether added."""
+    """Add the critic's parameters unless the caller's optimizer has them; return whether it did."""
     check_optimizer(optimizer)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [p for p in parameters if id(p) not in known]

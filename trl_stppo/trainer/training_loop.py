@@ -9,9 +9,10 @@
 The bridge to TRL (`agent_trainer.py`) calls these methods from GRPOTrainer's hooks. transformers' own loop
 clips the policy's gradient and steps; `optimizers.py` adds the critic's gradient and the scale.
 
-`internals.step` is TRL's `_step`, a count of micro-batches. Old log-probabilities come from training's
-forward pass, under the weights that played. Exact norms of the clipping bias scale the step in
-`_before_step`, estimated ones at the end of the last forward pass.
+`internals.step` is TRL's `_step`, a count of micro-batches.
+Old log-probabilities come from training's forward pass, under the weights that played.
+The step is scaled by exact norms in `_before_step`, or by estimated ones at the end of the last forward
+pass.
 """
 
 from __future__ import annotations
@@ -412,7 +413,7 @@ class TrainingLoop:
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum.
 
-        Contexts can be many more than episodes; their passes are of as many rows as episodes would have.
+        One episode can have many contexts; a pass takes at most `per_device_train_batch_size` of them.
         """
         if self.guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
@@ -479,7 +480,7 @@ class TrainingLoop:
             log_ratio,
             inputs["advantages"],
             loss_mask,
-            cliprange_low=host.epsilon_low,
+            cliprange_low=host.epsilon_low,  # TRL's name for `cliprange`
             cliprange_high=host.epsilon_high,
             delta=self.args.delta,
             weights=self.token_factors(inputs, logprobs),
@@ -685,7 +686,8 @@ class TrainingLoop:
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         if not self.guards.admit(metrics):
-            # Without gradients the optimizer does nothing.
+            # Without gradients the optimizer does nothing. The critic keeps its own if only the policy had
+            # nothing to learn.
             self.host.model.zero_grad(set_to_none=True)
             if self.guards.verdict != "critic_only":
                 self.start_mini_batch()

@@ -112,7 +112,7 @@ def _letter_of_text(text: str, texts: dict[str, str]) -> str | None:
 
 
 def _labels(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Return letters that start a line as labels, "" for one that the rest contradicts."""
+    """Return the letters that label a line; a label that its line contradicts becomes ""."""
     found = set()
     label = rf"^[ \t]*(?:[(\[]([{letters}])[)\]][.:]?|([{letters}])\s*([.):\]]))(?=\s|$)(.*)$"
     for match in re.finditer(label, text, re.M):
@@ -143,7 +143,7 @@ def _cued(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _in_parentheses(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Return capital letters in parentheses, "" for one that is denied."""
+    """Return the capital letters in parentheses; a denied one becomes ""."""
     found = set()
     for match in re.finditer(rf"(?<!\w)\(([{letters}])\)(?!\w)", text):
         before, rest = text[max(0, match.start() - 20) : match.start()], text[match.end() :]

@@ -143,7 +143,7 @@ class RunState(TrainerCallback):
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[Any, int]:
-        """Return a second loader, from this epoch's start, and the optimizer steps at that place."""
+        """Return a second loader set to this epoch's start, and the optimizer steps taken before it."""
         loader = self._host.get_train_dataloader()
         if self._newest is not None and self._epoch_start is not None:
             self._newest.set_state(self._epoch_start)

@@ -84,7 +84,7 @@ def tidy(run_dir: Path) -> None:
 
 
 def unpublished(run_dir: Path) -> list[Path]:
-    """Complete checkpoints that a killed process did not move to their place."""
+    """Return the complete checkpoints that a killed process left in the staging folder."""
     found = (run_dir / STAGING).glob("checkpoint-*")
     return [folder for folder in found if complaint(folder) is None]
 

@@ -136,7 +136,7 @@ class Ending:
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
-        """Save the state before the rollout, in a run that continues with the played rollout."""
+        """Save the state from before the rollout; the run goes on with the played rollout."""
         states = _random_states(self._host.accelerator.device)
         self._save_as_before()
         _set_random_states(states)
@@ -205,7 +205,7 @@ class EndingCallback(TrainerCallback):
         self._ending.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the random states with which a run resumed here reads its rows."""
+        """Record the random states; a run that is resumed at this point reads its rows with them."""
         self._ending.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

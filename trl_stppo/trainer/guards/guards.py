@@ -214,7 +214,7 @@ class Guards:
         return any(weighs)
 
     def inspect(self) -> bool:
-        """Whether the step may use the gradients, which must be finite on all processes.
+        """Gather the checks of all processes; return whether the step may use the gradients.
 
         It comes before clipping, which would spread one NaN to every gradient.
         """
@@ -242,7 +242,7 @@ class Guards:
         return not self._faults and not self.leaves_weights
 
     def admit(self, figures: dict[str, float]) -> bool:
-        """Whether the optimizer may use the policy's gradient, judged by metrics of all processes."""
+        """Decide the step's verdict from metrics of all processes; return whether the policy may step."""
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"

@@ -60,8 +60,8 @@ class EpisodePlayer:
     ) -> Rollout:
         """Play one episode per row.
 
-        `names` are those of the episodes of an evaluation; `repeated` are the numbers of episodes that
-        only pad its batch; `version` are the optimizer steps of a policy of the past.
+        `names` identify the episodes of an evaluation; `repeated` holds the numbers of those that only pad
+        its batch; `version` is the number of optimizer steps of an older policy.
         """
         if self._host.rollout_func is not None:
             rows, _ = self._prompts(inputs)

@@ -73,7 +73,11 @@ class EpisodeRewards:
                 host.environments = before
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Return episode scores [B], and whether each episode has one. Rows of None alone do not train."""
+        """Return episode scores [B], and whether each episode has one.
+
+        An episode without one, whose functions all return None and whose turns have no rewards, does not
+        train.
+        """
         host = self._host
         return score(
             rollout,

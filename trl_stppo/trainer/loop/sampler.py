@@ -83,7 +83,7 @@ class TurnSampler:
                 yield backend
 
     def ahead(self, version: int) -> Backend:
-        """Return a backend for another thread, with the present weights; `version`: their optimizer steps."""
+        """Return a backend with the present weights, of `version` optimizer steps, for another thread."""
         host = self._host
         if host.use_vllm:
             return self.vllm.ahead(host.args.generation_slots, version)

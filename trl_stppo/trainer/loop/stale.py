@@ -39,7 +39,7 @@ class StalePolicies:
     def past_weights(self) -> Iterator[None]:
         """Context in which the policy has the weights of `staleness` updates ago, during a rollout.
 
-        The first policy plays the first rollouts, before which there were fewer updates.
+        Until there have been that many updates, the first policy plays.
         """
         if self._in_rollout is None:
             yield

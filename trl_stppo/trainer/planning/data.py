@@ -87,7 +87,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 def check_eval_dataset(
     dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
-    """Check the rows of evaluation; `evaluation_plan` has its environments, by default training's."""
+    """Check the evaluation rows; `evaluation_plan` has their environments (default: training's)."""
     from datasets import Dataset
 
     for name, part in _parts(dataset):

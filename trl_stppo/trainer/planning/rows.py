@@ -49,7 +49,7 @@ def unpadded(row: Row, pad_token_id: int) -> list[int]:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether prompts are messages. Rows without a prompt count, because their placeholder is a message."""
+    """Whether prompts are messages. True also without prompts: their placeholder is a message."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:

@@ -1,0 +1,77 @@
+"""A tiny model that has memorised the answers to a few calls: enough to see an agent train on a CPU in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Qwen2ForCausalLM
+from trl.chat_template_utils import qwen3_template
+
+from trl_stppo.models.small import tiny_config, tiny_tokenizer
+
+# Qwen's form of a conversation with tools; of their schemas only the names, which keeps rows short.
+TEMPLATE = """
+{%- if tools -%}
+<|im_start|>system
+tools:{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] }}
+{%- for call in message.get('tool_calls') or [] %}
+<tool_call>
+{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
+</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}"""
+
+# One call of the policy: messages and tools as chat templates take them, and the text to answer.
+Call = tuple[list[dict[str, Any]], list[dict[str, Any]], str]
+
+
+def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, Any]:
+    """Train a model and its tokenizer on the answers to calls, until each token of them is the likeliest."""
+    torch.manual_seed(0)
+    texts = [message["content"] for messages, *_ in calls for message in messages]
+    texts += [answer for *_, answer in calls] + ["system user assistant tool tools:"]
+    markers = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
+    tokenizer = tiny_tokenizer(texts * 4, vocab_size=2000, markers=markers)
+    tokenizer.eos_token, tokenizer.chat_template = "<|im_end|>", TEMPLATE
+    tokenizer.response_template = qwen3_template
+    prompts = [
+        tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=True, return_dict=False
+        )
+        for messages, tools, _ in calls
+    ]
+    answers = [tokenizer(answer).input_ids + [tokenizer.eos_token_id] for *_, answer in calls]
+    rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    width = max(map(len, rows))
+    labels = torch.full((len(rows), width), -100)
+    ids = torch.full((len(rows), width), tokenizer.pad_token_id)
+    for i, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        ids[i, : len(row)] = torch.tensor(row)
+        labels[i, len(row) - len(answer) : len(row)] = torch.tensor(answer)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": width + 1024}
+    model = Qwen2ForCausalLM(tiny_config(tokenizer, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 6e-3 * min(1.0, (step + 1) / 20)
+        loss = model(input_ids=ids, labels=labels).loss
+        if loss.item() < 0.05:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model.eval(), tokenizer
+
+
+def tool_call(name: str, arguments: str) -> str:
+    """A call as the template renders it; `arguments` is JSON."""
+    return f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

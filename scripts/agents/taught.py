@@ -1,4 +1,4 @@
-"""A tiny model that has memorised the answers to a few calls: enough to see an agent train on a CPU in seconds."""
+"""A tiny model that has memorised the answers to a few calls, enough to train an agent on a CPU in seconds."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, An
     torch.manual_seed(0)
     texts = [message["content"] for messages, *_ in calls for message in messages]
     texts += [answer for *_, answer in calls] + ["system user assistant tool tools:"]
-    markers = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
+    markers = ["<tool_call>", "</tool_call>"]
     tokenizer = tiny_tokenizer(texts * 4, vocab_size=2000, markers=markers)
-    tokenizer.eos_token, tokenizer.chat_template = "<|im_end|>", TEMPLATE
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"})
+    tokenizer.chat_template = TEMPLATE
     tokenizer.response_template = qwen3_template
     prompts = [
         tokenizer.apply_chat_template(
@@ -49,7 +50,7 @@ def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, An
         )
         for messages, tools, _ in calls
     ]
-    answers = [tokenizer(answer).input_ids + [tokenizer.eos_token_id] for *_, answer in calls]
+    answers = [[*tokenizer(answer).input_ids, tokenizer.eos_token_id] for *_, answer in calls]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     width = max(map(len, rows))
     labels = torch.full((len(rows), width), -100)
@@ -63,7 +64,7 @@ def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, An
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 6e-3 * min(1.0, (step + 1) / 20)
         loss = model(input_ids=ids, labels=labels).loss
-        if loss.item() < 0.05:
+        if loss.item() < 0.003:
             break
         optimizer.zero_grad()
         loss.backward()
@@ -74,4 +75,4 @@ def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, An
 
 def tool_call(name: str, arguments: str) -> str:
     """A call as the template renders it; `arguments` is JSON."""
-    return f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

@@ -125,7 +125,7 @@ def calling(name: str, **arguments: Any) -> dict[str, Any]:
 
 ADDS, SUM = calling("add", a=2, b=3), {"content": "the sum is 5"}
 CODE = "Thought: I add.\n<code>\nfinal_answer(add(2, 3))\n</code>"
-# agent -> package, the turns that the policy is taught, and how often it stops at a stop string
+# agent -> package, and the turns that the policy is taught
 CASES: dict[Any, tuple[str, list[dict[str, Any]]]] = {
     sdk: ("agents", [ADDS, SUM]),
     sdk_streamed: ("agents", [ADDS, SUM]),
@@ -162,13 +162,12 @@ def recorded(agent: Any, turns: list[dict[str, Any]]) -> list[Any]:
 def watched(agent: Any, exchanges: list[list[Any]]) -> Any:
     """The agent, whose bytes are recorded where its client sends and gets them."""
 
-    def watch(client: Any) -> tuple[list[Any], Any]:
-        mine: list[Any] = []
-        exchanges.append(mine)
-        return mine, client.http_client.event_hooks
+    def watch(client: Any) -> list[Any]:
+        exchanges.append([])
+        return exchanges[-1]
 
     async def asynchronous(client: Any, row: dict[str, Any]) -> Any:
-        mine, hooks = watch(client)
+        mine = watch(client)
 
         async def sent(request: Any) -> None:
             mine.append([json.loads(request.content), None])
@@ -180,7 +179,7 @@ def watched(agent: Any, exchanges: list[list[Any]]) -> Any:
         return await agent(client, row)
 
     def plain(client: Any, row: dict[str, Any]) -> Any:
-        mine, hooks = watch(client)
+        mine = watch(client)
         client.http_client.event_hooks = {
             "request": [lambda request: mine.append([json.loads(request.content), None])],
             "response": [lambda response: mine[-1].__setitem__(1, response.read().decode())],
@@ -253,20 +252,40 @@ def test_an_unchanged_agent_trains_on_what_it_sent_and_got(
     trainer = build(
         tmp_path, Kept, arguments=arguments, max_steps=3, num_mini_batches=1,
         gradient_accumulation_steps=1, max_turns=6, max_turn_tokens=60, max_completion_length=900,
-        learning_rate=1e-4, agent_context=context,
+        learning_rate=1e-4, temperature=0.7, agent_context=context,
     )  # fmt: skip
     executed.clear()
     trainer.train()
     assert len(trainer.rollouts) == 3
     assert (2, 3) in executed
-    episodes = [episode for rollout in trainer.rollouts for episode in rollout.episodes]
-    assert not [episode.error for episode in episodes if episode.error]
-    assert sum(e.turn_rewards[-1] == 1.0 for e in episodes) >= 6, "it has been taught to"
-    by_first = [list(of) for of in exchanges if of]
-    assert sum(map(len, by_first)) == sum(e.num_turns for e in episodes)
-    print(agent.__name__, context, [len(of) for of in by_first], len(sampled), [e.num_turns for e in episodes], [len(e.contexts) for e in episodes], [dict(e.opened) for e in episodes[:4]], [e.row for e in episodes], sampled.keys())
-    moved = [
-        not torch.equal(one, other)
-        for one, other in zip(before, trainer.model.parameters(), strict=True)
-    ]
-    assert all(moved)
+    pairs = zip(before, trainer.model.parameters(), strict=True)
+    assert not all(torch.equal(one, other) for one, other in pairs)
+    played = [rollout.episodes for rollout in trainer.rollouts]
+    assert sum(e.turn_rewards[-1] for episodes in played for e in episodes) >= 6, "as taught"
+    for number, episodes in enumerate(played):
+        sent = {row_of(of): of for of in exchanges[4 * number : 4 * number + 4]}
+        assert sorted(sent) == [episode.row for episode in episodes] == [0, 1, 2, 3]
+        for episode in episodes:
+            assert episode.error is None
+            check_prompts(tokenizer, episode, [body for body, _ in sent[episode.row]], context)
+    for row in range(4):
+        kept = [turn for episodes in played for turn in episodes[row].turns_of_tokens()]
+        for turn, whole in zip(kept, sampled[row][-len(kept) :], strict=True):
+            # A stop string ends the turn, `</code>` of the code agent.
+            assert turn == (whole[: len(turn)] if agent is code else whole)
+            assert "</code>" in tokenizer.decode(turn) or turn == whole
+
+
+def row_of(exchanged: list[Any]) -> int:
+    """The row of an episode, which is in the id of its completions."""
+    body = exchanged[0][1].removeprefix("data: ").partition("\n")[0]
+    return int(json.loads(body)["id"].split("-")[1])
+
+
+def check_prompts(tokenizer: Any, episode: Any, bodies: list[Any], context: str) -> None:
+    """Every call was sampled from what the framework sent."""
+    for body, (is_first, row) in zip(bodies, prompts_of(episode), strict=True):
+        whole = rendered(tokenizer, body)
+        if is_first or context == "render":
+            assert row == whole
+        assert tokenizer.decode(row) == tokenizer.decode(whole)

@@ -1,7 +1,8 @@
-"""A tiny model that has memorised the answers to a few calls, enough to train an agent on a CPU in seconds."""
+"""A tiny model that has memorised the answers to a few calls; an agent trains on it in seconds."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ tools:{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}<|im_end
 Call = tuple[list[dict[str, Any]], list[dict[str, Any]], str]
 
 
-def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, Any]:
-    """Train a model and its tokenizer on the answers to calls, until each token of them is the likeliest."""
+def taught(calls: list[Call], *, loss: float = 0.003, steps: int = 300) -> tuple[Any, Any]:
+    """Train a model and its tokenizer on the answers to calls, down to a mean loss per token."""
     torch.manual_seed(0)
     texts = [message["content"] for messages, *_ in calls for message in messages]
     texts += [answer for *_, answer in calls] + ["system user assistant tool tools:"]
@@ -63,11 +64,11 @@ def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, An
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 6e-3 * min(1.0, (step + 1) / 20)
-        loss = model(input_ids=ids, labels=labels).loss
-        if loss.item() < 0.003:
+        now = model(input_ids=ids, labels=labels).loss
+        if now.item() < loss:
             break
         optimizer.zero_grad()
-        loss.backward()
+        now.backward()
         optimizer.step()
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model.eval(), tokenizer
@@ -76,3 +77,22 @@ def taught(calls: list[Call], *, steps: int = 300) -> tuple[Qwen2ForCausalLM, An
 def tool_call(name: str, arguments: str) -> str:
     """A call as the template renders it; `arguments` is JSON."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def sums(system: str) -> tuple[list[dict[str, Any]], list[Call]]:
+    """Rows with small sums, and the calls of an agent that has a tool `add` for them."""
+    tools, rows, calls = [{"type": "function", "function": {"name": "add"}}], [], []
+    for a, b in ((2, 3), (4, 5), (7, 1), (6, 2)):
+        arguments = {"a": a, "b": b}
+        asked = [{"role": "user", "content": f"What is {a} plus {b}?"}]
+        rows.append({"prompt": asked, "answer": str(a + b)})
+        messages = [{"role": "system", "content": system}, *asked]
+        calls.append((messages, tools, tool_call("add", json.dumps(arguments))))
+        done = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+        messages = [
+            *messages,
+            {"role": "assistant", "content": "", "tool_calls": [done]},
+            {"role": "tool", "content": str(a + b)},
+        ]
+        calls.append((messages, tools, f"It is {a + b}."))
+    return rows, calls

@@ -33,7 +33,8 @@ def right(answer: Any) -> float:
 
 
 def openai_agent(client: Any) -> Any:
-    agents = pytest.importorskip("agents")
+    import agents
+
     agents.set_tracing_disabled(True)
 
     @agents.function_tool
@@ -127,8 +128,8 @@ ADDS, SUM = calling("add", a=2, b=3), {"content": "the sum is 5"}
 CODE = "Thought: I add.\n<code>\nfinal_answer(add(2, 3))\n</code>"
 # agent -> package, and the turns that the policy is taught
 CASES: dict[Any, tuple[str, list[dict[str, Any]]]] = {
-    sdk: ("agents", [ADDS, SUM]),
-    sdk_streamed: ("agents", [ADDS, SUM]),
+    sdk: ("agents.tool", [ADDS, SUM]),
+    sdk_streamed: ("agents.tool", [ADDS, SUM]),
     graph: ("langgraph", [ADDS, SUM]),
     tool_calling: ("smolagents", [ADDS, calling("final_answer", answer="5")]),
     code: ("smolagents", [{"content": CODE}]),

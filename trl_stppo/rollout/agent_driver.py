@@ -207,7 +207,7 @@ class AgentDriver:
             self._endpoint.open(session)
 
         async def starting() -> Opening:
-            return Opening(session, outcome=_outcome(episode, await session.start()))
+            return Opening(session, outcome=outcome_of(episode, await session.start()))
 
         return starting
 
@@ -261,7 +261,7 @@ class AgentDriver:
 
         async def proceeding() -> Outcome:
             pending.answer.set_result((200, body))
-            return _outcome(episode, await session.next())
+            return outcome_of(episode, await session.next())
 
         return proceeding, stopped is not None
 
@@ -286,7 +286,7 @@ class AgentDriver:
             if ends:
                 session.close()
                 return Outcome(over=session.over)
-            return _outcome(episode, await session.next())
+            return outcome_of(episode, await session.next())
 
         return refusing
 
@@ -316,7 +316,7 @@ class AgentDriver:
             )
 
 
-def _outcome(episode: Episode, event: Any) -> Outcome:
+def outcome_of(episode: Any, event: Any) -> Outcome:
     """The outcome of a turn from the agent's next request, or from what it returned."""
     session = episode.env
     if isinstance(event, AgentRequest):

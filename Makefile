@@ -12,7 +12,7 @@ PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSE
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo gpu-check docs test test-docs test-slow test-vllm test-matrix mutants lint format check clean
+.PHONY: install demo gpu-check docs test test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -67,6 +67,17 @@ test-vllm:
 			"PyTorch's index for one of them: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test-vllm"; \
 	fi
 
+# Agents of frameworks, unchanged, and a local MCP server, in an environment that has them.
+AGENTS_VENV ?= .venv-agents
+AGENTS_FLAGS ?=
+$(AGENTS_VENV)/.installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[frameworks]'
+	touch $@
+
+test-agents: $(AGENTS_VENV)/.installed
+	$(OFFLINE) OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest -m agents --durations=0 tests/agents $(AGENTS_FLAGS)
+
 # The oldest and the newest versions that setup.cfg allows, each in an environment of its own.
 MATRIX_FLAGS ?=
 test-matrix:
@@ -92,4 +103,4 @@ format: install
 check: lint test test-docs
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info runs docs/_build
+	rm -rf $(VENV) $(VLLM_VENV) $(AGENTS_VENV) build dist *.egg-info runs docs/_build

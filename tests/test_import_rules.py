@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
     *("datasets", "transformers"),
-    *("gem", "gymnasium", "numpy", "openenv", "textworld"),
+    *("gem", "gymnasium", "mcp", "numpy", "openenv", "textworld"),
 }
 RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers", "textworld"}
 

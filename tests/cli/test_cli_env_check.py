@@ -1,10 +1,14 @@
 """`trl-stppo env check`: a report for clean, careless and broken environments."""
 
+import contextlib
 import json
+import threading
 
+import openai
 import pytest
 from datasets import Dataset
 
+from trl_stppo.cli import agent_check
 from trl_stppo.cli.main import main
 
 
@@ -115,3 +119,90 @@ def test_words_that_make_no_sense(words, message, check):
     code, shown = check("Clean", *words)
     assert code == 2
     assert message in shown
+
+
+# --------------------------------------------------------------------------------- agents
+
+
+def say(client, **options):
+    messages = [{"role": "user", "content": "hi"}]
+    return client.chat.completions.create(model="policy", messages=messages, **options)
+
+
+async def careful(client, row):
+    await say(client)
+    return 1.0
+
+
+def adding(client, row):
+    schema = {"name": "add", "parameters": {"type": "object"}}
+    answer = say(client, tools=[{"type": "function", "function": schema}], temperature=0.1)
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"a": 2}
+    say(client)
+
+
+async def endless(client, row):
+    while True:
+        await say(client)
+
+
+async def stubborn(client, row):
+    while True:
+        with contextlib.suppress(openai.PermissionDeniedError):
+            await say(client)
+
+
+async def broken(client, row):
+    raise RuntimeError("no database")
+
+
+def hanging(client, row):
+    threading.Event().wait()
+
+
+async def worded(client, row):
+    await say(client)
+    return "well done"
+
+
+async def idle(client, row):
+    return {"reward": 1.0}
+
+
+def test_a_clean_agent(check):
+    code, shown = check("careful", "--strict")
+    assert code == 0
+    assert shown == (
+        "test_cli_env_check:careful: agent\ncalls 1, tools (none), returns 1.0\nOK, 0 warnings\n"
+    )
+
+
+def test_an_agent_gets_the_actions_as_turns_and_calls_of_its_tools(check):
+    code, shown = check("adding", "--action", 'add {"a": 2}', "--action", "bye")
+    assert code == 0
+    assert "calls 2, tools add, returns None" in shown
+    assert "warning: `temperature`" in shown
+    assert "no reward" in shown
+    assert check("adding", "--action", 'add {"a": 2}', "--action", "bye", "--strict")[0] == 1
+
+
+def test_an_agent_that_does_not_end_is_told_so_once(check):
+    code, shown = check("endless", "--steps", "3")
+    assert (code, "calls 4, tools (none), returns None" in shown) == (0, True)
+    assert "no call" in check("idle")[1]
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("broken", "RuntimeError: no database (test_cli_env_check.py:"),
+    ("hanging", "longer than 0.2 s"),
+    ("worded", "'well done'"),
+    ("stubborn", "after"),
+])  # fmt: skip
+def test_what_an_agent_does_wrong_is_an_error(check, monkeypatch, name, part):
+    if name == "hanging":
+        monkeypatch.setattr(agent_check, "SECONDS", 0.2)
+    code, shown = check(name)
+    assert code == 1
+    assert part in shown
+    assert "Traceback" not in shown

@@ -2,7 +2,8 @@
 
 Makes the environment, plays a few rows, and reports broken rules of the contract (errors) and usual mistakes
 (warnings): rewards that are not numbers, state that two instances share, seeds that change nothing, and more
-(docs/environments.md). Without --rows and --row the rows are those of the class, or one made-up row.
+(docs/environments.md). An agent, `(client, row)`, gets the actions as the turns of the policy. Without --rows
+and --row the rows are those of the class, or one made-up row.
 
 Examples:
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
@@ -17,8 +18,9 @@ import warnings
 from typing import Any
 
 from ..envs.base import is_text_environment, tool_names
-from ..envs.check import MAX_ROWS, check_env
+from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..redaction import redacted
+from .agent_check import is_agent, play_agent
 from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
 
@@ -27,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add = parser.add_argument
     add(
-        "environment", metavar="MODULE:CLASS", help="The environment, or a function that makes one."
+        "environment",
+        metavar="MODULE:CLASS",
+        help="The environment, a function that makes one, or an agent.",
     )
     add("--rows", metavar="FILE", help="Rows to play, one JSON object per line (.jsonl).")
     add("--row", metavar="JSON", help="One row.")
@@ -42,6 +46,12 @@ def run(options: argparse.Namespace) -> int:
     """Check and report; return 1 for warnings with --strict, else 0."""
     factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
+    if is_agent(factory):
+        played = rows or [{"prompt": [{"role": "user", "content": "hello"}], "seed": options.seed}]
+        words = options.action or DEFAULT_ACTIONS
+        lines = [play_agent(factory, row, words, options.steps) for row in played[:MAX_ROWS]]
+        print(f"{options.environment}: agent", *(line for line, _ in lines), sep="\n")
+        return _report([*dict.fromkeys(m for _, found in lines for m in found)], options.strict)
     probe = None
     with contextlib.suppress(Exception):  # `check_env` reports it
         probe = factory()
@@ -56,10 +66,14 @@ def run(options: argparse.Namespace) -> int:
         played = f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
     kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
     print(f"{options.environment}: {kind}; played {played}")
+    return _report(found, options.strict)
+
+
+def _report(found: list[str], strict: bool) -> int:
     for message in found:
         print(redacted(f"warning: {message}"))
     print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
-    return int(bool(found) and options.strict)
+    return int(bool(found) and strict)
 
 
 def _call(env: Any, word: str) -> tuple[str, Any]:

@@ -152,8 +152,8 @@ class _Check:
     def close(self) -> None:
         """Close the instances."""
         for env in self.made:
-            # A tool environment's public methods are its tools.
-            if is_text_environment(env) and hasattr(env, "close"):
+            is_tool = not is_text_environment(env) and "close" in tool_names(env)
+            if hasattr(env, "close") and not is_tool:
                 self.call(env, "close")
 
     def play(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:

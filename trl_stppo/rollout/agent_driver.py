@@ -209,7 +209,7 @@ class AgentDriver:
             self._endpoint.open(session)
 
         async def starting() -> Opening:
-            return Opening(session, outcome=_outcome(episode, await session.start()))
+            return Opening(session, outcome=outcome_of(episode, await session.start()))
 
         return starting
 
@@ -263,7 +263,7 @@ class AgentDriver:
 
         async def proceeding() -> Outcome:
             pending.answer.set_result((200, body))
-            return _outcome(episode, await session.next())
+            return outcome_of(episode, await session.next())
 
         return proceeding, stopped is not None
 
@@ -288,7 +288,7 @@ class AgentDriver:
             if ends:
                 session.close()
                 return Outcome(reward=0.0, over=session.over)
-            return _outcome(episode, await session.next())
+            return outcome_of(episode, await session.next())
 
         return refusing
 
@@ -318,7 +318,7 @@ class AgentDriver:
             )
 
 
-def _outcome(episode: Episode, event: Any) -> Outcome:
+def outcome_of(episode: Any, event: Any) -> Outcome:
     """Return the outcome of a turn, from the agent's next request or its result."""
     session = episode.env
     if isinstance(event, AgentRequest):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..envs.base import is_text_environment
+from ..envs.base import is_text_environment, tool_names
 from ..redaction import redacted
 from .isolation import IsolatedEnvironment
 
@@ -120,7 +120,8 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
     close = getattr(env, "close", None)
     isolated = isinstance(env, IsolatedEnvironment)
     # A tool environment's public methods are its tools.
-    if close is None or not (isolated or is_text_environment(env)):
+    is_tool = not is_text_environment(env) and "close" in tool_names(env)
+    if close is None or (is_tool and not isolated):
         return
     try:
         result = close()

@@ -161,7 +161,7 @@ class EpisodeLoop:
             message = f"{self._driver(episode).type_name}: no answer in {limit} s{_blocked(result)}"
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
-            self._fail(episode, StopReason.ENV_ERROR, _described(result.error))
+            self._fail(episode, StopReason.ENV_ERROR, described(result.error))
         elif kind == "open":
             self._opened(episode, result.value)
         elif kind == "turn":
@@ -424,7 +424,8 @@ def _blocked(result: CallResult) -> str:
     )
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
+    """The error, with its place in the code of an environment or agent."""
     try:
         text = str(error)
     except Exception:  # an environment's own exception class may fail even here

@@ -2,6 +2,7 @@
 
 from .gem import GemEnv
 from .gymnasium import GymnasiumEnv
+from .mcp import McpEnv
 from .openenv import AsyncOpenEnvSession, NoAction, OpenEnvSession
 from .textworld import TextWorldEnv
 
@@ -9,6 +10,7 @@ __all__ = [
     "AsyncOpenEnvSession",
     "GemEnv",
     "GymnasiumEnv",
+    "McpEnv",
     "NoAction",
     "OpenEnvSession",
     "TextWorldEnv",

@@ -1,0 +1,143 @@
+"""Tools of a local MCP server, as a tool environment."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, Union
+
+from ._common import missing
+
+WAIT_SECONDS = 60.0  # for a server to start, and to end
+TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
+# Keywords of a schema that type hints express, or that say nothing to the model.
+PLAIN = {"type", "enum", "items", "anyOf", "title", "description", "default"}
+TAKEN = ("reset", "step", "close", "get_reward")
+
+
+class McpEnv:
+    """A tool environment whose tools are those of an MCP server, `command args` with variables `env`.
+
+    Each instance has a server process of its own, which `close` ends. An error of a tool is its answer. A
+    subclass may define `reset`, which returns a text or None, and `get_reward`.
+    """
+
+    def __init__(
+        self, command: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        server = _Server(command, list(args), None if env is None else dict(env))
+        # A method would be a tool. It also runs when the instance is forgotten.
+        self.close = weakref.finalize(self, server.end)
+        if wrong := [t.name for t in server.tools if t.name in TAKEN or t.name.startswith("_")]:
+            self.close()
+            raise ValueError(
+                f"The server has a tool {wrong[0]!r}: must not be one of {TAKEN}, or _*."
+            )
+        methods = {tool.name: _method(tool, server) for tool in server.tools}
+        self.__class__ = type(type(self).__name__, (type(self),), methods)
+
+    def reset(self, **row: Any) -> str | None:
+        """Start an episode; the server keeps its state."""
+        return None
+
+
+class _Server:
+    """A server's process and its client, on an event loop of their own."""
+
+    def __init__(self, *command: Any) -> None:
+        self._begun = Future[tuple[Any, Any, Any]]()
+        serve = lambda: asyncio.run(self._serve(*command))  # noqa: E731
+        self._thread = threading.Thread(target=serve, name="mcp", daemon=True)
+        self._thread.start()
+        self._loop, self._over, self._session = self._begun.result(WAIT_SECONDS)
+
+    async def _serve(self, command: str, args: list[str], env: dict[str, str] | None) -> None:
+        try:
+            from mcp import ClientSession, StdioServerParameters, stdio_client
+
+            parameters, over = (
+                StdioServerParameters(command=command, args=args, env=env),
+                asyncio.Event(),
+            )
+            async with (
+                stdio_client(parameters, sys.__stderr__) as streams,
+                ClientSession(*streams) as session,
+            ):
+                await session.initialize()
+                self.tools = (await session.list_tools()).tools
+                self._begun.set_result((asyncio.get_running_loop(), over, session))
+                await over.wait()
+        except ImportError:
+            self._begun.set_exception(missing("mcp"))
+        except BaseException as error:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            if not self._begun.done():
+                text = f"The MCP server `{command}` did not start: {type(error).__name__}: {error}"
+                self._begun.set_exception(ConnectionError(text))
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Call a tool; a caller that is cancelled cancels the call."""
+        called = self._session.call_tool(name, arguments)
+        future = asyncio.run_coroutine_threadsafe(called, self._loop)
+        result = await asyncio.wrap_future(future)
+        parts = [b.text if b.type == "text" else b.model_dump_json() for b in result.content]
+        if result.is_error:
+            raise RuntimeError("\n".join(parts))
+        return "\n".join(parts)
+
+    def end(self) -> None:
+        """End the process."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, or this is its thread
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(WAIT_SECONDS)
+
+
+def _method(tool: Any, server: _Server) -> Any:
+    """A method from which transformers reads the schema of a tool."""
+    from transformers.utils.chat_template_utils import parse_google_format_docstring as parse
+
+    async def method(_env: Any, /, **arguments: Any) -> str:
+        return await server.call(tool.name, arguments)
+
+    schema, arguments = tool.input_schema, list[str]()
+    head, listed, _ = parse(tool.description or tool.name)
+    parameters = [inspect.Parameter("_env", inspect.Parameter.POSITIONAL_ONLY)]
+    for name, each in schema.get("properties", {}).items():
+        text = each.get("description") or (listed or {}).get(name) or each.get("title") or name
+        if not _is_plain(each):
+            shared = {"$defs": schema["$defs"]} if "$ref" in str(each) else {}
+            text = f"{text} JSON schema: {json.dumps(each | shared)}"
+        arguments.append(f"\n    {name}: {' '.join(text.split())}")
+        default = (
+            inspect.Parameter.empty if name in schema.get("required", ()) else each.get("default")
+        )
+        kind = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": _hint(each)}
+        parameters.append(inspect.Parameter(name, default=default, **kind))
+    method.__name__ = method.__qualname__ = tool.name
+    method.__doc__ = (head or tool.name) + ("\n\nArgs:" if arguments else "") + "".join(arguments)
+    method.__annotations__ = {p.name: p.annotation for p in parameters[1:]}
+    method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return method
+
+
+def _is_plain(schema: dict[str, Any]) -> bool:
+    inner = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])]
+    return set(schema) <= PLAIN and schema.get("type") != "object" and all(map(_is_plain, inner))
+
+
+def _hint(schema: dict[str, Any]) -> Any:
+    """The type hint of a JSON schema, `Any` if there is none."""
+    kind, either = schema.get("type"), schema.get("anyOf")
+    if isinstance(kind, list):
+        either = [{**schema, "type": each} for each in kind]
+    if either or "enum" in schema:
+        return Union[tuple(map(_hint, either))] if either else Literal[tuple(schema["enum"])]  # noqa: UP007
+    if kind == "array":
+        return list[_hint(schema.get("items", {}))]  # type: ignore[misc]
+    return None if kind == "null" else TYPES.get(str(kind), Any)

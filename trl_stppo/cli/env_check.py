@@ -47,9 +47,11 @@ def run(options: argparse.Namespace) -> int:
     factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
     if is_agent(factory):
-        played = rows or [{"prompt": [{"role": "user", "content": "hello"}], "seed": options.seed}]
+        made_up = {"prompt": [{"role": "user", "content": "hello"}], "seed": options.seed}
         words = options.action or DEFAULT_ACTIONS
-        lines = [play_agent(factory, row, words, options.steps) for row in played[:MAX_ROWS]]
+        lines = [
+            play_agent(factory, row, words, options.steps) for row in (rows or [made_up])[:MAX_ROWS]
+        ]
         print(f"{options.environment}: agent", *(line for line, _ in lines), sep="\n")
         return _report([*dict.fromkeys(m for _, found in lines for m in found)], options.strict)
     probe = None

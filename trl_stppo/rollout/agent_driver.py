@@ -216,7 +216,7 @@ class AgentDriver:
         contexts = AgentContexts(
             episode, self._renderer, self._format.suffix, self._limits, renders=self._renders
         )
-        session = AgentSession(self._agent, episode.columns, address, contexts, self._warn)
+        session = AgentSession(self._agent, _copy(episode.columns), address, contexts, self._warn)
         episode.env = session
         if self._endpoint is not None:
             self._endpoint.open(session)
@@ -338,6 +338,13 @@ class AgentDriver:
                 "distribution would falsify the ratios.",
                 ", ".join(f"`{name}`" for name in new),
             )
+
+
+def _copy(value: Any) -> Any:
+    """Copy lists and dicts: agents append to the messages of their row."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _outcome(episode: Episode, event: Any) -> Outcome:

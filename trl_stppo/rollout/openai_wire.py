@@ -18,8 +18,14 @@ from .contexts import AgentRequest
 logger = logging.getLogger(__name__)
 
 MODEL = "policy"
-# Settings of sampling that are the run's own: another distribution would falsify the ratios.
-OVERRIDDEN = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
+# Fields that have an effect or are refused, and those that change no answer. All others are settings of
+# sampling, which are the run's own: another distribution would falsify the ratios.
+FIELDS = (
+    *("model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n"),
+    *("stream", "stream_options", "logprobs", "top_logprobs", "response_format", "functions", "train"),
+    *("user", "metadata", "store"),
+)
 # "required" counts as "auto": a forced call is not a sample of the policy.
 CHOICES = ("auto", "none", "required")
 Response = tuple[int, dict[str, Any]]  # status, body
@@ -205,10 +211,10 @@ class Answers:
         self._ask, self._warn = ask, warn
         self.asked: dict[int, Future[Response]] = {}
 
-    def begin(self, method: str, path: str, content: bytes, retry: int) -> Future[Response]:
+    def begin(self, method: str, path: str, content: bytes, repeats: bool) -> Future[Response]:
         """Answer a request; a repeated one gets the answer of the first."""
         key = hash((method, path, content))
-        if retry and key in self.asked:
+        if repeats and key in self.asked:
             return self.asked[key]
         try:
             answer = self._answer(method, path, content)
@@ -229,10 +235,10 @@ class Answers:
         try:
             body = json.loads(content)
             request = read_request(body)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
         forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
-        self._warn(forced + [name for name in OVERRIDDEN if body.get(name) is not None])
+        self._warn(forced + [name for name in body if name not in FIELDS and body[name] is not None])
         return self._ask(request, body)
 
 
@@ -264,8 +270,8 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     import asyncio
 
     def begin(request: Any, content: bytes) -> Future[Response]:
-        retry = int(request.headers.get("x-stainless-retry-count", 0))
-        return answers.begin(request.method, request.url.path, content, retry)
+        repeats = request.headers.get(RETRIES, "0") != "0"
+        return answers.begin(request.method, request.url.path, content, repeats)
 
     def made(request: Any, response: Response, content: bytes) -> Any:
         status, kind, body = http(response, content)

@@ -14,6 +14,7 @@ import torch
 
 from tests.kit.builders import Kept, build, logs, prompts
 from tests.kit.fakes import char_tokenizer
+from trl_stppo import Agent
 
 SIZES = {
     "max_steps": 1, "num_mini_batches": 1, "gradient_accumulation_steps": 1, "max_turns": 4,
@@ -550,3 +551,47 @@ def test_an_instance_may_be_asynchronous_and_rewards_may_be_numbers_of_any_libra
 
     trainer = played(tmp_path, Agent())
     assert [e.turn_rewards for e in trainer.episodes] == [[2.0]] * 4
+
+
+@pytest.mark.parametrize("context", ["grow", "render"])
+def test_a_template_with_tool_calls_that_upstream_does_not_know_is_played_as_text(
+    tmp_path, context
+):
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ m['content'] }}", "{{ m['content'] }}{{ m.tool_calls }}"
+    )
+    if context == "render":  # earlier turns change, which is what it is for
+        tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
+
+    async def agent(client, row):
+        answer = await ask(client, [*HI, said(await ask(client)), *HI])
+        assert answer.choices[0].message.tool_calls is None
+        return 1.0
+
+    options = {"arguments": {"processing_class": tokenizer}, "agent_context": context}
+    trainer = played(tmp_path, agent, **options)
+    assert [len(e.contexts) for e in trainer.episodes] == [1 if context == "grow" else 2] * 4
+    trainer.save_model(str(tmp_path / "saved"))
+    policy = Agent.from_pretrained(str(tmp_path / "saved"), device="cpu")
+    assert policy.run(None, {"question": "?"}, agent=agent).score == 1.0
+
+
+def test_the_row_is_the_agents_own(tmp_path):
+    async def agent(client, row):
+        row["prompt"].append({"role": "user", "content": "more"})
+        await ask(client, row["prompt"])
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    assert [len(row["prompt"]) for row in trainer.rollouts[-1].rows] == [1] * 4
+
+
+def test_a_field_without_effect_is_named_once(tmp_path, caplog):
+    async def agent(client, row):
+        await ask(client, user="me", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        return 1.0
+
+    played(tmp_path, agent)
+    (line,) = [r.message for r in caplog.records if "without effect" in r.message]
+    assert "`chat_template_kwargs`" in line and "user" not in line

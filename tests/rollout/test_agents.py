@@ -14,7 +14,12 @@ import torch
 
 from tests.kit.builders import Kept, build, logs, prompts
 from tests.kit.fakes import char_tokenizer
+from tests.kit.rollout_kit import FORMAT, RENDERER, ScriptedBackend, says
 from trl_stppo import Agent
+from trl_stppo.rollout.agent_driver import AgentDriver
+from trl_stppo.rollout.engine import RolloutEngine
+from trl_stppo.rollout.episode import Limits
+from trl_stppo.rollout.workers import EnvironmentCalls
 
 SIZES = {
     "max_steps": 1, "num_mini_batches": 1, "gradient_accumulation_steps": 1, "max_turns": 4,
@@ -464,9 +469,7 @@ def test_arguments_that_contradict_are_refused(tmp_path, arguments, settings):
     ({"messages": [{"role": "system", "content": "s"}]}, "no such role"),
     ({"messages": [*HI, {"role": "system", "content": "s"}]}, "no such role"),
 ])  # fmt: skip
-def test_a_request_that_cannot_be_sampled_or_rendered_is_its_agents_error(
-    tmp_path, options, field
-):
+def test_a_request_that_cannot_be_sampled_or_rendered_is_its_agents_error(tmp_path, options, field):
     errors = []
 
     async def agent(client, row):
@@ -589,9 +592,35 @@ def test_the_row_is_the_agents_own(tmp_path):
 
 def test_a_field_without_effect_is_named_once(tmp_path, caplog):
     async def agent(client, row):
-        await ask(client, user="me", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        await ask(
+            client, user="me", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+        )
         return 1.0
 
     played(tmp_path, agent)
     (line,) = [r.message for r in caplog.records if "without effect" in r.message]
-    assert "`chat_template_kwargs`" in line and "user" not in line
+    assert "`chat_template_kwargs`" in line
+    assert "user" not in line
+
+
+def test_tool_calls_before_a_stop_string_are_calls():
+    given = []
+
+    async def agent(client, row):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        answer = await ask(client, tools=[tool], stop=["Observation"])
+        given.append(answer.choices[0])
+        return 1.0
+
+    limits = Limits(max_completion_tokens=200)
+    driver = AgentDriver(agent, RENDERER, FORMAT, limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    script = says(["!f 1Observation: 5]"], ["so Observation: 5]"])
+    rows = [{}, {}]
+    (first, _), _ = engine.run(rows, ["", ""], RENDERER, ScriptedBackend(script))
+    engine.close()
+    calls = [[c.function.name for c in choice.message.tool_calls or []] for choice in given]
+    assert calls == [["f"], []]
+    assert [choice.finish_reason for choice in given] == ["tool_calls", "stop"]
+    assert given[1].message.content == "so "
+    assert RENDERER.decode_action(first.ids) == "!f 1Observation"

@@ -131,8 +131,8 @@ class AgentSession:
 
     async def start(self) -> AgentRequest | Any:
         """Start the agent; return its first request, or its result if it makes none."""
-        call = getattr(self._agent, "__call__", None)  # of an instance
-        if inspect.iscoroutinefunction(self._agent) or inspect.iscoroutinefunction(call):
+        functions = self._agent, type(self._agent).__call__  # the other is of an instance
+        if any(map(inspect.iscoroutinefunction, functions)):
             loop, context = asyncio.get_running_loop(), contextvars.copy_context()
             context.run(delegate_blocks, self)
             task = loop.create_task(self._run_async(), context=context)
@@ -154,7 +154,9 @@ class AgentSession:
             return event.request
         assert event is not None
         value, error = event
-        if error is not None and self.refused and self.error is None:  # it does not shorten its messages
+        if (
+            error is not None and self.refused and self.error is None
+        ):  # it does not shorten its messages
             self.over = self.over or StopReason.TOKEN_BUDGET
         if error is not None and self.over is None:
             raise error
@@ -227,7 +229,7 @@ class AgentDriver:
         return starting
 
     def begin(self, episode: Episode) -> AgentRequest | None:
-        """Prepare the turn that answers the pending call; None if its messages do not fit or cannot be rendered."""
+        """Prepare the turn that answers the pending call; None if its messages cannot be read."""
         session, request = episode.env, episode.env.pending.request
         session.error = None
         try:
@@ -258,7 +260,15 @@ class AgentDriver:
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         prompt_tokens = len(context.prompt_ids) + len(context.ids)
         name = f"{episode.row}-{session.turns}"
-        answer = answer_message(self.message(episode, ids), name, stopped=stopped)
+        said = ids
+        if stopped is not None:  # tool calls before the stop string count
+            said = next(
+                ids[:n] for n in range(len(ids), -1, -1) if stopped.startswith(decode(ids[:n]))
+            )
+        message = self.message(episode, said)
+        answer = answer_message(
+            message, name, stopped=None if message.get("tool_calls") else stopped
+        )
         session.turns += 1
         session.refused = 0
         if request.trains:

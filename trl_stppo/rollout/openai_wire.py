@@ -22,10 +22,10 @@ RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
 # Fields that have an effect or are refused, and those that change no answer. All others are settings of
 # sampling, which are the run's own: another distribution would falsify the ratios.
 FIELDS = (
-    *("model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n"),
-    *("stream", "stream_options", "logprobs", "top_logprobs", "response_format", "functions", "train"),
-    *("user", "metadata", "store"),
-)
+    "model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n",
+    "stream", "stream_options", "logprobs", "top_logprobs", "response_format", "functions", "train",
+    "user", "metadata", "store",
+)  # fmt: skip
 # "required" counts as "auto": a forced call is not a sample of the policy.
 CHOICES = ("auto", "none", "required")
 Response = tuple[int, dict[str, Any]]  # status, body
@@ -238,7 +238,9 @@ class Answers:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
         forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
-        self._warn(forced + [name for name in body if name not in FIELDS and body[name] is not None])
+        self._warn(
+            forced + [name for name in body if name not in FIELDS and body[name] is not None]
+        )
         return self._ask(request, body)
 
 

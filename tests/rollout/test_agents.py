@@ -4,13 +4,22 @@ import asyncio
 import functools
 import threading
 import time
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+import torch
 
 from tests.kit.builders import Kept, build, logs, prompts
 from tests.kit.fakes import char_tokenizer
+from tests.kit.rollout_kit import FORMAT, RENDERER, ScriptedBackend, says
+from trl_stppo import Agent
+from trl_stppo.rollout.agent_driver import AgentDriver
+from trl_stppo.rollout.engine import RolloutEngine
+from trl_stppo.rollout.episode import Limits
+from trl_stppo.rollout.workers import EnvironmentCalls
 
 SIZES = {
     "max_steps": 1, "num_mini_batches": 1, "gradient_accumulation_steps": 1, "max_turns": 4,
@@ -447,3 +456,171 @@ def test_a_plain_function_runs_beside_others_and_gets_the_plain_client(tmp_path)
 def test_arguments_that_contradict_are_refused(tmp_path, arguments, settings):
     with pytest.raises(ValueError, match="agent"):
         build(tmp_path, Kept, arguments=arguments, **settings)
+
+
+@pytest.mark.parametrize(("options", "field"), [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_tokens": "10"}, "max_tokens"),
+    ({"stop": ["", "end"]}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"extra_body": {"train": 0}}, "train"),
+    ({"tools": [1]}, "Tools"),
+    ({"messages": [{"role": "system", "content": "s"}]}, "no such role"),
+    ({"messages": [*HI, {"role": "system", "content": "s"}]}, "no such role"),
+])  # fmt: skip
+def test_a_request_that_cannot_be_sampled_or_rendered_is_its_agents_error(tmp_path, options, field):
+    errors = []
+
+    async def agent(client, row):
+        for _ in range(5 if row["number"] == 0 else 1):
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(
+                    **{"model": "policy", "messages": HI, **options}
+                )
+            errors.append(caught.value)
+        if row["number"] == 1:
+            await client.chat.completions.create(**{"model": "policy", "messages": HI, **options})
+        await ask(client)
+        return 1.0
+
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role == 'system' %}{{ raise_exception('no such role') }}{% endfor %}"
+        + tokenizer.chat_template
+    )
+    trainer = played(tmp_path, agent, arguments={"processing_class": tokenizer})
+    reasons = [str(e.stop_reason) for e in trainer.episodes]
+    rendered = field in ("Tools", "no such role")
+    assert reasons == ["env_error" if rendered else "terminated", "env_error", *["terminated"] * 2]
+    assert {error.status_code for error in errors} == {400}
+    assert all(field in str(error) for error in errors)
+
+
+def test_a_judge_may_be_called_after_the_last_turn(tmp_path):
+    async def agent(client, row):
+        answers = [await ask(client) for _ in range(2)]
+        for answer in answers:
+            await ask(client, [*HI, said(answer), *HI], extra_body={"train": False})
+        return 1.0
+
+    trainer = played(tmp_path, agent, max_turns=2)
+    assert {str(e.stop_reason) for e in trainer.episodes} == {"terminated"}
+    assert [e.turn_rewards for e in trainer.episodes] == [[0.0, 1.0]] * 4
+
+
+@pytest.mark.parametrize("kind", ["function", "task"])
+def test_a_caller_that_never_stops_is_ended_after_its_episode(tmp_path, kind):
+    ends = []
+
+    def agent(client, row):
+        try:
+            while True:
+                try:
+                    client.chat.completions.create(model="policy", messages=HI)
+                except Exception:
+                    continue
+        finally:
+            ends.append(row["number"])
+
+    async def forever(client, number):
+        try:
+            while True:
+                try:
+                    await ask(client)
+                except Exception:
+                    continue
+        finally:
+            ends.append(number)
+
+    async def starting(client, row):
+        agent.task = asyncio.create_task(forever(client, row["number"]))
+        await ask(client)
+        return 1.0
+
+    played(tmp_path, agent if kind == "function" else starting, max_turns=2)
+    until = time.monotonic() + 10
+    while len(ends) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert sorted(ends) == [0, 1, 2, 3]
+
+
+def test_an_instance_may_be_asynchronous_and_rewards_may_be_numbers_of_any_library(tmp_path):
+    class Agent:
+        async def __call__(self, client, row):
+            await ask(client)
+            one = [np.float32(1), torch.tensor(1.0), Decimal(1), True][row["number"]]
+            return {"reward": one, "turn_rewards": [one]}
+
+    trainer = played(tmp_path, Agent())
+    assert [e.turn_rewards for e in trainer.episodes] == [[2.0]] * 4
+
+
+@pytest.mark.parametrize("context", ["grow", "render"])
+def test_a_template_with_tool_calls_that_upstream_does_not_know_is_played_as_text(
+    tmp_path, context
+):
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ m['content'] }}", "{{ m['content'] }}{{ m.tool_calls }}"
+    )
+    if context == "render":  # earlier turns change, which is what it is for
+        tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
+
+    async def agent(client, row):
+        answer = await ask(client, [*HI, said(await ask(client)), *HI])
+        assert answer.choices[0].message.tool_calls is None
+        return 1.0
+
+    options = {"arguments": {"processing_class": tokenizer}, "agent_context": context}
+    trainer = played(tmp_path, agent, **options)
+    assert [len(e.contexts) for e in trainer.episodes] == [1 if context == "grow" else 2] * 4
+    trainer.save_model(str(tmp_path / "saved"))
+    policy = Agent.from_pretrained(str(tmp_path / "saved"), device="cpu")
+    assert policy.run(None, {"question": "?"}, agent=agent).score == 1.0
+
+
+def test_the_row_is_the_agents_own(tmp_path):
+    async def agent(client, row):
+        row["prompt"].append({"role": "user", "content": "more"})
+        await ask(client, row["prompt"])
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    assert [len(row["prompt"]) for row in trainer.rollouts[-1].rows] == [1] * 4
+
+
+def test_a_field_without_effect_is_named_once(tmp_path, caplog):
+    async def agent(client, row):
+        await ask(
+            client, user="me", extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+        )
+        return 1.0
+
+    played(tmp_path, agent)
+    (line,) = [r.message for r in caplog.records if "without effect" in r.message]
+    assert "`chat_template_kwargs`" in line
+    assert "user" not in line
+
+
+def test_tool_calls_before_a_stop_string_are_calls():
+    given = []
+
+    async def agent(client, row):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        answer = await ask(client, tools=[tool], stop=["Observation"])
+        given.append(answer.choices[0])
+        return 1.0
+
+    limits = Limits(max_completion_tokens=200)
+    driver = AgentDriver(agent, RENDERER, FORMAT, limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    script = says(["!f 1Observation: 5]"], ["so Observation: 5]"])
+    rows = [{}, {}]
+    (first, _), _ = engine.run(rows, ["", ""], RENDERER, ScriptedBackend(script))
+    engine.close()
+    calls = [[c.function.name for c in choice.message.tool_calls or []] for choice in given]
+    assert calls == [["f"], []]
+    assert [choice.finish_reason for choice in given] == ["tool_calls", "stop"]
+    assert given[1].message.content == "so "
+    assert RENDERER.decode_action(first.ids) == "!f 1Observation"

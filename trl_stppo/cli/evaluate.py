@@ -154,6 +154,7 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
                 "max_completion_length", config.max_completion_length
             ),
             chat_template_kwargs=config.chat_template_kwargs or {},
+            agent_context=config.agent_context,
             sampling=_sampling_of(config),
             **{setting: getattr(config, name) for name, setting in LIMITS.items()},
         )
@@ -205,8 +206,7 @@ def evaluate(
     on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
-    options |= {name: getattr(config, name) for name in ("agent_context", "agent_endpoint")}
-    options["agent"] = loop
+    options |= {"agent": loop, "agent_endpoint": config.agent_endpoint}
     verifier: Any = args.verifier
     if verifier is not None and ":" in verifier:
         verifier = load_reward(verifier, "verifier")

@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import inspect
 import logging
-import math
 import secrets
 import threading
 from collections import deque
@@ -36,7 +35,7 @@ from .openai_wire import (
     make_clients,
     read_message,
 )
-from .record import StopReason
+from .record import StopReason, check_reward
 from .shared_loop import delegate_blocks
 from .tool_driver import ToolFormat
 
@@ -44,8 +43,10 @@ logger = logging.getLogger(__name__)
 
 AgentFunc = Callable[[Any, dict[str, Any]], Any]
 ADDRESS = "http://policy.invalid/v1"  # of clients in this process, which open no socket
-# Calls in a row whose messages do not fit into a context, until the episode ends.
-MAX_TOO_LONG = 3
+# Calls in a row whose messages do not fit into a context or cannot be rendered, until the episode ends.
+MAX_REFUSED = 3
+# Calls after the end that get an error; a further one ends its thread or task, which may never stop calling.
+MAX_LATE = 3
 RESULT_KEYS = ("reward", "turn_rewards", "success", "truncated")
 
 
@@ -79,7 +80,9 @@ class AgentSession:
         self.clients = make_clients(self.answers, address, self.key)
         self.pending: _Pending | None = None  # the call whose turn is due
         self.over: StopReason | None = None  # the limit that has ended the episode
-        self.turns = self.too_long = 0  # answers so far, and refused calls in a row
+        # Answers so far, refused calls in a row, and calls after the end.
+        self.turns = self.refused = self.late = 0
+        self.error: Exception | None = None  # of the template, if it cannot render the pending call
         self.names: dict[str, int] = {}  # turns by id of their completion
         self._lock = threading.Lock()
         self._events: deque[_Pending | tuple[Any, BaseException | None]] = deque()
@@ -91,19 +94,26 @@ class AgentSession:
 
     def _ask(self, request: AgentRequest, body: dict[str, Any]) -> Future[Response]:
         pending = _Pending(request, bool(body.get("logprobs")))
-        if self.closed:
-            pending.refuse(episode_over())
-        else:
-            self._emit(pending)
+        self._emit(pending)
         return pending.answer
 
     def _emit(self, event: Any) -> None:
         with self._lock:
+            if self.closed:
+                self._refuse_late(event)
+                return
             waiter, self._waiter = self._waiter, None
             if waiter is None or not waiter.set_running_or_notify_cancel():
                 self._events.append(event)
                 return
         waiter.set_result(event)
+
+    def _refuse_late(self, event: Any) -> None:
+        if isinstance(event, _Pending):
+            self.late += 1
+            if self.late > MAX_LATE:
+                event.answer.cancel()
+            event.refuse(episode_over())
 
     async def _run_async(self) -> None:
         try:
@@ -121,7 +131,8 @@ class AgentSession:
 
     async def start(self) -> AgentRequest | Any:
         """Start the agent; return its first request, or its result if it makes none."""
-        if inspect.iscoroutinefunction(self._agent):
+        functions = self._agent, type(self._agent).__call__  # the other is of an instance
+        if any(map(inspect.iscoroutinefunction, functions)):
             loop, context = asyncio.get_running_loop(), contextvars.copy_context()
             context.run(delegate_blocks, self)
             task = loop.create_task(self._run_async(), context=context)
@@ -143,7 +154,9 @@ class AgentSession:
             return event.request
         assert event is not None
         value, error = event
-        if error is not None and self.too_long:  # it does not shorten its messages
+        if (
+            error is not None and self.refused and self.error is None
+        ):  # it does not shorten its messages
             self.over = self.over or StopReason.TOKEN_BUDGET
         if error is not None and self.over is None:
             raise error
@@ -151,8 +164,10 @@ class AgentSession:
 
     def close(self) -> None:
         """End the agent; no later call is answered."""
-        self.closed = True
-        waiting = [self.pending, *(e for e in self._events if isinstance(e, _Pending))]
+        with self._lock:
+            self.closed = True
+            waiting = [self.pending, *(e for e in self._events if isinstance(e, _Pending))]
+        self.answers.asked.clear()
         for pending in waiting:
             if pending is not None:
                 pending.refuse(episode_over())
@@ -203,7 +218,7 @@ class AgentDriver:
         contexts = AgentContexts(
             episode, self._renderer, self._format.suffix, self._limits, renders=self._renders
         )
-        session = AgentSession(self._agent, episode.columns, address, contexts, self._warn)
+        session = AgentSession(self._agent, _copy(episode.columns), address, contexts, self._warn)
         episode.env = session
         if self._endpoint is not None:
             self._endpoint.open(session)
@@ -214,9 +229,14 @@ class AgentDriver:
         return starting
 
     def begin(self, episode: Episode) -> AgentRequest | None:
-        """Prepare the turn that answers the pending call; None if its messages do not fit."""
-        session = episode.env
-        return session.pending.request if session.contexts.begin(session.pending.request) else None
+        """Prepare the turn that answers the pending call; None if its messages cannot be read."""
+        session, request = episode.env, episode.env.pending.request
+        session.error = None
+        try:
+            return request if session.contexts.begin(request) else None
+        except Exception as error:  # templates refuse roles, orders and tools in ways of their own
+            session.error = error
+            return None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
         """Return the turn as a message, with its tool calls if the request has tools."""
@@ -240,9 +260,17 @@ class AgentDriver:
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         prompt_tokens = len(context.prompt_ids) + len(context.ids)
         name = f"{episode.row}-{session.turns}"
-        answer = answer_message(self.message(episode, ids), name, stopped=stopped)
+        said = ids
+        if stopped is not None:  # tool calls before the stop string count
+            said = next(
+                ids[:n] for n in range(len(ids), -1, -1) if stopped.startswith(decode(ids[:n]))
+            )
+        message = self.message(episode, said)
+        answer = answer_message(
+            message, name, stopped=None if message.get("tool_calls") else stopped
+        )
         session.turns += 1
-        session.too_long = 0
+        session.refused = 0
         if request.trains:
             session.names[f"chatcmpl-{name}"] = episode.num_turns
             episode.append_turn(ids, logprobs, context)
@@ -271,13 +299,15 @@ class AgentDriver:
         """Return the call that refuses the pending one: it does not fit, or a limit ended the episode."""
         session, refused = episode.env, episode_over()
         if reason is StopReason.TOKEN_BUDGET:
-            session.too_long += 1
+            session.refused += 1
             refused = RefusedRequest(
                 400,
                 "The messages leave no token to sample. Shorten them.",
                 "context_length_exceeded",
             )
-            ends = session.too_long >= MAX_TOO_LONG
+            if session.error is not None:
+                refused = RefusedRequest(400, f"The chat template fails: {session.error}")
+            ends = session.refused >= MAX_REFUSED
         else:
             ends = session.over is not None  # it has called after its end
         if ends or reason is not StopReason.TOKEN_BUDGET:
@@ -287,6 +317,8 @@ class AgentDriver:
             session.pending.refuse(refused)
             if ends:
                 session.close()
+                if session.error is not None:
+                    raise session.error
                 return Outcome(reward=0.0, over=session.over)
             return outcome_of(episode, await session.next())
 
@@ -318,33 +350,35 @@ class AgentDriver:
             )
 
 
+def _copy(value: Any) -> Any:
+    """Copy lists and dicts: agents append to the messages of their row."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
 def outcome_of(episode: Any, event: Any) -> Outcome:
     """Return the outcome of a turn, from the agent's next request or its result."""
     session = episode.env
     if isinstance(event, AgentRequest):
         return Outcome(request=event)
     result = event if isinstance(event, dict) else {"reward": event}
-    unknown = [key for key in result if key not in RESULT_KEYS]
     reward, success = result.get("reward"), result.get("success")
     if reward is None and session.over is not None:
         reward = 0.0  # a limit ended the episode
-    if unknown or not (reward is None or _is_number(reward)):
+    if any(key not in RESULT_KEYS for key in result):
         raise ValueError(
             f"The agent returned {event!r:.200}; allowed are a finite number, a dict with the keys "
             f"{list(RESULT_KEYS)}, and None."
         )
     return Outcome(
-        reward=None if reward is None else float(reward),
+        reward=None if reward is None else check_reward(reward, "the agent's result"),
         terminated=not result.get("truncated"),
         truncated=bool(result.get("truncated")),
         success=None if success is None else bool(success),
         turn_rewards=_turn_rewards(result.get("turn_rewards"), session.names, episode.num_turns),
         over=session.over,
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _turn_rewards(given: Any, names: dict[str, int], turns: int) -> list[float] | None:
@@ -360,9 +394,9 @@ def _turn_rewards(given: Any, names: dict[str, int], turns: int) -> list[float] 
             rewards[names[name]] = reward
     else:
         rewards = list(given)
-    if len(rewards) != turns or not all(map(_is_number, rewards)):
+    if len(rewards) != turns:
         raise ValueError(
-            f"`turn_rewards` is {given!r:.80}; allowed are {turns} finite numbers, one per call, or a dict "
+            f"`turn_rewards` is {given!r:.80}; allowed are {turns} numbers, one per call, or a dict "
             f"by id of the completion."
         )
-    return [float(reward) for reward in rewards]
+    return [check_reward(reward, f"turn_rewards[{n}]") for n, reward in enumerate(rewards)]

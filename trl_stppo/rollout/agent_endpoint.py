@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..threads import DaemonThread
-from .openai_wire import Answers, RefusedRequest, Response, http
+from .openai_wire import RETRIES, Answers, RefusedRequest, Response, http
+
+logger = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 2**20  # bytes of a request
 POLL_SECONDS = 0.1
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log no traceback of a client that is gone."""
+        logger.debug("a request to the agents' address failed", exc_info=True)
 
 
 class AgentEndpoint:
@@ -31,8 +42,7 @@ class AgentEndpoint:
             def log_message(self, *args: Any) -> None:
                 """Log nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}/v1"
         DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
 
@@ -51,11 +61,12 @@ class AgentEndpoint:
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         """Answer one request."""
-        length, response, content = request.headers.get("Content-Length") or "0", None, b""
-        answers = self._answers_of(request.headers.get("Authorization") or "")
+        headers, response, content = request.headers, None, b""
+        length = headers.get("Transfer-Encoding") or headers.get("Content-Length") or "0"
+        answers = self._answers_of(headers.get("Authorization") or "")
         if answers is None:
             response = RefusedRequest(401, "The API key is not that of a running episode.").response
-        elif not length.isdigit() or int(length) > MAX_BODY:
+        elif not length.isdecimal() or int(length) > MAX_BODY:
             response = RefusedRequest(
                 413, f"Content-Length is {length}; allowed: {MAX_BODY}."
             ).response
@@ -63,8 +74,8 @@ class AgentEndpoint:
             request.close_connection = True  # its body is not read
         else:
             content = request.rfile.read(int(length))
-            retry = int(request.headers.get("x-stainless-retry-count") or 0)
-            response = answers.begin(request.command, request.path, content, retry).result()
+            repeats = headers.get(RETRIES, "0") != "0"
+            response = answers.begin(request.command, request.path, content, repeats).result()
         self._reply(request, response, content)
 
     def _answers_of(self, header: str) -> Answers | None:

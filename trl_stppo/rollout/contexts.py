@@ -174,7 +174,7 @@ class AgentContexts:
             if "tool" in roles:
                 return None
             return self._renderer.suffix_ids(new, turn_ended=ended)
-        except ValueError:
+        except Exception:  # templates fail in ways of their own
             return None
 
     def _foreign(self, messages: list[Message]) -> list[Message]:

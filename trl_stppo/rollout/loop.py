@@ -307,6 +307,8 @@ class EpisodeLoop:
         if outcome.success is not None:
             episode.success = outcome.success
         reason = outcome.over or self._reason(episode, outcome)
+        if outcome.request is not None and not outcome.request.trains and not episode.env.over:
+            reason = None  # no turn
         if reason is not None and outcome.request is not None:
             agent = self._driver(episode)
             assert isinstance(agent, AgentDriver)

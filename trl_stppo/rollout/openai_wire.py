@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +18,14 @@ from .contexts import AgentRequest
 logger = logging.getLogger(__name__)
 
 MODEL = "policy"
-# Settings of sampling that are the run's own: another distribution would falsify the ratios.
-OVERRIDDEN = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
+# Fields that have an effect or are refused, and those that change no answer. All others are settings of
+# sampling, which are the run's own: another distribution would falsify the ratios.
+FIELDS = (
+    "model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n",
+    "stream", "stream_options", "logprobs", "top_logprobs", "response_format", "functions", "train",
+    "user", "metadata", "store",
+)  # fmt: skip
 # "required" counts as "auto": a forced call is not a sample of the policy.
 CHOICES = ("auto", "none", "required")
 Response = tuple[int, dict[str, Any]]  # status, body
@@ -42,7 +48,18 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         RefusedRequest: a field that would falsify what is trained, or that has no meaning here.
     """
     choice, form = body.get("tool_choice") or "auto", body.get("response_format") or {}
+    stop = body.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    sizes = {name: body.get(name) for name in ("max_tokens", "max_completion_tokens")}
     refused = {
+        name: value is not None
+        and (type(value) is not int or value < 1)
+        and "give a whole number above 0"
+        for name, value in sizes.items()
+    } | {
+        "stop": not all(isinstance(text, str) and text for text in stop)
+        and "give texts of a character at least",
+        "train": not isinstance(body.get("train", True), bool) and "give true or false",
         "n": (body.get("n") or 1) > 1 and "make several calls",
         "top_logprobs": (body.get("top_logprobs") or 0) > 0 and "leave it out",
         "response_format": form.get("type", "text") != "text"
@@ -58,14 +75,14 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
     if body.get("model", MODEL) != MODEL:
         message = f"The model {body['model']!r} does not exist here; allowed is {MODEL!r}."
         raise RefusedRequest(404, message, "model_not_found")
-    stop, names = body.get("stop") or (), dict[str, str]()
+    names = dict[str, str]()
     return AgentRequest(
         [read_message(message, names) for message in body["messages"]],
         body.get("tools") or [],
-        (stop,) if isinstance(stop, str) else tuple(stop),
-        body.get("max_completion_tokens") or body.get("max_tokens"),
+        stop,
+        min((size for size in sizes.values() if size is not None), default=None),
         reads_tools=choice != "none" and bool(body.get("tools")),
-        trains=body.get("train", True) is not False,
+        trains=body.get("train", True),
     )
 
 
@@ -192,19 +209,19 @@ class Answers:
         warn: Callable[[list[str]], None],
     ) -> None:
         self._ask, self._warn = ask, warn
-        self._asked: dict[str, Future[Response]] = {}
+        self.asked: dict[int, Future[Response]] = {}
 
-    def begin(self, method: str, path: str, content: bytes, retry: int) -> Future[Response]:
+    def begin(self, method: str, path: str, content: bytes, repeats: bool) -> Future[Response]:
         """Answer a request; a repeated one gets the answer of the first."""
-        key = f"{method} {path} {content!r}"
-        if retry and key in self._asked:
-            return self._asked[key]
+        key = hash((method, path, content))
+        if repeats and key in self.asked:
+            return self.asked[key]
         try:
             answer = self._answer(method, path, content)
         except RefusedRequest as refused:
             answer = Future()
             answer.set_result(refused.response)
-        self._asked[key] = answer
+        self.asked[key] = answer
         return answer
 
     def _answer(self, method: str, path: str, content: bytes) -> Future[Response]:
@@ -218,10 +235,12 @@ class Answers:
         try:
             body = json.loads(content)
             request = read_request(body)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
         forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
-        self._warn(forced + [name for name in OVERRIDDEN if body.get(name) is not None])
+        self._warn(
+            forced + [name for name in body if name not in FIELDS and body[name] is not None]
+        )
         return self._ask(request, body)
 
 
@@ -253,8 +272,8 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     import asyncio
 
     def begin(request: Any, content: bytes) -> Future[Response]:
-        retry = int(request.headers.get("x-stainless-retry-count", 0))
-        return answers.begin(request.method, request.url.path, content, retry)
+        repeats = request.headers.get(RETRIES, "0") != "0"
+        return answers.begin(request.method, request.url.path, content, repeats)
 
     def made(request: Any, response: Response, content: bytes) -> Any:
         status, kind, body = http(response, content)
@@ -272,7 +291,10 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     class Synchronous(httpx2.BaseTransport):
         def handle_request(self, request: Any) -> Any:
             content = request.read()
-            return made(request, begin(request, content).result(), content)
+            try:
+                return made(request, begin(request, content).result(), content)
+            except CancelledError:
+                raise SystemExit from None  # `except Exception` does not catch it
 
     options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
     session = httpx2.AsyncClient(transport=Asynchronous(), timeout=None)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
-from ._trl import prepare_tool_tokenizer, supports_tool_calling
+from ._trl import prepare_tool_tokenizer
 from .planning import plan
 from .planning.rows import rows_with_prompts
-from .setup.players import assemble, growing_template
+from .setup.players import agent_template, assemble, growing_template
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,11 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
 
 
 def prompt_template(
-    speaker: Speaker, template_kwargs: dict[str, Any] | None, *, uses_tools: bool
+    speaker: Speaker,
+    template_kwargs: dict[str, Any] | None,
+    *,
+    uses_tools: bool,
+    prepare: Callable[[ChatRenderer], str | None] = growing_template,
 ) -> tuple[str | None, ValueError | None]:
     """Return the chat template of training, so that prompts are equal to training's.
 
@@ -137,7 +141,7 @@ def prompt_template(
         return prepare_tool_tokenizer(tokenizer), None
     plain = ChatRenderer(tokenizer, speaker.eos_token_ids, template_kwargs=template_kwargs)
     try:
-        return growing_template(plain), None
+        return prepare(plain), None
     except ValueError as error:  # it concerns conversations alone
         return None, error
 
@@ -166,13 +170,13 @@ class Player:
         self._speaker = speaker
         template, self._broken = None, None
         if self.rollout.plays_environment:
-            reads_tools = agent is not None and supports_tool_calling(speaker.tokenizer)
-            uses_tools = bool(tool_factories or tools or reads_tools)
+            grows = options.get("agent_context") != "render"
             template, self._broken = prompt_template(
-                speaker, template_kwargs, uses_tools=uses_tools
+                speaker,
+                template_kwargs,
+                uses_tools=bool(tool_factories or tools),
+                prepare=partial(agent_template, grows=grows) if agent else growing_template,
             )
-        if options.get("agent_context") == "render":
-            template = None
         self.renderer = ChatRenderer(
             speaker.tokenizer,
             speaker.eos_token_ids,

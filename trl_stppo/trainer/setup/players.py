@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import weakref
 from typing import Any
 
@@ -22,7 +23,6 @@ from .._trl import (
     max_context_tokens,
     prepare_tool_tokenizer,
     read_message,
-    supports_tool_calling,
     tool_suffix,
     training_template,
 )
@@ -33,6 +33,8 @@ from ..loop.sampler import TurnSampler
 from ..loop.vllm import VLLM
 from ..planning.plan import RolloutPlan
 from ..planning.rows import is_conversational
+
+logger = logging.getLogger(__name__)
 
 
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
@@ -132,14 +134,25 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
 
 
 def _prepare_for_agent(host: Bridge, tokenizer: Any) -> None:
-    """Set the template of an agent's calls, and parse tool calls if the tokenizer supports them."""
-    template = None
-    if supports_tool_calling(tokenizer):
-        template = prepare_tool_tokenizer(tokenizer)
-    elif host.chat_template is None:
-        template = growing_template(renderer(host, tokenizer))
-    if host.chat_template is None and host.args.agent_context == "grow":
+    """Set the template of an agent's calls."""
+    grows = host.chat_template is None and host.args.agent_context == "grow"
+    template = agent_template(renderer(host, tokenizer), grows=grows)
+    if grows:
         host.chat_template = template
+
+
+def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
+    """Return the template of an agent's calls, None for the tokenizer's own.
+
+    Tool calls are read from now on if TRL has a format for the tokenizer; else they stay in the text.
+    `grows`: whether the template must preserve prefixes.
+    """
+    try:
+        template = prepare_tool_tokenizer(renderer.tokenizer)
+    except ValueError as error:
+        logger.info("Tool calls stay in the text: %s", error)
+        template = growing_template(renderer) if grows else None
+    return template if grows else None
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:

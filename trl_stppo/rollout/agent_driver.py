@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import inspect
 import logging
 import secrets
@@ -80,8 +81,7 @@ class AgentSession:
         self.clients = make_clients(self.answers, address, self.key)
         self.pending: _Pending | None = None  # the call whose turn is due
         self.over: StopReason | None = None  # the limit that has ended the episode
-        # Answers so far, refused calls in a row, and calls after the end.
-        self.turns = self.refused = self.late = 0
+        self.turns = self.refused = self.late = 0  # answers, refusals in a row, calls after the end
         self.error: Exception | None = None  # of the template, if it cannot render the pending call
         self.names: dict[str, int] = {}  # turns by id of their completion
         self._lock = threading.Lock()
@@ -99,21 +99,17 @@ class AgentSession:
 
     def _emit(self, event: Any) -> None:
         with self._lock:
-            if self.closed:
-                self._refuse_late(event)
+            if self.closed and isinstance(event, _Pending):
+                self.late += 1
+                if self.late > MAX_LATE:
+                    event.answer.cancel()
+                event.refuse(episode_over())
                 return
             waiter, self._waiter = self._waiter, None
             if waiter is None or not waiter.set_running_or_notify_cancel():
                 self._events.append(event)
                 return
         waiter.set_result(event)
-
-    def _refuse_late(self, event: Any) -> None:
-        if isinstance(event, _Pending):
-            self.late += 1
-            if self.late > MAX_LATE:
-                event.answer.cancel()
-            event.refuse(episode_over())
 
     async def _run_async(self) -> None:
         try:
@@ -154,9 +150,7 @@ class AgentSession:
             return event.request
         assert event is not None
         value, error = event
-        if (
-            error is not None and self.refused and self.error is None
-        ):  # it does not shorten its messages
+        if error is not None and self.refused and self.error is None:  # it shortens nothing
             self.over = self.over or StopReason.TOKEN_BUDGET
         if error is not None and self.over is None:
             raise error
@@ -218,7 +212,8 @@ class AgentDriver:
         contexts = AgentContexts(
             episode, self._renderer, self._format.suffix, self._limits, renders=self._renders
         )
-        session = AgentSession(self._agent, _copy(episode.columns), address, contexts, self._warn)
+        row = copy.deepcopy(episode.columns)  # agents append to its messages
+        session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session
         if self._endpoint is not None:
             self._endpoint.open(session)
@@ -260,15 +255,12 @@ class AgentDriver:
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         prompt_tokens = len(context.prompt_ids) + len(context.ids)
         name = f"{episode.row}-{session.turns}"
-        said = ids
-        if stopped is not None:  # tool calls before the stop string count
-            said = next(
-                ids[:n] for n in range(len(ids), -1, -1) if stopped.startswith(decode(ids[:n]))
-            )
+        said = ids  # tool calls before the stop string count
+        while stopped is not None and not stopped.startswith(decode(said)):
+            said = said[:-1]
         message = self.message(episode, said)
-        answer = answer_message(
-            message, name, stopped=None if message.get("tool_calls") else stopped
-        )
+        text = None if message.get("tool_calls") else stopped
+        answer = answer_message(message, name, stopped=text)
         session.turns += 1
         session.refused = 0
         if request.trains:
@@ -317,7 +309,7 @@ class AgentDriver:
             session.pending.refuse(refused)
             if ends:
                 session.close()
-                if session.error is not None:
+                if session.error is not None and reason is StopReason.TOKEN_BUDGET:
                     raise session.error
                 return Outcome(reward=0.0, over=session.over)
             return outcome_of(episode, await session.next())
@@ -348,13 +340,6 @@ class AgentDriver:
                 "distribution would falsify the ratios.",
                 ", ".join(f"`{name}`" for name in new),
             )
-
-
-def _copy(value: Any) -> Any:
-    """Copy lists and dicts: agents append to the messages of their row."""
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def outcome_of(episode: Any, event: Any) -> Outcome:

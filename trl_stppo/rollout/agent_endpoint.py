@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import hmac
-import logging
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..threads import DaemonThread
 from .openai_wire import RETRIES, Answers, RefusedRequest, Response, http
 
-logger = logging.getLogger(__name__)
-
 MAX_BODY = 16 * 2**20  # bytes of a request
 POLL_SECONDS = 0.1
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log no traceback of a client that is gone."""
-        logger.debug("a request to the agents' address failed", exc_info=True)
 
 
 class AgentEndpoint:
@@ -34,6 +24,10 @@ class AgentEndpoint:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def handle(self) -> None:
+                with suppress(ConnectionError):  # the client is gone
+                    super().handle()
+
             def do_POST(self) -> None:
                 endpoint.handle(self)
 
@@ -42,7 +36,8 @@ class AgentEndpoint:
             def log_message(self, *args: Any) -> None:
                 """Log nothing."""
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_port}/v1"
         DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
 

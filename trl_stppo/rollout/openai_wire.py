@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 
 MODEL = "policy"
 RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
-# Fields that have an effect or are refused, and those that change no answer. All others are settings of
-# sampling, which are the run's own: another distribution would falsify the ratios.
+# All other fields are settings of sampling, which are the run's own: others would falsify the ratios.
 FIELDS = (
     "model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n",
     "stream", "stream_options", "logprobs", "top_logprobs", "response_format", "functions", "train",
@@ -48,17 +47,14 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         RefusedRequest: a field that would falsify what is trained, or that has no meaning here.
     """
     choice, form = body.get("tool_choice") or "auto", body.get("response_format") or {}
-    stop = body.get("stop") or ()
+    stop, names = body.get("stop") or (), dict[str, str]()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    sizes = {name: body.get(name) for name in ("max_tokens", "max_completion_tokens")}
+    sizes = [n for n in ("max_tokens", "max_completion_tokens") if body.get(n) is not None]
     refused = {
-        name: value is not None
-        and (type(value) is not int or value < 1)
-        and "give a whole number above 0"
-        for name, value in sizes.items()
+        name: (type(body[name]) is not int or body[name] < 1) and "give a whole number above 0"
+        for name in sizes
     } | {
-        "stop": not all(isinstance(text, str) and text for text in stop)
-        and "give texts of a character at least",
+        "stop": not all(isinstance(text, str) and text for text in stop) and "give texts",
         "train": not isinstance(body.get("train", True), bool) and "give true or false",
         "n": (body.get("n") or 1) > 1 and "make several calls",
         "top_logprobs": (body.get("top_logprobs") or 0) > 0 and "leave it out",
@@ -75,12 +71,11 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
     if body.get("model", MODEL) != MODEL:
         message = f"The model {body['model']!r} does not exist here; allowed is {MODEL!r}."
         raise RefusedRequest(404, message, "model_not_found")
-    names = dict[str, str]()
     return AgentRequest(
         [read_message(message, names) for message in body["messages"]],
         body.get("tools") or [],
         stop,
-        min((size for size in sizes.values() if size is not None), default=None),
+        min((body[name] for name in sizes), default=None),
         reads_tools=choice != "none" and bool(body.get("tools")),
         trains=body.get("train", True),
     )
@@ -238,9 +233,8 @@ class Answers:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
         forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
-        self._warn(
-            forced + [name for name in body if name not in FIELDS and body[name] is not None]
-        )
+        others = [name for name in body if name not in FIELDS and body[name] is not None]
+        self._warn(forced + others)
         return self._ask(request, body)
 
 

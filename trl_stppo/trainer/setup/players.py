@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import weakref
 from typing import Any
 
@@ -33,8 +32,6 @@ from ..loop.sampler import TurnSampler
 from ..loop.vllm import VLLM
 from ..planning.plan import RolloutPlan
 from ..planning.rows import is_conversational
-
-logger = logging.getLogger(__name__)
 
 
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
@@ -149,8 +146,7 @@ def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
     """
     try:
         template = prepare_tool_tokenizer(renderer.tokenizer)
-    except ValueError as error:
-        logger.info("Tool calls stay in the text: %s", error)
+    except ValueError:
         template = growing_template(renderer) if grows else None
     return template if grows else None
 

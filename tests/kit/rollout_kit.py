@@ -27,6 +27,7 @@ RENDERER = ChatRenderer(TOKENIZER, [EOS])
 PROMPT = [{"role": "user", "content": "q"}]
 Script = Callable[[int, int], str]
 BUILT: list[RolloutEngine] = []  # closed after each test of tests/rollout
+EARLIER: list[threading.Thread] = []  # threads that ran before the test: other tests may leave some
 
 
 class ScriptedBackend:
@@ -252,5 +253,6 @@ def collect(calls: EnvironmentCalls, count: int) -> dict[int, Any]:
 
 
 def environment_threads() -> list[threading.Thread]:
-    """Threads in which environments run."""
-    return [t for t in threading.enumerate() if t.name.startswith("environment")]
+    """Threads in which the test's environments run."""
+    named = [t for t in threading.enumerate() if t.name.startswith("environment")]
+    return [t for t in named if t not in EARLIER]

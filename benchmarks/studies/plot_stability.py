@@ -3,7 +3,8 @@
     python benchmarks/studies/plot_stability.py [--output docs/figures]
 
 headline.png  success while training, far off policy: the default, with winners, token PPO, TRL's GRPO
-rivals.png    final success of every rival of the first stage, best first
+symptoms.png  four metrics of the same runs: what a collapse looks like in the log
+rivals.png    final success of the twelve best rivals of the first stage and of token PPO, best first
 sweep.png     final success at learning rates from far too small to far too large
 """
 
@@ -26,9 +27,24 @@ Record = dict[str, Any]
 RECORDED = Path(__file__).parent / "rivals.jsonl.gz"
 SOLVED = Path(__file__).parent / "solved.jsonl.gz"
 SUCCESS, WINDOW = "episode/success_rate", 3
-# Name of the study -> settings of the package.
-ARMS = {"share": "st-ppo", "winners+share-logits": "st-ppo, winners", "token": "ppo"}
+# Name of the study -> name in all pictures.
+ARMS = {
+    "share": "ST-PPO (share, the default)",
+    "winners+share-logits": "ST-PPO (winners + share)",
+    "token": "token PPO",
+}
+NAMES = ARMS | {
+    "winners+share": "winners + share, exact norms",
+    "share-logits": "share, estimated norms",
+    "turn": "turn ratio alone",
+}
 GRPO = {"trl-grpo": "TRL's GRPO, fresh rollouts"}
+SYMPTOMS = {
+    SUCCESS: "success rate (training)",
+    "policy/clip_fraction": "policy/clip_fraction",
+    "policy/approx_kl": "policy/approx_kl (nats, log)",
+    "policy/entropy": "policy/entropy (nats)",
+}
 LEVELS = ("threshold", "extreme")
 PRESSURES = {"epochs": "4 epochs", "both": "8 epochs on rollouts 4 updates old"}
 TASKS = ("corridor", "demo", "textworld")
@@ -53,11 +69,13 @@ def smooth(curve: Sequence[float | None]) -> list[float]:
     return [statistics.fmean(whole[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(whole))]
 
 
-def curves(records: Sequence[Record], task: str, level: str, arm: str) -> list[list[float]]:
-    """Success of the test's runs, update by update."""
+def curves(
+    records: Sequence[Record], task: str, level: str, arm: str, metric: str = SUCCESS
+) -> list[list[float]]:
+    """A metric of the test's runs, update by update."""
     keys = ["test", task, arm]
     return [
-        smooth(record["curves"][SUCCESS])
+        smooth(record["curves"][metric])
         for record in records
         if record["key"][:3] == keys and record["level"] == level
     ]
@@ -67,6 +85,16 @@ def pressure(records: Sequence[Record], task: str, level: str) -> str:
     """What a level is on a task."""
     at = (task, level)
     return next(PRESSURES[r["key"][3]] for r in records if (r["key"][1], r["level"]) == at)
+
+
+def draw_band(axis: Any, runs: Sequence[Sequence[float]], label: str, style: Record) -> None:
+    """A line through the mean of the runs; its band leaves out the best and the worst one."""
+    points = list(zip(*runs, strict=True))
+    updates = range(1, len(points) + 1)
+    axis.plot(updates, [statistics.fmean(p) for p in points], linewidth=1.8, label=label, **style)
+    bounds = [sorted(point) for point in points]
+    low, high = ([b[i] for b in bounds] for i in (1, -2))
+    axis.fill_between(updates, low, high, alpha=0.15, linewidth=0, **style)
 
 
 def draw_headline(records: Sequence[Record]) -> Any:
@@ -80,24 +108,34 @@ def draw_headline(records: Sequence[Record]) -> Any:
         if all(len(curves(records, task, level, arm)) >= 5 for arm in drawn[task])
     }
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(3.1 * len(panels) + 1, 2.9), layout="constrained", sharey=True
+        1, len(panels), figsize=(3.1 * len(panels) + 1.6, 3.2), layout="constrained", sharey=True
     )
     for axis, (task, level) in zip(axes, panels.items(), strict=True):
         for style, arm in zip(STYLES, drawn[task], strict=False):
-            runs = curves(records, task, level, arm)
-            points = list(zip(*runs, strict=True))
-            means = [statistics.fmean(point) for point in points]
-            updates = range(1, len(points) + 1)
-            axis.plot(updates, means, linewidth=1.8, label=drawn[task][arm], **style)
-            bounds = [sorted(point) for point in points]
-            low, high = ([b[i] for b in bounds] for i in (1, -2))
-            axis.fill_between(updates, low, high, alpha=0.15, linewidth=0, **style)
+            draw_band(axis, curves(records, task, level, arm), drawn[task][arm], style)
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.3)
         axis.set_title(f"{task}\n{pressure(records, task, level)}", fontsize=9)
         axis.set_xlabel("update (rollout batch)")
     axes[0].set_ylabel("success rate (training)")
-    axes[-1].legend(fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, ncols=4, loc="outside lower center")
+    return figure
+
+
+def draw_symptoms(records: Sequence[Record]) -> Any:
+    """A panel per metric, on TextWorld at `threshold`."""
+    figure, axes = plt.subplots(2, 2, figsize=(7.2, 4.6), layout="constrained", sharex=True)
+    for axis, (metric, title) in zip(axes.flat, SYMPTOMS.items(), strict=True):
+        for style, (arm, label) in zip(STYLES, ARMS.items(), strict=False):
+            draw_band(axis, curves(records, "textworld", "threshold", arm, metric), label, style)
+        axis.set_title(title, fontsize=9)
+        axis.grid(alpha=0.3)
+    axes[1, 0].set_yscale("log")
+    for axis in axes[1]:
+        axis.set_xlabel("update (rollout batch)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, ncols=3, loc="outside lower center")
     return figure
 
 
@@ -115,16 +153,16 @@ def finals(records: Sequence[Record]) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def draw_rivals(records: Sequence[Record]) -> Any:
-    """A row per rival, a dot per cell; those that ran on both tasks come first."""
-    ranked = sorted(
-        finals(records), key=lambda line: (len(line[1]), statistics.fmean(line[1].values()))
-    )
+    """A row per rival that ran on both tasks, a dot per cell; the best twelve, and token PPO."""
+    on_both = [line for line in finals(records) if len(line[1]) == 4]
+    ranked = sorted(on_both, key=lambda line: statistics.fmean(line[1].values()))
+    ranked = [line for line in ranked[:-12] if line[0] == "token"] + ranked[-12:]
     cells = list(ranked[-1][1])
     figure, axis = plt.subplots(figsize=(7, 0.21 * len(ranked) + 1), layout="constrained")
     for style, marker, cell in zip(STYLES, "o^sD", cells, strict=False):
         points = [(means[cell], y) for y, (_, means) in enumerate(ranked) if cell in means]
         axis.scatter(*zip(*points, strict=True), s=22, marker=marker, label=cell, **style)
-    axis.set_yticks(range(len(ranked)), [arm for arm, _ in ranked], fontsize=8)
+    axis.set_yticks(range(len(ranked)), [NAMES.get(arm, arm) for arm, _ in ranked], fontsize=8)
     axis.set_ylim(-1, len(ranked))
     axis.set_xlabel("final success on held-out episodes, mean of three seeds")
     axis.grid(alpha=0.3)
@@ -148,7 +186,7 @@ def draw_sweep(records: Sequence[Record]) -> Any:
         means = [statistics.fmean(by_rate[rate]) for rate in rates]
         dots = [(rate, final) for rate in rates for final in by_rate[rate]]
         axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **style)
-        axis.plot(rates, means, linewidth=1.8, label=name, **style)
+        axis.plot(rates, means, linewidth=1.8, label=NAMES.get(name, name), **style)
     axis.set_xscale("log")
     axis.set_ylim(-0.02, 1.02)
     axis.grid(alpha=0.3)
@@ -168,6 +206,7 @@ def main() -> None:
     records = recorded()
     for name, draw in {
         "headline": draw_headline,
+        "symptoms": draw_symptoms,
         "rivals": draw_rivals,
         "sweep": draw_sweep,
     }.items():

@@ -82,6 +82,8 @@ def check(words: list[str]) -> None:
     elif name == "python" and rest[0] == "-m":
         assert rest[1] in ("pytest", "sphinx", "build", "pip"), words
         _files(rest)
+    elif name == "python" and rest[0].startswith("llama.cpp/"):
+        pass
     elif name == "python" or name.startswith("scripts/"):
         _script(rest if name == "python" else words)
     elif name == "trl" and rest[0] == "sft":
@@ -92,7 +94,7 @@ def check(words: list[str]) -> None:
         assert rest[0] in ("vllm-serve",), words
     elif name in ("pytest", "bash"):
         _files(rest)
-    else:
+    elif name not in ("vllm", "llama-server"):  # what serves an agent is not installed here
         raise AssertionError(f"a command that the test does not know: {words}")
 
 

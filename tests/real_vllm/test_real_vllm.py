@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kit.waiting import wait_until
-from tests.real_vllm.server import Server
+from tests.real_vllm.server import MODEL, Server
 from tests.real_vllm.training import Training
 
 pytestmark = [
@@ -28,6 +28,7 @@ LORA = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
 # Of a log-probability in float32, where the same weights are computed by two programs: of tokens that were
 # sampled, and of any, which may be as small as exp(-30).
 ROUNDING, ROUNDING_OF_ANY = 1e-4, 1e-3
+QUESTION = [{"role": "user", "content": "Which module defines merge?"}]
 GAP = "sampling/sampling_logp_difference"
 
 
@@ -171,4 +172,40 @@ def test_a_server_that_dies_in_the_middle_of_a_rollout_and_comes_back(tmp_path):
     finally:
         if training is not None:
             training.kill()
+        server.kill()
+
+
+def test_an_agent_and_an_adapter_are_served_to_openais_client(tmp_path):
+    """As docs/serving.md says: greedy answers are the ones that the weights give here."""
+    openai, peft = pytest.importorskip("openai"), pytest.importorskip("peft")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from trl_stppo import Agent
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    config = peft.LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False)
+    config.lora_alpha = 256
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(tmp_path / "adapter")
+    lora = ["--enable-lora", "--max-lora-rank", "8"]
+    lora += ["--lora-modules", f"policy={tmp_path / 'adapter'}"]
+    server = Server(tmp_path / "log", *lora, "--served-model-name", "base")
+    try:
+        server.start()
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        said = {}
+        for name, folder in {"base": MODEL, "policy": tmp_path / "adapter"}.items():
+            whole = folder == MODEL
+            own = Agent.from_pretrained(
+                str(folder), base_model=None if whole else str(MODEL), max_turn_tokens=24
+            )
+            answer = client.chat.completions.create(
+                model=name, messages=QUESTION, temperature=0.0, max_tokens=24
+            )
+            said[name] = answer.choices[0].message.content
+            assert own.act(QUESTION).strip() == said[name].strip()
+        assert said["base"] != said["policy"]
+    finally:
         server.kill()

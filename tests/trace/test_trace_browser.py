@@ -140,7 +140,9 @@ def test_keys_alone_are_enough(session, page):
     seen = []  # round the whole page with Tab: no trap
     for _ in range(40):
         press(session, Keys.TAB)
-        seen.append(ask(session, "document.activeElement.id || document.activeElement.className"))
+        seen.append(
+            ask(session, "(e => e.id || e.textContent.slice(0, 40))(document.activeElement)")
+        )
         if len(seen) > 5 and seen[-1] == seen[0]:
             break
     assert {"theme", "q", "list", "colour"} <= set(seen)
@@ -153,7 +155,7 @@ def test_pointing_at_a_token_shows_its_figures(session, page):
     open_page(session, page, "#episode=train-5-1")
     token = session.find_element("css selector", "[data-turn] .t")
     ActionChains(session).move_to_element(token).perform()
-    for name in ("id", "role\nturn 1", "logprob when sampled", "ratio in use (turn)", "advantage"):
+    for name in ("id", "role\nturn 1", "logprob when sampled", "ratio per turn", "advantage"):
         assert name in ask(session, TIP)
     colour = "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
     back = ask(session, colour)
@@ -207,3 +209,31 @@ def test_a_phone_has_room_for_it(session, page):
         assert session.find_element("id", "list").is_displayed()
     finally:
         set_size(session, 1280, 800)
+
+
+def test_a_row_is_followed_through_its_evaluations(session, page):
+    open_page(session, page, "#name=eval")
+    buttons = "[...document.querySelectorAll('.through button')]"
+    wait(session, f"{buttons}.length === 2")
+    here = ask(session, HEADING)
+    session.execute_script(f"{buttons}.find((b) => !b.hasAttribute('aria-current')).click()")
+    wait(session, f"{HEADING} !== {here!r}")
+    assert ask(session, HEADING).split(", ")[1] == here.split(", ")[1], "the row stays"
+    assert ask(session, f"{buttons}.filter((b) => b.hasAttribute('aria-current')).length") == 1
+
+
+def test_turns_are_played_one_after_the_other_and_control_tokens_can_be_hidden(session, page):
+    open_page(session, page, "#episode=train-3-0")
+    parts = "document.querySelectorAll('.part:not(.later)').length"
+    wait(session, f"{parts} > 1")
+    before = ask(session, parts)
+    session.find_element("id", "play").click()
+    assert ask(session, parts) == 1
+    wait(session, f"{parts} === 2")
+    session.find_element("id", "play").click()
+    assert ask(session, parts) == before
+    control = "[...document.querySelectorAll('.t.control')]"
+    assert ask(session, f"{control}.length") > 0
+    session.find_element("id", "control").click()
+    assert ask(session, f"{control}.every((t) => t.offsetParent === null)")
+    session.find_element("id", "control").click()

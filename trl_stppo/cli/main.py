@@ -23,11 +23,13 @@ from .usage import Parser, UsageError, hint
 PROGRAM = "trl-stppo"
 # Command -> its module. The module's docstring is the help.
 MODULES = {
+    "new": "cli.new",
     "train": "cli.train",
     "evaluate": "cli.evaluate",
     "estimate": "cli.estimate",
     "env check": "cli.env_check",
     "env play": "cli.play",
+    "watch": "watch.watch_command",
     "trace": "trace.command",
     "plot": "watch.plot_command",
 }
@@ -36,6 +38,7 @@ TRAINERS = ("train", "evaluate", "estimate")
 DEBUG = "TRL_STPPO_DEBUG"
 FIRST_STEPS = """\
 first steps:
+  trl-stppo new my_agent                 # a folder with an agent to change
   trl-stppo env check my_env:MyEnv       # is my environment sound?
   trl-stppo estimate --model NAME --qlora --card 24
   trl-stppo train --config run.yaml --dry_run

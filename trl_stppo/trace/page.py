@@ -25,7 +25,7 @@ from .files import Damage, read_episodes, read_updates
 from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
 
 # Joined in this order.
-SCRIPTS = ("data", "state", "list", "colours", "tokens", "episode", "main")
+SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
 # Columns of the list of episodes.
 COLUMNS = (
     *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),

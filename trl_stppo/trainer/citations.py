@@ -11,7 +11,9 @@ PPO = """\
 ST_PPO = """\
 @article{li2025stppo,
     title   = {{ST-PPO}: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training},
-    author  = {Li, Chenliang and Elmahdy, Adel and Boyd, Alex and Wang, Zhongruo and Garcia, Alfredo and Bhatia, Parminder and Kass-Hout, Taha and Xiao, Cao and Hong, Mingyi},
+    author  = {Li, Chenliang and Elmahdy, Adel and Boyd, Alex and Wang, Zhongruo and
+        Garcia, Alfredo and Bhatia, Parminder and Kass-Hout, Taha and Xiao, Cao and
+        Hong, Mingyi},
     year    = 2025,
     journal = {arXiv preprint arXiv:2511.20718}
 }"""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .figures import SCORE, SUCCESS, number
+from .runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,21 +48,27 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw_curves(runs: Mapping[str, History], path: Path, title: str | None = None) -> Path:
+def draw_curves(runs: Mapping[str, History | Run], path: Path, title: str | None = None) -> Path:
     """Plot success, KL, clipping, entropy, scale and explained variance of runs; return the path.
 
-    Circles are evaluations, triangles are falls (`guard/falls`).
+    Circles are evaluations, triangles are falls (`guard/falls`), dotted lines are resumes.
 
     Args:
-        runs: `trainer.state.log_history` by label. Panels without a value are left out.
+        runs: by label, what `read_run` returns, or `trainer.state.log_history`. Panels without a value are
+            left out. The axis counts updates, or optimizer steps if a run has no number of steps per update.
         path: of the picture, which ends in .png, .svg or .pdf.
         title: above the panels.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"`output={path}`: must end in {', '.join(FORMATS)}.")
+    drawn = {
+        label: run if isinstance(run, Run) else Run(Path(), list(map(dict, run)))
+        for label, run in runs.items()
+    }
+    by_update = all(run.steps_per_rollout for run in drawn.values())
     outcomes, diagnostics = (
-        [p for p in panels if any(points(run, p.metric)[0] for run in runs.values())]
+        [p for p in panels if any(points(run.history, p.metric)[0] for run in drawn.values())]
         for panels in (OUTCOMES, DIAGNOSTICS)
     )
     panels = [*outcomes[:1], *diagnostics]
@@ -76,7 +83,7 @@ def draw_curves(runs: Mapping[str, History], path: Path, title: str | None = Non
         figure = Figure(figsize=(3.5 * columns, 2.3 * rows + 0.7), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False)
         for axis, panel in zip(axes.flat, panels, strict=False):
-            _draw(axis, panel, runs)
+            _draw(axis, panel, drawn, by_update)
         for axis in axes.flat[len(panels) :]:
             axis.set_axis_off()
         if len(runs) > 1:
@@ -99,22 +106,30 @@ def points(history: History, metric: str) -> tuple[list[float], list[float]]:
     return sorted(at), [at[step] for step in sorted(at)]
 
 
-def _draw(axis: Axes, panel: Panel, runs: Mapping[str, History]) -> None:
-    for index, (label, history) in enumerate(runs.items()):
+def _draw(axis: Axes, panel: Panel, runs: Mapping[str, Run], by_update: bool) -> None:
+    for index, (label, run) in enumerate(runs.items()):
+        history, per_update = run.history, (run.steps_per_rollout if by_update else None) or 1
         colour = COLOURS[index % len(COLOURS)]
-        steps, values = points(history, panel.metric)
+        steps, values = _at(points(history, panel.metric), per_update)
         marker = "." if len(steps) < 4 else None
         axis.plot(steps, values, color=colour, linewidth=1.5, marker=marker, label=label)
-        axis.plot(*points(history, f"eval_{panel.metric}"), "o", color=colour, fillstyle="none")
+        evaluated = _at(points(history, f"eval_{panel.metric}"), per_update)
+        axis.plot(*evaluated, "o", color=colour, fillstyle="none")
+        for step in run.resumed:
+            axis.axvline(step / per_update, color=colour, linestyle=":", linewidth=0.8)
         if panel in OUTCOMES:
-            seen = falls(history)
+            seen = {step / per_update for step in falls(history)}
             at = [(x, y) for x, y in zip(steps, values, strict=True) if x in seen]
             axis.plot(*(zip(*at, strict=True) if at else ((), ())), "v", color="#b00020")
     axis.set_title(panel.title, fontsize=10, parse_math=False)
-    axis.set_xlabel("optimizer step", fontsize=8)
+    axis.set_xlabel("update" if by_update else "optimizer step", fontsize=8)
     axis.set_ylabel(panel.unit, fontsize=8)
     axis.set_ylim(*panel.limits)
     axis.grid(color="#dddddd", linewidth=0.6)
+
+
+def _at(found: tuple[list[float], list[float]], per_update: int) -> tuple[list[float], list[float]]:
+    return [step / per_update for step in found[0]], found[1]
 
 
 def falls(history: History) -> set[float]:

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..redaction import is_secret, redacted
-from .runs import FORMAT, METRICS_FILE
+from .runs import FORMAT, METRICS_FILE, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,11 @@ class MetricsFile(TrainerCallback):
             return
         path = Path(args.output_dir) / METRICS_FILE
         head = {"format": FORMAT, "settings": {**changed_settings(args), **self._task()}}
+        head["steps_per_rollout"] = getattr(args, "steps_per_rollout", None)
         try:
+            if state.global_step > 0:
+                before = read_run(path).resumed if path.is_file() else []
+                head["resumed"] = [s for s in before if s < state.global_step] + [state.global_step]
             path.parent.mkdir(parents=True, exist_ok=True)
             if state.global_step == 0 and path.is_file():
                 os.replace(path, _free_name(path))
@@ -48,7 +52,7 @@ class MetricsFile(TrainerCallback):
             aside.write_text(_lines([head, *state.log_history]), encoding="utf-8")
             os.replace(aside, path)
             self._path = path
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._give_up(path, error)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -61,7 +65,7 @@ class MetricsFile(TrainerCallback):
         except OSError as error:
             self._give_up(self._path, error)
 
-    def _give_up(self, path: Path, error: OSError) -> None:
+    def _give_up(self, path: Path, error: Exception) -> None:
         self._path = None
         logger.warning(
             "%s cannot be written (%s); the run goes on without it. Checkpoints have the log.",

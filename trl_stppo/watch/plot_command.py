@@ -50,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
         labels = names if unique else [str(path) for path in options.runs]
         path = options.output or (runs[0].folder if len(runs) == 1 else Path()) / PICTURE
         title = options.title or (names[0] if len(runs) == 1 else None)
-        histories = {label: run.history for label, run in zip(labels, runs, strict=True)}
-        print(f"picture: {draw_curves(histories, path, title)}")
+        print(f"picture: {draw_curves(dict(zip(labels, runs, strict=True)), path, title)}")
     except (OSError, ValueError, ImportError) as error:
         print(redacted(f"trl-stppo plot: {error}"), file=sys.stderr)
         return 1

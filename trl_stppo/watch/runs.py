@@ -31,6 +31,8 @@ class Run:
     # Changed settings, and names of model, environment and dataset; empty if the file has none.
     settings: dict[str, Any] = field(default_factory=dict)
     source: Path = Path()  # the file
+    steps_per_rollout: int | None = None  # optimizer steps of an update; None if unknown
+    resumed: list[int] = field(default_factory=list)  # steps at which the run went on
 
 
 def read_run(path: str | Path) -> Run:
@@ -68,9 +70,11 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def _read_file(file: Path, folder: Path) -> Run:
+    head: dict[str, Any] = {}
     try:
         if file.suffix == ".jsonl":
-            settings, history = _read_lines(file)
+            head, history = _read_lines(file)
+            settings = head.get("settings", {})
         else:
             settings = _settings_beside(file)
             history = list(json.loads(file.read_text(encoding="utf-8"))["log_history"])
@@ -86,11 +90,13 @@ def _read_file(file: Path, folder: Path) -> Run:
     valid = [entry for entry in steps if number(entry["step"]) is not None]
     if odd := len(history) - len(dicts) + len(steps) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
-    return Run(folder, valid, settings, file)
+    return Run(
+        folder, valid, settings, file, head.get("steps_per_rollout"), head.get("resumed", [])
+    )
 
 
-def _read_lines(file: Path) -> tuple[Any, list[Any]]:
-    """Return settings and entries, None for a damaged one, without an unfinished last line."""
+def _read_lines(file: Path) -> tuple[dict[str, Any], list[Any]]:
+    """Return first line and entries, None for a damaged one, without an unfinished last line."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     written = [line for line in lines[:-1] if line.strip()]
     if not written:
@@ -98,7 +104,7 @@ def _read_lines(file: Path) -> tuple[Any, list[Any]]:
     first, *entries = json.loads(written[0]), *map(_entry, written[1:])
     if first.get("format") != FORMAT:
         raise ValueError(f"format {first.get('format')!r}; this version reads {FORMAT}")
-    return first["settings"], entries
+    return first, entries
 
 
 def _entry(line: str) -> Any:

@@ -8,7 +8,7 @@ const POLES = {
 
 /** Ways to colour: label, kind of scale, and the figure of a token. */
 const PAINTS = {
-  ratio: { label: "ratio in use", scale: "ratio", figure: (episode, i) => at(episode.log_ratio, i) },
+  ratio: { label: "ratio (as trained)", scale: "ratio", figure: (episode, i) => at(episode.log_ratio, i) },
   "turn-ratio": { label: "turn ratio", scale: "ratio", figure: (episode, i) => episode.turnRatio[i] },
   "token-ratio": { label: "token ratio", scale: "ratio", figure: (episode, i) => at(episode.token_log_ratio, i) },
   advantage: { label: "advantage", scale: "both", figure: (episode, i) => at(episode.advantages, i) },

@@ -75,7 +75,7 @@ function drawPaint(repaint) {
   choice.value = state.colour;
   choice.addEventListener("change", () => { state.colour = choice.value; writeAddress(); repaint(); });
   const meaning = make("span", { class: "legend", role: "status", id: "legend" });
-  return make("div", { class: "paint" }, make("label", {}, "Colour by ", choice), meaning);
+  return make("div", { class: "paint" }, make("label", {}, "Colour by ", choice), ...drawSwitches(), meaning);
 }
 
 /** Colour what is drawn anew, as after another choice of colours. */
@@ -89,6 +89,7 @@ function repaintAll() {
 
 async function openEpisode() {
   hideTip();
+  stopPlaying();
   const number = state.episode;
   const pane = $("episode");
   if (number === null) {
@@ -112,7 +113,8 @@ async function openEpisode() {
   const paintLater = (spans) => { if (opened?.episode === episode && $("legend")) paintTokens(episode, row.of, spans); };
   const parts = partsOf(episode).map((part) => drawPart(episode, part, paintLater));
   pane.setAttribute("aria-label", title(row));
-  pane.replaceChildren(drawHead(row, episode), ...drawFacts(row, episode), ...warningsOf(row, episode), drawPaint(repaintAll), ...parts);
+  const about = [make("p", { class: "asked" }, ...visible(row.question)), drawThrough(row)].filter(Boolean);
+  pane.replaceChildren(drawHead(row, episode), ...about, ...drawFacts(row, episode), ...warningsOf(row, episode), drawPaint(repaintAll), ...parts);
   pane.scrollTop = 0;
   const first = pane.querySelector("[data-turn] .t") ?? pane.querySelector(".t");
   if (first) first.tabIndex = 0; // the one that Tab leads to

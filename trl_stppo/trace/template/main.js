@@ -115,7 +115,7 @@ async function follow() {
   showFilters();
   await applyFilters(false);
   const here = shown.indexOf(state.episode);
-  $("list").scrollTop = (here + 0.5) * HEIGHT - $("list").clientHeight / 2;
+  $("list").scrollTop = HEIGHT * Math.round(here + 0.5 - $("list").clientHeight / HEIGHT / 2);
   drawList(true);
   await openEpisode();
 }

@@ -55,6 +55,7 @@ function drawToken(episode, i) {
   const piece = episode.pieces[i];
   const span = make("span", { class: "t", tabIndex: -1 });
   span.dataset.i = i;
+  if (CONTROL.test(piece.trim())) span.classList.add("control");
   if (piece === "") span.classList.add("part-of");
   else if (piece.startsWith("\n")) span.classList.add("newline");
   if (piece.length <= MOST_CHARACTERS) {
@@ -132,7 +133,7 @@ function figuresOf(episode, i) {
   rows.push(["logprob when sampled", show(at(episode.old_logprobs, offset))]);
   rows.push(["token ratio", show(exp(at(episode.token_log_ratio, offset)), 4)]);
   rows.push(["turn ratio", show(exp(episode.turnRatio[offset]), 4)]);
-  rows.push([`ratio in use (${of.level})`, show(exp(at(episode.log_ratio, offset)), 4)]);
+  rows.push([`ratio per ${of.level === "sequence" ? "episode" : of.level}`, show(exp(at(episode.log_ratio, offset)), 4)]);
   rows.push(["advantage", show(at(episode.advantages, offset))]);
   if (episode.values) rows.push(["value", show(at(episode.values, offset))], ["return", show(at(episode.returns, offset))]);
   const clipped = episode.clipped?.[offset];

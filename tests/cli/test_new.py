@@ -1,0 +1,45 @@
+"""`trl-stppo new`: a folder that runs at once, and that the tutorial shows."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit.docs_kit import DOCS
+from trl_stppo.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path, capsys):
+    assert main(["new", str(tmp_path / "mine")]) == 0
+    return tmp_path / "mine"
+
+
+def test_a_folder_that_exists_is_left_alone(folder, capsys):
+    (folder / "train.py").write_text("mine")
+    assert main(["new", str(folder)]) == 1
+    assert "FOLDER" in capsys.readouterr().err
+    assert (folder / "train.py").read_text() == "mine"
+
+
+def test_the_tutorial_shows_the_files(folder):
+    """Word for word, so that what readers see is what they run."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.S)
+    for name in ("environment.py", "warm_start.py", "train.py"):
+        assert f"# {name}\n" + (folder / name).read_text() in blocks, name
+
+
+@pytest.mark.slow
+def test_it_trains_as_a_script_and_by_the_command(folder):
+    def run(*words):
+        subprocess.run([sys.executable, *words], cwd=folder, check=True, timeout=600)
+
+    run("warm_start.py")
+    script = (folder / "train.py").read_text().replace("10_240", "256")
+    (folder / "train.py").write_text(script)
+    run("train.py")
+    assert (folder / "runs/agent/agent.json").is_file()
+    few = ["--total_episodes", "128", "--output_dir", "runs/command"]
+    run("-m", "trl_stppo", "train", "--config", "run.yaml", *few)
+    assert (folder / "runs/command/model.safetensors").is_file()

@@ -1,0 +1,150 @@
+"""Serve curves and recorded episodes of runs on this machine, refreshed with every update.
+
+The address is on 127.0.0.1 and needs no network; runs may still be training (docs/watching.md).
+
+Examples:
+    trl-stppo watch runs/demo --open
+    trl-stppo watch runs/ppo runs/st-ppo    # side by side
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import webbrowser
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..trace.files import FOLDER
+from ..trace.page import build_page
+from .curves import DIAGNOSTICS, OUTCOMES, falls, points
+from .runs import read_run
+
+HOST = "127.0.0.1"
+HTML, JSON = "text/html; charset=utf-8", "application/json"
+
+
+@dataclass
+class WatchedRun:
+    """A run's folder, and the page of its episodes as it was built last."""
+
+    folder: Path
+    page: Path
+    lock: Lock = field(default_factory=Lock)
+    built: str = ""
+
+    def version(self) -> str:
+        """Return a text that changes with the recorded episodes."""
+        found = [path.stat() for path in sorted((self.folder / FOLDER).glob("*.jsonl.gz"))]
+        return f"{len(found)}-{max((stat.st_mtime_ns for stat in found), default=0)}"
+
+    def state(self) -> dict[str, Any]:
+        """Return the curves, with a version of the episodes."""
+        state: dict[str, Any] = {"name": self.folder.resolve().name, "panels": {}}
+        state["episodes"] = self.version()
+        try:
+            run = read_run(self.folder)
+        except (FileNotFoundError, ValueError):  # no entry yet, or damaged
+            return state
+        panels = {
+            panel.title: {
+                "train": list(zip(*points(run.history, panel.metric), strict=True)),
+                "eval": list(zip(*points(run.history, f"eval_{panel.metric}"), strict=True)),
+                "unit": panel.unit,
+                "limits": panel.limits,
+                "falls": sorted(falls(run.history)) if panel in OUTCOMES else [],
+            }
+            for panel in (OUTCOMES[0], *DIAGNOSTICS)
+        }
+        per_update = run.steps_per_rollout
+        return state | {"per_update": per_update, "resumed": run.resumed, "panels": panels}
+
+    def episodes(self) -> bytes:
+        """Return the page of the episodes, built again if there are new ones."""
+        with self.lock:
+            version = self.version()
+            if version != self.built:
+                build_page(self.folder, self.page)
+                self.built = version
+            return self.page.read_bytes()
+
+
+def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServer:
+    """Return a server of the runs, which does not serve yet.
+
+    Args:
+        folders: `output_dir` of each run.
+        pages: folder for the pages that are built.
+        port: on 127.0.0.1; 0 for a free one.
+    """
+    runs = [WatchedRun(folder, pages / f"{i}.html") for i, folder in enumerate(folders)]
+    shell = files(__package__).joinpath("template", "watch.html").read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            name, _, number = path.strip("/").partition("/")
+            if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+                self.send_error(403)  # another site's name that leads here
+            elif path == "/":
+                self._answer(shell, HTML)
+            elif path == "/state":
+                self._answer(json.dumps([run.state() for run in runs]).encode(), JSON)
+            elif name == "episodes" and number in {str(i) for i in range(len(runs))}:
+                try:
+                    self._answer(runs[int(number)].episodes(), HTML)
+                except (OSError, ValueError) as error:
+                    self.send_error(404, explain=str(error))
+            else:
+                self.send_error(404)
+
+        def _answer(self, body: bytes, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: Any) -> None:
+            """Print nothing per request."""
+
+    return ThreadingHTTPServer((HOST, port), Handler)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="output_dir of a run, also before it begins",
+    )
+    parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 for a free one")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; return the exit code."""
+    with tempfile.TemporaryDirectory() as pages:
+        try:
+            served = server(options.runs, Path(pages), options.port)
+        except OSError as error:
+            raise OSError(f"`--port {options.port}` cannot be used: {error}.") from error
+        address = f"http://{HOST}:{served.server_address[1]}/"
+        print(f"{address}  (Ctrl-C ends it)", flush=True)
+        if options.open:
+            webbrowser.open(address)
+        try:
+            served.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            served.server_close()
+    return 0

@@ -6,6 +6,8 @@ Public names load on first use, so that `trl_stppo.core` and `trl_stppo.envs` im
 from __future__ import annotations
 
 import importlib
+import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
     from .trainer.stgrpo_trainer import STGRPOTrainer
     from .trainer.stppo_config import STPPOConfig
     from .trainer.stppo_trainer import STPPOTrainer
+
+# Neither concerns a run, and both would stand between its lines.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: "gemm_4bit_forward" not in record.getMessage()
+)
+warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import webbrowser
+from http.server import ThreadingHTTPServer
 
 import pytest
 
@@ -84,13 +85,19 @@ def folder(tmp_path_factory):
     return here
 
 
+def interrupted(server):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("line", examples())
 def test_it_works(folder, line, monkeypatch, capsys):
     if TOO_LARGE in line:
         pytest.importorskip("deepspeed")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(webbrowser, "open", lambda address: None)
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
     monkeypatch.setattr("sys.stdin", io.StringIO("right\n"))
+    line = line.partition(" && ")[0]
     words = [STANDS_FOR.get(word, word) for word in shlex.split(line, comments=True)]
     code = main(words)
     shown = capsys.readouterr()

@@ -87,7 +87,8 @@ def test_a_line_fits_into_80_columns_and_new_columns_get_a_heading(capsys):
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
 def test_a_training_prints_its_lines_and_nothing_else(disable_tqdm, tmp_path, capsys):
-    lines, err, history = trained(tmp_path, capsys, disable_tqdm=disable_tqdm)
+    options = {"disable_tqdm": disable_tqdm, "log_level": "info" if disable_tqdm else "passive"}
+    lines, err, history = trained(tmp_path, capsys, **options)
     what, how_long, *others = lines
     assert what.startswith("s-ppo trains ")
     assert what.endswith(f" on 32 rows; into {tmp_path}")
@@ -97,7 +98,8 @@ def test_a_training_prints_its_lines_and_nothing_else(disable_tqdm, tmp_path, ca
     heading = next(line for line in others if line.split()[-2:] == ["time", "left"])
     names = heading.split()
     at = others.index(heading)
-    assert "left: without evaluations" in " ".join(map(str.strip, others[:at])), "the legend, once"
+    legend = "left: without evaluations" if disable_tqdm else "*: best so far"
+    assert legend in " ".join(map(str.strip, others[:at])), "once, and whole where it is wanted"
     assert len(others) - at == 1 + 3 + 1
     assert SUCCESS not in names, "nobody judges"
     cells = dict(zip(names, others[at + 2].split()[2:], strict=False))

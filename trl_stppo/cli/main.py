@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -29,7 +28,7 @@ MODULES = {
     "estimate": "cli.estimate",
     "env check": "cli.env_check",
     "env play": "cli.play",
-    "watch": "watch.watch_command",
+    "watch": "cli.watch",
     "trace": "trace.command",
     "plot": "watch.plot_command",
 }
@@ -92,7 +91,6 @@ def _run(command: str, words: list[str]) -> int:
     from .flags import FlagParser, divided, types_of, wants_dry_run
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     if {"--help_all", "--help-all"} & set(words):
         about = documented(command)[1]

@@ -3,9 +3,7 @@
 The agent learns a guessing game on a CPU in two minutes (docs/tutorial.md).
 
 Examples:
-    trl-stppo new my_agent && cd my_agent
-    python warm_start.py && python train.py
-    trl-stppo train --config run.yaml    # the same training without Python
+    trl-stppo new games/guess
 """
 
 from __future__ import annotations

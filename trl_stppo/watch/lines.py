@@ -17,6 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
 
 from ..redaction import redacted
 from .figures import SCORE, SUCCESS, duration, number, shown
@@ -42,7 +47,7 @@ WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_ov
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
-    Column("turns", "turns/mean", ".2f", 7, "per episode"),
+    Column("turns", "turns/mean", ".2f", 6, "per episode"),
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
     Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
@@ -79,6 +84,8 @@ class ProgressLines(TrainerCallback):
         self._known: set[str] = set()  # metrics logged so far
         self._since: dict[str, list[float]] = {}
         self._guards: dict[str, float] = {}
+        self._best = -math.inf  # success or score of a line
+        self._explains = self._bars = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
@@ -90,6 +97,11 @@ class ProgressLines(TrainerCallback):
         self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
         self._known, self._since = set(self._since), {}
         self._began, self._evaluating, self._at_line = time.monotonic(), 0.0, 0.0
+        self._best = -math.inf
+        self._explains = getattr(args, "log_level", None) in ("info", "debug")
+        # Bars of shards would stand between the lines.
+        self._bars = is_progress_bar_enabled()
+        disable_progress_bar()
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
                 say(redacted(line))
@@ -126,6 +138,8 @@ class ProgressLines(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the last rollout and step, and the time."""
         self._training = False
+        if self._bars:
+            enable_progress_bar()
         if not state.is_world_process_zero:
             return
         verb = "done" if state.global_step >= state.max_steps else "stopped"
@@ -190,7 +204,7 @@ class ProgressLines(TrainerCallback):
         known = [column for column in COLUMNS if column.metric in self._known]
         columns = [column for column in known if column.label != left_out]
         if columns != self._columns:  # also after a critic's warm-up
-            for line in legend(columns, self._columns, len(place)):
+            for line in legend(columns, self._columns, len(place), self._explains):
                 say(line)
             self._columns = columns
         trained = time.monotonic() - self._began - self._evaluating
@@ -198,6 +212,11 @@ class ProgressLines(TrainerCallback):
         left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
         means = {c: mean(self._since.get(c.metric)) for c in columns}
         cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
+        if columns and columns[0].metric in (SUCCESS, SCORE):
+            value = means[columns[0]]
+            best = value is not None and value > self._best
+            self._best = max(self._best, -math.inf if value is None else value)
+            cells[0] += "*" if best and self._lines else " "
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
@@ -223,16 +242,19 @@ def steps_per_round(args: Any) -> int:
     return max(1, steps // args.gradient_accumulation_steps)
 
 
-def legend(columns: list[Column], before: list[Column], indent: int) -> list[str]:
+def legend(columns: list[Column], before: list[Column], indent: int, explains: bool) -> list[str]:
     """Return the meanings of new columns, and the heading."""
     meanings = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
     if not before:
-        meanings += ["time: per rollout with its updates", "left: without evaluations"]
-    heading = "".join(f"{column.label:>{column.width}}" for column in columns)
-    return [
-        *wrapped("; ".join(meanings), longest=100),
-        f"{'':{indent}}{heading}{'time':>8}{'left':>8}",
-    ]
+        meanings += ["*: best so far", "time: per rollout with its updates"]
+        meanings += ["left: without evaluations"]
+    if not explains:
+        meanings = [] if before else ["*: best so far; log_level='info' explains the columns"]
+    labels = [f"{column.label:>{column.width}}" for column in columns]
+    if columns and columns[0].metric in (SUCCESS, SCORE):
+        labels[0] += " "
+    heading = f"{'':{indent}}{''.join(labels)}{'time':>8}{'left':>8}"
+    return [*wrapped("; ".join(meanings), longest=100), heading]
 
 
 def evaluation_name(prefix: str) -> str:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.kit.trace_kit import browser, made_up_run, set_size
+from trl_stppo.cli.watch import server
 from trl_stppo.trace.files import FOLDER
-from trl_stppo.watch.watch_command import server
 
 HEAD = {"format": 1, "settings": {}, "steps_per_rollout": 8, "resumed": [16]}
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from ..trace.files import FOLDER
 from ..trace.page import build_page
-from .curves import DIAGNOSTICS, OUTCOMES, falls, points
-from .runs import read_run
+from ..watch.curves import DIAGNOSTICS, OUTCOMES, falls, points
+from ..watch.runs import read_run
 
 HOST = "127.0.0.1"
 HTML, JSON = "text/html; charset=utf-8", "application/json"
@@ -83,7 +83,7 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
         port: on 127.0.0.1; 0 for a free one.
     """
     runs = [WatchedRun(folder, pages / f"{i}.html") for i, folder in enumerate(folders)]
-    shell = files(__package__).joinpath("template", "watch.html").read_bytes()
+    shell = files("trl_stppo.watch").joinpath("template", "watch.html").read_bytes()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,7 +1,4 @@
-"""The trainer of agents: how it is built, and which methods of GRPOTrainer it wraps.
-
-`AgentTrainer` holds no state of a run: its methods delegate. The algorithm is in `training_loop.py`.
-"""
+"""The trainer of agents: it builds the parts of a run, and wraps GRPOTrainer's methods around them."""
 
 from __future__ import annotations
 

@@ -31,14 +31,11 @@ from .training_loop import RolloutSource
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 2.0  # to wait for the thread at the end of a run
 LITTLE, PATIENCE = 0.2, 5  # an overlap too small to be useful, and rollouts until a warning
-Loader = Callable[[], tuple[Any, int]]
+Loader = Callable[[], tuple[Any, int]]  # a loader, and the optimizer steps at its first row
 
 
 class OverlappedSource(RolloutSource):
-    """Supplies rollouts that were played while the loop trained on the one before.
-
-    `loader_ahead` returns arguments of `RowsAhead`: a loader, and the optimizer steps at its first row.
-    """
+    """Supplies rollouts that were played while the loop trained on the one before."""
 
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)

@@ -1,9 +1,4 @@
-"""Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO.
-
-A PPO name for an option of GRPOConfig (`cliprange` for `epsilon`, ...) is an alias: set one
-of the two; after construction both hold the value. `docs/migration.md` lists the defaults in which
-the parents differ.
-"""
+"""Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO (`ALIASES`)."""
 
 from __future__ import annotations
 

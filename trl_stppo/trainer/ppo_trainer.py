@@ -1,9 +1,4 @@
-"""PPO with a critic, on GRPOTrainer's engine.
-
-training_loop.py   the steps of a batch
-agent_trainer.py   construction of a trainer, and the methods of GRPOTrainer that it wraps
-ppo_config.py      the settings
-"""
+"""PPO with a critic, on GRPOTrainer's engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ST-PPO: PPO with turn-level importance ratios, and stabilizers of its off-policy updates.
-
-`TrainingLoop.log_ratio` has the ratio, `variant` its level. Each stabilizer is a file of `stabilizers/`.
-"""
+"""ST-PPO: PPO with turn-level importance ratios, and stabilizers of its off-policy updates."""
 
 from __future__ import annotations
 

@@ -39,20 +39,15 @@ class Checkpoints:
     """The checkpoints of one trainer, and the run that they belong to.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
-
-    Attributes:
-        last: the last checkpoint that this run wrote or resumed from; None without one.
-        staging: folder of the checkpoint being written; None if there is none.
-        run_name: name of the run; a resumed run keeps it.
     """
 
     _lock: RunLock
 
     def __init__(self, host: Bridge, state: RunState, describe: Callable[[], Description]) -> None:
         self._host, self._state, self._describe = host, state, describe
-        self.last: Path | None = None
-        self.staging: Path | None = None
-        self.run_name = uuid.uuid4().hex
+        self.last: Path | None = None  # that this run wrote or resumed from
+        self.staging: Path | None = None  # folder of the checkpoint being written
+        self.run_name = uuid.uuid4().hex  # a resumed run keeps it
         self._has_trained = False
         disk.readers()
 
@@ -175,10 +170,7 @@ class Checkpoints:
         return run_dir if self.staging is None else str(self.staging)
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
-        """Write upstream's checkpoint and the run's state; return its folder.
-
-        The folder is complete under its name, or absent. Upstream writes to `output_dir`.
-        """
+        """Write upstream's checkpoint and the run's state; its folder is complete, or absent."""
         self._state.guards.ending.check_weights()
         host, accelerator = self._host, self._host.accelerator
         staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"

@@ -22,10 +22,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Context that restores random states, metrics and mode on exit.
-
-    Inside, the random numbers start from `seed`, for sampling that draws from them.
-    """
+    """Context that restores random states, metrics and mode; inside, random numbers start from `seed`."""
     internals, figures = host.internals, host.internals.figures
     training = host.model.training
     states = random.getstate(), np.random.get_state()

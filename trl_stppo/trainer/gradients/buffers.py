@@ -11,10 +11,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class GradientBuffer:
-    """Accumulates the gradient of several losses with respect to one list of parameters.
-
-    It is at most as large as the parameters, and is empty until the first `add`.
-    """
+    """Accumulates the gradient of several losses by one list of parameters; empty until the first `add`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)

@@ -30,14 +30,6 @@ class Ending:
     """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
     `last_checkpoint` returns the newest one that this run has written or resumed from.
-
-    Attributes:
-        signals: SIGTERM and SIGINT of this process.
-        unsaved: whether the last `train()` has taken a step that is in no checkpoint.
-        before: random states before the next rollout; None once its step is over.
-        training: whether `train()` is running.
-        reason: reason why the last `train()` ended early, None if it did not.
-        broken: the value that was not finite too often, None while the run may go on.
     """
 
     def __init__(
@@ -54,10 +46,10 @@ class Ending:
 
     def reset(self) -> None:
         """Begin a run."""
-        self.reason: str | None = None
-        self.broken: str | None = None
-        self.unsaved = False
-        self.before: list[Any] | None = None
+        self.reason: str | None = None  # why the last `train()` ended early
+        self.broken: str | None = None  # the value that was not finite too often
+        self.unsaved = False  # whether a step was taken that is in no checkpoint
+        self.before: list[Any] | None = None  # random states before a rollout, until its step
         self._agreed = 0
 
     @contextmanager

@@ -18,14 +18,7 @@ KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10  # nats; times the median; updates
 
 
 class FallWatch:
-    """Checks each rollout for a fall.
-
-    `episodes`: episodes of a rollout, over all processes.
-
-    Attributes:
-        falls: number of falls so far.
-        good_step: optimizer steps of the newest policy before a fall.
-    """
+    """Checks each rollout, of `episodes` over all processes, for a fall."""
 
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
@@ -48,13 +41,9 @@ class FallWatch:
         vars(self).update(state)
 
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:
-        """Check a rollout.
+        """Check a rollout after `step` optimizer steps; return a new fall with its numbers, None without one.
 
-        `kl` is the mean `policy/approx_kl` of the update before it, nats, None if there was none;
-        `step` the optimizer steps before it.
-
-        Returns:
-            A description of the fall, with numbers; None without one, or if it is already reported.
+        `kl`: the mean `policy/approx_kl` of the update before it, nats, None if there was none.
         """
         signs = [sign for sign in (self._success(figures), self._jump(kl)) if sign]
         known, self._fallen = self._fallen, bool(signs)

@@ -48,12 +48,7 @@ class GuardState:
 
 
 class Guards:
-    """Skips steps and ends runs; one per trainer. All processes reach the same verdicts.
-
-    Attributes:
-        ending: the early end of the run.
-        verdict: of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
-    """
+    """Skips steps and ends runs; one per trainer. All processes reach the same verdicts."""
 
     def __init__(
         self,
@@ -73,6 +68,7 @@ class Guards:
         self._sampler = SamplerWatch()
         self._falls = FallWatch(host.args.generation_batch_size)
         self.ending = Ending(host, self._failures, last_checkpoint)
+        # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
         self.verdict = "taken"
         host.add_callback(EndingCallback(host, self.ending, self.watch_log))
         self._reset()
@@ -137,10 +133,7 @@ class Guards:
         )  # fmt: skip
 
     def keep_best(self, episodes: list[Episode]) -> None:
-        """Save the policy of a rollout if it is the best one so far (`save_best`).
-
-        The policy is not yet trained on these episodes, which are this process's.
-        """
+        """Save the policy of a rollout, before it trains on it, if it is the best so far (`save_best`)."""
         host, state = self._host, self._state
         if not host.args.save_best:
             return
@@ -180,10 +173,7 @@ class Guards:
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Reset for a new mini-batch, also after an interrupted or refused step.
-
-        `empty`: the new one has no episode to train on, on any process.
-        """
+        """Reset, also after a refused step; `empty`: no process has an episode to train on."""
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
         self._faults = ""
@@ -198,11 +188,7 @@ class Guards:
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def check_before_backward(self, loss: Tensor) -> bool:
-        """Raise for a loss that is not finite, if the engine would step with its gradient.
-
-        Returns:
-            Whether the mini-batch's weights so far leave a gradient, on any process.
-        """
+        """Raise for a loss that is not finite; return whether the weights so far leave a gradient."""
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
         everyone, weighs = self._host.accelerator.gather(flags.unsqueeze(0)).T.tolist()

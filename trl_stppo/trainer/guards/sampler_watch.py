@@ -19,10 +19,7 @@ class SamplerWatch:
     last: float = 0.0  # gap of the last rollout batch
 
     def look(self, gap: float, *, exact: bool) -> str | None:
-        """Return a message if a rollout batch's mean absolute gap in nats is too large.
-
-        `exact`: sampler and training differ by rounding in float32 alone.
-        """
+        """Return a message if a gap in nats is too large; `exact`: float32's rounding alone causes gaps."""
         limit, rises = EXACT if exact else ROUGH, exact or gap > RISE * self.last
         self.last = gap
         if not gap > limit:

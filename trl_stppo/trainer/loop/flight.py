@@ -20,11 +20,7 @@ Played = TypeVar("Played")
 
 
 class Flight(Generic[Played]):
-    """One rollout that another thread plays.
-
-    `play` runs there; it makes no collective call and touches no state of the trainer. `seconds` and `ended`,
-    a time of `time.perf_counter()`, are known at its end.
-    """
+    """One rollout on another thread; `play` makes no collective call and touches no state of the trainer."""
 
     def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
         self.rows = repr(rows)  # now, as an environment may change its row
@@ -55,11 +51,8 @@ class Flight(Generic[Played]):
 class RowsAhead:
     """The rows of later rollouts, in the order of training's loader.
 
-    Args:
-        host: the trainer.
-        loader: another one over the same rows; its sampler is at the beginning of the epoch.
-        began: optimizer steps of this run at the beginning of the epoch.
-        step: optimizer steps before the first rollout to come.
+    `loader` is another one over the same rows, at the beginning of the epoch; the run then had taken `began`
+    optimizer steps, and has taken `step` when the first rollout to come is trained on.
     """
 
     def __init__(self, host: Bridge, loader: Any, began: int, step: int) -> None:

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 
 class StalePolicies:
-    """The policy's weights before each of its last updates, kept in main memory.
-
-    `staleness`: updates (rollout batches) by which the playing policy is behind; 0 keeps no weights.
-    """
+    """The policy's weights before each of its last `staleness` updates, in main memory; 0 keeps none."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
         self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
@@ -37,10 +34,7 @@ class StalePolicies:
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context in which the policy has the weights of `staleness` updates ago, during a rollout.
-
-        Until there have been that many updates, the first policy plays.
-        """
+        """Context in which the policy has its weights of `staleness` updates ago, at least the first ones."""
         if self._in_rollout is None:
             yield
             return

@@ -41,10 +41,7 @@ class VLLM:
     # --------------------------------------------------------------------------- weights
 
     def sync(self, version: int | None = None) -> int:
-        """Send new or lost weights to vLLM before a rollout; all processes call it together.
-
-        `version`: optimizer steps of the weights; default those of now. Returns it.
-        """
+        """Send new or lost weights before a rollout; return their optimizer steps. All processes call it."""
         host = self._host
         version = host.state.global_step if version is None else version
         lost = host.vllm_mode == "server" and self._has_lost()

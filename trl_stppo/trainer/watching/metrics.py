@@ -166,11 +166,7 @@ class RolloutMetrics:
         return result
 
     def _turns(self, rollout: Rollout, episodes: Tensor) -> Tensor:
-        """Add metrics of all played episodes, including those that do not train.
-
-        Returns:
-            Number of sampled tokens.
-        """
+        """Add metrics of all played episodes, also of untrained ones; return the number of sampled tokens."""
         lists = [
             [e.num_turns for e in rollout.episodes],
             [e.num_sampled for e in rollout.episodes],

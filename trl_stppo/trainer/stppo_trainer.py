@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from . import citations
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig
+
+CITATION = """\
+@article{li2025stppo,
+    title   = {{ST-PPO}: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training},
+    author  = {Li and others},
+    year    = 2025,
+    journal = {arXiv preprint arXiv:2511.20718}
+}"""
 
 
 class STPPOTrainer(PPOTrainer):
@@ -24,5 +31,5 @@ class STPPOTrainer(PPOTrainer):
         "title": "ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents "
         "Training",
         "id": "2511.20718",
-        "citation": citations.ST_PPO,
+        "citation": CITATION,
     }

@@ -266,8 +266,8 @@ class TrainingLoop:
     ) -> Targets:
         """Compute advantages and the critic's targets, by GAE or, without a critic, by comparison.
 
-        `scores`, [B] in reward units, belong to the last token of the episodes that are `scored`; `final_values`,
-        [B], are the critic's after that token.
+        `scores`, [B] in reward units, belong to the last token of the episodes that are `scored`;
+        `final_values`, [B], are the critic's after that token.
         """
         if final_values is None:
             group = self.host.num_generations

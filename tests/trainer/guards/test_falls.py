@@ -11,7 +11,7 @@ from tests.kit import outages
 from tests.kit.run_log import comparable
 from tests.kit.scripted import logged, weights
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.guards.falls import FallWatch
+from trl_stppo.trainer.guards.watches import FallWatch
 
 EPISODES = 128
 

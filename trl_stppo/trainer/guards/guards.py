@@ -21,9 +21,7 @@ from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
-from .falls import FallWatch
-from .sampler_watch import PATIENCE, SamplerWatch
-from .stop_when import StopWhen
+from .watches import PATIENCE, FallWatch, SamplerWatch, StopWhen
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ...rollout.episode import Episode
 from ..bridge import Bridge
 from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
-from .ending import Ending, EndingCallback
+from .ending import Ending
 from .failures import FailureWatch, failures_of
 from .watches import PATIENCE, FallWatch, SamplerWatch, StopWhen
 
@@ -59,24 +60,16 @@ class Guards:
                 f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed; allowed: None."
             )
         self._host, self._optimizers = host, optimizers
-        self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
-        self._sampler = SamplerWatch()
-        self._falls = FallWatch(host.args.generation_batch_size)
-        self.ending = Ending(host, self._failures, last_checkpoint)
+        self.ending = Ending(host, self._failures, last_checkpoint, self.watch_log)
         # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
         self.verdict = "taken"
-        host.add_callback(EndingCallback(host, self.ending, self.watch_log))
-        self._reset()
+        self._begin()
 
-    def _reset(self) -> None:
-        self._state = GuardState()
-        self._stop_when.strikes = {}
-        self._failures.clear()
-        self._falls.reset()
-        self._sampler = SamplerWatch()
+    def _begin(self) -> None:
+        self.load_state_dict({})
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,14 +87,15 @@ class Guards:
         counts = dict(state)
         self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
-        self._falls.load_state_dict(counts.pop("falls", {}))
+        episodes = self._host.args.generation_batch_size
+        self._falls = FallWatch(episodes, **counts.pop("falls", {}))
         self._sampler = SamplerWatch(**counts.pop("sampler", {}))
         self._state = GuardState(**counts)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context of a complete `train()`: reset, and handle signals."""
-        self._reset()
+        self._begin()
         with self.ending.watching():
             yield
 
@@ -209,7 +203,7 @@ class Guards:
                 f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
             )
         # DeepSpeed has already taken the policy's step.
-        policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
+        policy = [] if host.is_deepspeed_enabled else self._policy
         faults = [
             _broken(self._losses, device),
             _broken((p.grad for _, p in policy), device),
@@ -255,7 +249,8 @@ class Guards:
         state.skipped_steps += 1
         state.consecutive_skips += 1
         broken = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
-        names = [name for name, p in self._policy_parameters() if _is_broken(p.grad)]
+        gradients = [(name, p.grad) for name, p in self._policy if p.grad is not None]
+        names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
         if host.accelerator.is_main_process or broken:
             logger.warning(
                 "Step %d is skipped, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
@@ -266,10 +261,9 @@ class Guards:
             self.ending.broken = self._faults
             state.consecutive_skips = 0  # a resumed run counts anew
 
-    def _policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        if self._policy is None:
-            self._policy = policy_parameters(self._host)
-        return self._policy
+    @cached_property
+    def _policy(self) -> list[tuple[str, nn.Parameter]]:
+        return policy_parameters(self._host)
 
     def watch_log(self, logs: dict[str, float]) -> None:
         """Stop the run if a condition of `stop_when` is met; the main process's log decides for all."""
@@ -306,7 +300,3 @@ def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
 def _processes(flags: list[int]) -> str:
     ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
     return f"process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-
-
-def _is_broken(gradient: Tensor | None) -> bool:
-    return gradient is not None and not bool(gradient.isfinite().all())

@@ -26,28 +26,23 @@ RISE = 1.25  # of a rough sampler's gap, from one rollout batch to the next
 PATIENCE = 3
 
 
+@dataclasses.dataclass
 class FallWatch:
-    """Checks each rollout, of `episodes` over all processes, for a fall."""
+    """Checks each rollout for a fall."""
 
-    def __init__(self, episodes: int) -> None:
-        self._episodes = episodes
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a run."""
-        self.falls = self.good_step = 0
-        self._fallen = False
-        self._best: list[float] = []  # level and variance of an episode
-        self._recent: list[list[float]] = []  # level and variance of the last rollouts
-        self._kls: list[float] = []
+    episodes: int  # of a rollout, over all processes
+    falls: int = 0
+    good_step: int = 0  # optimizer steps of the newest policy before a fall
+    _fallen: bool = False
+    _best: list[float] = dataclasses.field(default_factory=list)  # level and variance of an episode
+    _recent: list[list[float]] = dataclasses.field(
+        default_factory=list
+    )  # those of the last rollouts
+    _kls: list[float] = dataclasses.field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data for a checkpoint."""
-        return {name: value for name, value in vars(self).items() if name != "_episodes"}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        vars(self).update(state)
+        return {name: value for name, value in vars(self).items() if name != "episodes"}
 
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:
         """Check a rollout after `step` optimizer steps; return a new fall with its numbers, None without one.
@@ -84,7 +79,7 @@ class FallWatch:
 
     def _is_fall(self, count: int, bound: float) -> bool:
         (best, spread), (level, own) = self._best, self._mean(count)
-        error = math.sqrt((spread / BEST_OF + own / count) / self._episodes)
+        error = math.sqrt((spread / BEST_OF + own / count) / self.episodes)
         return best - level >= SHARE * abs(best) and best - level > bound * error
 
     def _jump(self, kl: float | None) -> str | None:

@@ -117,8 +117,7 @@ class OverlappedSource(RolloutSource):
             self._flight.thread.join(STOP_SECONDS)
             if self._flight.thread.is_alive():
                 raise RuntimeError(
-                    "A rollout of the last `train()` is still under way, in its environment or in the "
-                    "sampler. Wait for it, or begin a new process."
+                    "A rollout of the last `train()` is still under way; wait for it."
                 )
         self._flight = None
         self._player.engine.calls.resume()
@@ -154,8 +153,7 @@ class OverlappedSource(RolloutSource):
         self._flight = None  # not before: an interrupt must find the thread
         if flight.rows != repr(rows):
             raise RuntimeError(
-                "`rollout_overlap=True`: the training's loader hands out other rows than were played "
-                "ahead. Leave `rollout_overlap` out if the choice of rows depends on the training."
+                "`rollout_overlap=True`: training reads other rows than were played ahead."
             )
         # Turns fail on a server that was restarted: it lacks the weights.
         if any(gather_object([getattr(self._backend, "has_lost", False)])):
@@ -205,11 +203,8 @@ class OverlappedSource(RolloutSource):
         rollout.metric_sums["perf/overlap"] = overlap, 1
         self._strikes = self._strikes + 1 if overlap < LITTLE else 0
         if self._strikes == PATIENCE and self._host.accelerator.is_main_process:
-            logger.warning(
-                "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches. "
-                "Rollout and update share their cores, or one takes almost all the time.",
-                LITTLE, PATIENCE,
-            )  # fmt: skip
+            text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
+            logger.warning(text, LITTLE, PATIENCE)
 
 
 def _turns(rollout: Rollout) -> int:

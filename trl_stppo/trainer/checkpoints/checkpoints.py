@@ -235,7 +235,6 @@ class Checkpoints:
         complete = [folder for folder in found if files.complaint(folder) is None]
         step = self._host.state.global_step
         return CheckpointWriteError(
-            f"The checkpoint of step {step} could not be written to `{run_dir}`: "
-            f"{type(error).__name__}: {error}. The newest complete checkpoint is "
-            f"{complete[-1] if complete else 'none'}."
+            f"The checkpoint of step {step} could not be written to `{run_dir}`: {type(error).__name__}: "
+            f"{error}. The newest complete checkpoint is {complete[-1] if complete else 'none'}."
         )

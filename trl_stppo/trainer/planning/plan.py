@@ -70,8 +70,7 @@ def check_overrides(trainer: Any) -> None:
     name, package = "_generate_and_score_completions", __name__.split(".")[0]
     if getattr(trainer, name).__module__.split(".")[0] != package:
         logger.warning(
-            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B]. To weigh "
-            "episodes there, multiply by `weights[:, None]`; for scores, override `_calculate_rewards`.",
+            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B].",
             type(trainer).__name__, name,
         )  # fmt: skip
 

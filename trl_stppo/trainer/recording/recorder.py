@@ -287,8 +287,7 @@ class TraceRecorder(TrainerCallback):
         except Exception as error:
             if not self._warned:
                 logger.warning(
-                    "The episodes of step %d were not recorded: %s: %s. Training goes on. Further failures "
-                    "are not logged.",
+                    "The episodes of step %d were not recorded: %s: %s. Training goes on.",
                     self._host.state.global_step, type(error).__name__, error,
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)

@@ -15,6 +15,7 @@ from transformers.utils import logging as upstreams
 from ...errors import CheckpointError, CheckpointWriteError
 from ...hub.description import Description
 from ...models.critic import SharedCritic
+from .._trl import replaced
 from ..bridge import Bridge, Wrapped
 from ..disk import disk, files
 from ..disk.run_lock import RunLock
@@ -65,8 +66,8 @@ class Checkpoints:
                 saved = files.read_manifest(folder)
                 same_run.check_same_run(folder, saved, self._about())
                 self.run_name = saved.get("run") or self.run_name
-            else:
-                self._begin_run()
+            elif self._has_trained:
+                self.run_name = uuid.uuid4().hex
             self._has_trained = True
             self.last = folder
             self._state.read(folder)
@@ -102,11 +103,6 @@ class Checkpoints:
                 return output
         finally:
             self._state.trace.finish()
-
-    def _begin_run(self) -> None:
-        """Name a new run, if the trainer has trained before."""
-        if self._has_trained:
-            self.run_name = uuid.uuid4().hex
 
     def _about(self) -> dict[str, Any]:
         inside = self._state.inside_rollout
@@ -179,12 +175,8 @@ class Checkpoints:
             disk.remove(staging)
         accelerator.wait_for_everyone()
         try:
-            self.staging = staging
-            try:
-                with _without_bars():
-                    wrapped(model, trial)
-            finally:
-                self.staging = None
+            with replaced(self, staging=staging), _without_bars():
+                wrapped(model, trial)
             self._find_best(run_dir)
             self._state.write(staging / name)
             accelerator.wait_for_everyone()
@@ -214,11 +206,9 @@ class Checkpoints:
         With a limit of one, upstream deletes all but the best; a resumed run needs the last.
         """
         settings = self._host.args
-        limit, settings.save_total_limit = settings.save_total_limit, None
-        try:
+        limit = settings.save_total_limit
+        with replaced(settings, save_total_limit=None):
             result = wrapped(*args)
-        finally:
-            settings.save_total_limit = limit
         best = self._host.state.best_model_checkpoint
         ended_early = self._state.guards.ending.reason
         if limit == 1 and best is not None and settings.should_save and not ended_early:

@@ -72,7 +72,7 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
             )
         if was != now and saved["inside_rollout"]:
             raise CheckpointError(
-                f"`{folder}`, inside a rollout batch, needs {field}={was!r}; this run has {field}={now!r}."
+                f"`{folder}`: in the middle of a rollout with {field}={was!r}; this run has {field}={now!r}."
             )
         if was != now:
             logger.warning(

@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from .._trl import open_trackio
+from .._trl import open_trackio, replaced
 from ..bridge import Bridge
 from ..loop.log import RolloutLog
 from ..loop.player import EpisodePlayer
@@ -61,12 +61,8 @@ class Evaluator:
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
         self._player.settle()
-        outer, self.prefix = self.prefix, prefix
-        try:
-            with saving, undisturbed(self._host):
-                return wrapped(eval_dataset, ignore_keys, prefix)
-        finally:
-            self.prefix = outer
+        with replaced(self, prefix=prefix), saving, undisturbed(self._host):
+            return wrapped(eval_dataset, ignore_keys, prefix)
 
     def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
         """Return upstream's loader with one entry per episode, named by row and repetition."""
@@ -77,16 +73,11 @@ class Evaluator:
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
         if COLUMN not in self._host.internals.signature_columns:
             self._host.internals.signature_columns.append(COLUMN)
-        repetitions, host.num_generations_eval = host.num_generations_eval, 1
-        args = host.args
-        options = args.dataloader_drop_last, args.dataloader_persistent_workers
+        named = named_rows(rows, host.num_generations_eval)
         # All rows count. Upstream would reuse a persistent loader of other rows under the same name.
-        args.dataloader_drop_last = args.dataloader_persistent_workers = False
-        try:
-            return wrapped(named_rows(rows, repetitions))
-        finally:
-            host.num_generations_eval = repetitions
-            args.dataloader_drop_last, args.dataloader_persistent_workers = options
+        options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
+        with replaced(host, num_generations_eval=1), replaced(host.args, **options):
+            return wrapped(named)
 
     def loop(
         self,

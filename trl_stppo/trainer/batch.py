@@ -71,9 +71,7 @@ class TurnBatch:
     turn_index: Tensor  # [B, T] int64, k at the tokens of turn k, -1 elsewhere
     turn_rewards: Tensor | None  # [B, K] float, 0 where an episode has fewer turns, or None
     terminated: Tensor  # [B] bool, the task's own end
-    row_index: (
-        Tensor  # [N, T] int64, `turn_index` of the rows of the batch, numbered from 0 in each
-    )
+    row_index: Tensor  # [N, T] int64, `turn_index` of the batch's rows, numbered from 0 in each
     episodes: Tensor  # [N] int64, the episode of each row, -1 at rows of padding
     view: JoinedView | None = None  # if an episode has several contexts
 

@@ -209,20 +209,6 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
             )
 
 
-def _check_overlap(config: GRPOConfig) -> None:
-    """Refuse samplers that cannot play during an update."""
-    if not config.rollout_overlap:
-        return
-    refused = {
-        "vllm_mode='colocate'": config.use_vllm and config.vllm_mode == "colocate",
-        "use_transformers_continuous_batching=True": config.use_transformers_continuous_batching,
-    }
-    for option in (name for name, is_set in refused.items() if is_set):
-        raise ValueError(
-            f"`rollout_overlap=True` is not supported with `{option}`; allowed: `vllm_mode='server'`."
-        )
-
-
 def _check_combinations(config: GRPOConfig) -> None:
     """Refuse values that are valid alone and contradict each other."""
     rollout_steps = config.steps_per_rollout
@@ -232,7 +218,14 @@ def _check_combinations(config: GRPOConfig) -> None:
             f"`critic_warmup_steps={config.critic_warmup_steps}` must be a multiple of the {rollout_steps} "
             f"optimizer steps of one rollout. Nearest: {nearest}."
         )
-    _check_overlap(config)
+    for option, is_set in (
+        ("vllm_mode='colocate'", config.use_vllm and config.vllm_mode == "colocate"),
+        ("use_transformers_continuous_batching=True", config.use_transformers_continuous_batching),
+    ):
+        if config.rollout_overlap and is_set:
+            raise ValueError(
+                f"`rollout_overlap=True` is not supported with `{option}`; allowed: `vllm_mode='server'`."
+            )
     staleness = f"rollout_staleness={config.rollout_staleness}"
     if config.save_best and config.rollout_staleness:
         option = "rollout_overlap=True" if config.rollout_overlap else staleness

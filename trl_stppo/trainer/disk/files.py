@@ -74,16 +74,11 @@ def discard(folder: Path) -> None:
 
 def tidy(run_dir: Path) -> None:
     """Complete or delete the remains of a killed process in an output directory."""
-    for folder in unpublished(run_dir):
+    staged = (run_dir / STAGING).glob("checkpoint-*")
+    for folder in [folder for folder in staged if complaint(folder) is None]:
         publish(folder, run_dir / folder.name)
     disk.remove(run_dir / STAGING)
     disk.remove(run_dir / TRASH)
-
-
-def unpublished(run_dir: Path) -> list[Path]:
-    """Return the complete checkpoints that a killed process left in the staging folder."""
-    found = (run_dir / STAGING).glob("checkpoint-*")
-    return [folder for folder in found if complaint(folder) is None]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

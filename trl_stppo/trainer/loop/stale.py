@@ -25,7 +25,8 @@ class StalePolicies:
         if not self._staleness:
             yield
             return
-        self._in_rollout = kept = deque([*self._kept, self._copies()], self._kept.maxlen)
+        present = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
+        self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
         try:
             yield
         finally:
@@ -57,9 +58,6 @@ class StalePolicies:
         """Restore what `state_dict` returned."""
         self._kept.clear()
         self._kept.extend(state)
-
-    def _copies(self) -> list[Tensor]:
-        return [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
 
     @torch.no_grad()
     def _load(self, weights: list[Tensor]) -> None:

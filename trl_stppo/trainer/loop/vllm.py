@@ -59,7 +59,11 @@ class VLLM:
                 self._send()
         self._host.internals.synced_step = version
         if host.vllm_mode == "server":
-            self._name_weights(f"{self._run}-{version}#{next(self._numbers)}")
+            names = [""]
+            if host.accelerator.is_main_process:
+                name = f"{self._run}-{version}#{next(self._numbers)}"
+                names = [self._client.name_weights(name)]
+            self._name = str(broadcast_object_list(names)[0])
 
     def _send(self) -> None:
         """Send the weights; on a server within a limit of time."""
@@ -115,12 +119,6 @@ class VLLM:
                 if time.monotonic() > until:
                     raise
             time.sleep(LOOK_SECONDS)
-
-    def _name_weights(self, name: str) -> None:
-        names = [""]
-        if self._host.accelerator.is_main_process:
-            names = [self._client.name_weights(name)]
-        self._name = str(broadcast_object_list(names)[0])
 
     def _send_again(self) -> str:
         """Send the weights to a server that was restarted during a rollout."""

@@ -186,12 +186,7 @@ class TraceRecorder(TrainerCallback):
                 self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
 
     def on_evaluate(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
         """Write the completed evaluation."""
         record, self._evaluation = self._evaluation, None

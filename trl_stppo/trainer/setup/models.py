@@ -127,8 +127,11 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         adapters.load_in_place(policy)
     if not host.has_critic:
         return NoCritic()
-    if published is None:
-        check_critic_rank(args, shared=is_peft and value_model is None and given.name is None)
+    is_separate = published is None and not (is_peft and value_model is None and given.name is None)
+    if args.critic_lora_r is not None and is_separate:
+        raise ValueError(
+            f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
+        )
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, host)
@@ -159,14 +162,6 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
             torch.distributed.broadcast(value, src=0)
             parameter.data.copy_(value)
     return critic
-
-
-def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
-    """Refuse an adapter's rank for a critic without an adapter."""
-    if args.critic_lora_r is not None and not shared:
-        raise ValueError(
-            f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
-        )
 
 
 def keep_trainable(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +151,19 @@ class SingleGeneration(int):
 
 
 @contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Context in which attributes of an object have other values."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
 def small_tiles(device: torch.device) -> Iterator[None]:
     """Limit the fused head to fewer tokens at a time if it computes in torch.
 
@@ -158,28 +171,18 @@ def small_tiles(device: torch.device) -> Iterator[None]:
     CPU, eight tables of its size are alive at once: a gigabyte per thousand tokens of a tile, without any
     gain in speed.
     """
-    kept = chunked_logprob.TOKEN_CHUNK_SIZE
+    tokens = chunked_logprob.TOKEN_CHUNK_SIZE
     if not chunked_logprob._use_triton(device):
-        chunked_logprob.TOKEN_CHUNK_SIZE = min(kept, TORCH_TILE_TOKENS)
-    try:
+        tokens = min(tokens, TORCH_TILE_TOKENS)
+    with replaced(chunked_logprob, TOKEN_CHUNK_SIZE=tokens):
         yield
-    finally:
-        chunked_logprob.TOKEN_CHUNK_SIZE = kept
 
 
-@contextmanager
-def new_token_limit(trainer: Any, max_new_tokens: int) -> Iterator[None]:
+def new_token_limit(trainer: Any, max_new_tokens: int) -> AbstractContextManager[None]:
     """Cap the tokens of one generation call, on whichever backend the trainer uses."""
     if trainer.use_vllm:
-        backend, field = trainer.vllm_generation, "max_completion_length"
-    else:
-        backend, field = trainer.generation_config, "max_new_tokens"
-    previous = getattr(backend, field)
-    setattr(backend, field, max_new_tokens)
-    try:
-        yield
-    finally:
-        setattr(backend, field, previous)
+        return replaced(trainer.vllm_generation, max_completion_length=max_new_tokens)
+    return replaced(trainer.generation_config, max_new_tokens=max_new_tokens)
 
 
 def open_trackio(trainer: Any) -> None:
@@ -205,11 +208,8 @@ def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
         ours.upload_folder = upload_folder
         return ours
 
-    upstream_trainer.hf_api = api
-    try:
+    with replaced(upstream_trainer, hf_api=api):
         yield
-    finally:
-        upstream_trainer.hf_api = original
 
 
 def max_context_tokens(trainer: Any) -> int | None:

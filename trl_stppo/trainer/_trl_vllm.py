@@ -125,10 +125,7 @@ def adapter(number: int, folder: str) -> Any:
 
 
 def new_client(vllm: Any, patience: float) -> Any:
-    """Make a TRL client for turns, in any process, with a time limit and without retries.
-
-    `patience`: seconds until the server must be up.
-    """
+    """Make a TRL client for turns, without retries; the server must be up within `patience` seconds."""
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
 
@@ -198,11 +195,7 @@ class TurnClient:
             return str(self.client._get(url)["weight_version"])
 
     def name_weights(self, name: str) -> str:
-        """Name the weights after a push; the server loses the name together with the weights.
-
-        Returns:
-            Their name now, "" if the server cannot name them.
-        """
+        """Name the weights after a push, until the server loses them; return "" if it cannot name them."""
         url = self.client.base_url
         with failures():
             if not self._forget_prefixes():

@@ -1,7 +1,4 @@
-"""The trainer of agents: how it is built, and which methods of GRPOTrainer it wraps.
-
-`AgentTrainer` holds no state of a run: its methods delegate. The algorithm is in `training_loop.py`.
-"""
+"""The trainer of agents: it builds the parts of a run, and wraps GRPOTrainer's methods around them."""
 
 from __future__ import annotations
 
@@ -165,10 +162,14 @@ class AgentTrainer(Bridge):
         stabilizers = [STABILIZERS[name](run.args) for name in run.args.stabilizers]
         self._run_state.stabilizers = stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
+        parts = self, self._player, self._rewards, self._guards, self._stale
+        source = RolloutSource(*parts)
+        if run.args.rollout_overlap:
+            source = OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
         self._loop = self.loop_class(
             self,
             stabilizers,
-            source=self._build_source(),
+            source=source,
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,
@@ -178,12 +179,6 @@ class AgentTrainer(Bridge):
             trace=self._trace,
             stale=self._stale,
         )
-
-    def _build_source(self) -> RolloutSource:
-        parts = self, self._player, self._rewards, self._guards, self._stale
-        if not self.args.rollout_overlap:
-            return RolloutSource(*parts)
-        return OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
 
     # ------------------------------------------------------------- the training loop's steps
 

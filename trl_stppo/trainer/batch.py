@@ -71,9 +71,7 @@ class TurnBatch:
     turn_index: Tensor  # [B, T] int64, k at the tokens of turn k, -1 elsewhere
     turn_rewards: Tensor | None  # [B, K] float, 0 where an episode has fewer turns, or None
     terminated: Tensor  # [B] bool, the task's own end
-    row_index: (
-        Tensor  # [N, T] int64, `turn_index` of the rows of the batch, numbered from 0 in each
-    )
+    row_index: Tensor  # [N, T] int64, `turn_index` of the batch's rows, numbered from 0 in each
     episodes: Tensor  # [N] int64, the episode of each row, -1 at rows of padding
     view: JoinedView | None = None  # if an episode has several contexts
 
@@ -132,10 +130,7 @@ def collate(
     has_logprobs: bool,
     hidden: Sequence[bool],
 ) -> Batch:
-    """Pad the tokens of contexts.
-
-    Both widths are multiples of `multiple_of`; None allows any. No token of a `hidden` context counts.
-    """
+    """Pad the tokens of contexts to multiples of `multiple_of`; no token of a `hidden` context counts."""
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
@@ -165,13 +160,9 @@ def build_turn_batch(
     completion_mask: Tensor,
     dtype: torch.dtype,
 ) -> TurnBatch:
-    """Collate the turns of episodes.
+    """Collate the turns of episodes; `turn_rewards`, of each turn, are in reward units, `dtype` theirs.
 
-    Args:
-        episodes: episodes of the batch, in its order.
-        turn_rewards: reward of each turn of each episode, reward units; None without turn rewards.
-        completion_mask: [N, T], 0 past a context's end, and 0 throughout a hidden episode.
-        dtype: dtype of the rewards.
+    `completion_mask`: [N, T], 0 past a context's end, and 0 throughout a hidden episode.
     """
     device, (rows, length) = completion_mask.device, completion_mask.shape
     contexts = [(n, context) for n, episode in enumerate(episodes) for context in episode.contexts]
@@ -244,10 +235,7 @@ def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 def group_by_length(batches: list[Batch]) -> list[Batch]:
-    """Deal the rows of one mini-batch into its micro-batches by length, shortest first.
-
-    The mini-batch's gradient is a sum over rows, so only the padding changes.
-    """
+    """Deal the rows of one mini-batch into its micro-batches by length, shortest first, to save padding."""
     if len(batches) == 1:
         return batches
     joined = join(batches)
@@ -277,10 +265,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def without_padding(batch: Batch) -> Batch:
-    """Drop the final columns that are padding in all rows of the batch.
-
-    The rollout batch is padded to its longest row, which few micro-batches hold.
-    """
+    """Drop the final columns that are padding in all rows: few micro-batches hold the longest row."""
     width = batch["completion_mask"].size(1)
     length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
     short = {

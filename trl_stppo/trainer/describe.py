@@ -93,10 +93,8 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
             names |= vars(base).get("__annotations__", {}).keys()  # without inherited ones
-    names &= {spec.name for spec in fields(args)} - {
-        "report_to",
-        "logging_steps",
-    }  # without those that move no weights
+    names &= {spec.name for spec in fields(args)}
+    names -= {"report_to", "logging_steps"}  # they move no weights
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, list, dict, type(None))

@@ -22,12 +22,7 @@ CRITIC = ("critic", "plain critic")
 
 
 class StepScale:
-    """A factor on the learning rate of the policy for exactly one optimizer step.
-
-    Attributes:
-        step_scale: set before the step; it does not affect scheduler, logging or the next step.
-            Decoupled weight decay scales along with the rate.
-    """
+    """A factor on the policy's learning rate, so on decoupled weight decay too, for exactly one step."""
 
     def __init__(self) -> None:
         self.step_scale: float = 1.0
@@ -45,11 +40,9 @@ class StepScale:
 
 
 class StepHooks(StepScale):
-    """Hooks before and after one optimizer step.
+    """Hooks that move the critic's gradient into `.grad`, and scale the policy's learning rate, for one step.
 
-    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the policy's
-    groups is multiplied by `step_scale`. Afterwards both are restored. `critic_buffer` must be reduced
-    and clipped before; `scales_step`: whether `step_scale` will be used.
+    `critic_buffer` must be reduced and clipped before; `scales_step`: whether `step_scale` will be used.
     """
 
     def __init__(
@@ -95,10 +88,7 @@ class ShardedStepHooks(StepScale):
 
 
 class Optimizers:
-    """Owns the optimizers, the critic's gradient and the step's hooks.
-
-    `on_creation` gets the policy's optimizer after its creation, before the first step.
-    """
+    """Owns the optimizers, the critic's gradient and the hooks; `on_creation` gets the policy's optimizer."""
 
     def __init__(self, host: Bridge, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
         self._host, self._on_creation = host, on_creation

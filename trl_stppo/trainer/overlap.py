@@ -12,16 +12,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import chain, islice, repeat
+from typing import Any, Generic, TypeVar
 
-from accelerate.utils import gather_object
+import torch
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 
 from ..generation.protocol import Backend
+from ..threads import DaemonThread
 from .bridge import Bridge
-from .loop.flight import Flight, RowsAhead
 from .loop.player import raise_first
 from .loop.rollout import Rollout
 from .loop.sampler import speaks_to_vllm, why_not_cached
@@ -31,14 +34,65 @@ from .training_loop import RolloutSource
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 2.0  # to wait for the thread at the end of a run
 LITTLE, PATIENCE = 0.2, 5  # an overlap too small to be useful, and rollouts until a warning
-Loader = Callable[[], tuple[Any, int]]
+Played = TypeVar("Played")
+Loader = Callable[[], tuple[Any, int]]  # a loader, and the optimizer steps at its first row
+
+
+class Flight(Generic[Played]):
+    """One rollout on another thread; `play` makes no collective call and touches no state of the trainer."""
+
+    def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
+        self.rows = repr(rows)  # now, as an environment may change its row
+        self._play, self._device = play, device
+        self.seconds = self.ended = 0.0
+        self._future: Future[Played] = Future()
+        self.thread = DaemonThread(self._run, "rollout")
+        self.thread.start()
+
+    def result(self) -> Played:
+        """Block until the rollout ends; return what `play` returned, or raise its error."""
+        return self._future.result()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        finish: Callable[[], None]
+        try:
+            if self._device.type != "cpu" and self._device.index is not None:  # per thread
+                torch.accelerator.set_device_index(self._device.index)
+            finish = partial(self._future.set_result, self._play())
+        except BaseException as error:
+            finish = partial(self._future.set_exception, error)
+        self.ended = time.perf_counter()
+        self.seconds = self.ended - began
+        finish()
+
+
+class RowsAhead:
+    """The rows of later rollouts, in the order of training's loader.
+
+    `loader` is another one over the same rows, at the beginning of the epoch; the run then had taken `began`
+    optimizer steps, and has taken `step` when the first rollout to come is trained on.
+    """
+
+    def __init__(self, host: Bridge, loader: Any, began: int, step: int) -> None:
+        args, batches = host.args, loader.batch_sampler
+        micro_batches = args.gradient_accumulation_steps
+        # A run that was resumed in the middle of an epoch has passed over its batches.
+        passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
+        first = passed + (step - began) * micro_batches
+        self._device = host.accelerator.device
+        self._dataset, self._collate = loader.dataset, loader.collate_fn
+        epochs = chain.from_iterable(repeat(batches))
+        self._indices = islice(epochs, first, None, args.micro_batches_per_rollout)
+
+    def next(self) -> list[Row]:
+        """Return the rows of the next rollout."""
+        rows = self._collate([self._dataset[i] for i in next(self._indices)])
+        return send_to_device(rows, self._device)
 
 
 class OverlappedSource(RolloutSource):
-    """Supplies rollouts that were played while the loop trained on the one before.
-
-    `loader_ahead` returns arguments of `RowsAhead`: a loader, and the optimizer steps at its first row.
-    """
+    """Supplies rollouts that were played while the loop trained on the one before."""
 
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)
@@ -63,8 +117,7 @@ class OverlappedSource(RolloutSource):
             self._flight.thread.join(STOP_SECONDS)
             if self._flight.thread.is_alive():
                 raise RuntimeError(
-                    "A rollout of the last `train()` is still under way, in its environment or in the "
-                    "sampler. Wait for it, or begin a new process."
+                    "A rollout of the last `train()` is still under way; wait for it."
                 )
         self._flight = None
         self._player.engine.calls.resume()
@@ -100,8 +153,7 @@ class OverlappedSource(RolloutSource):
         self._flight = None  # not before: an interrupt must find the thread
         if flight.rows != repr(rows):
             raise RuntimeError(
-                "`rollout_overlap=True`: the training's loader hands out other rows than were played "
-                "ahead. Leave `rollout_overlap` out if the choice of rows depends on the training."
+                "`rollout_overlap=True`: training reads other rows than were played ahead."
             )
         # Turns fail on a server that was restarted: it lacks the weights.
         if any(gather_object([getattr(self._backend, "has_lost", False)])):
@@ -151,11 +203,8 @@ class OverlappedSource(RolloutSource):
         rollout.metric_sums["perf/overlap"] = overlap, 1
         self._strikes = self._strikes + 1 if overlap < LITTLE else 0
         if self._strikes == PATIENCE and self._host.accelerator.is_main_process:
-            logger.warning(
-                "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches. "
-                "Rollout and update share their cores, or one takes almost all the time.",
-                LITTLE, PATIENCE,
-            )  # fmt: skip
+            text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
+            logger.warning(text, LITTLE, PATIENCE)
 
 
 def _turns(rollout: Rollout) -> int:

@@ -31,11 +31,8 @@ logger = logging.getLogger(__name__)
 class Speaker:
     """Samples turns of a model without a trainer.
 
-    Args:
-        model: a causal language model, on its device.
-        tokenizer: its tokenizer.
-        eos_token_ids: ids that end a turn; default the model's and the tokenizer's.
-        generation_kwargs: arguments of `generate`, besides those of `SamplingSettings`.
+    `eos_token_ids` end a turn, by default the model's and the tokenizer's; `generation_kwargs` are arguments
+    of `generate` besides those of `SamplingSettings`.
     """
 
     def __init__(
@@ -194,14 +191,7 @@ class Player:
         *,
         names: Sequence[tuple[int, ...]],
     ) -> list[Episode]:
-        """Play one episode per row.
-
-        Args:
-            rows: columns of the dataset rows; `prompt` may be missing if the environment has the task.
-            sampling: settings of token sampling.
-            seed: seed of all episodes.
-            names: seed of each episode, in addition.
-        """
+        """Play one episode per row, seeded by `seed` and its name; environments may have the prompts."""
         asks, tokenizer = self.rollout.owns_prompts, self._speaker.tokenizer
         prompted, ids = rows_with_prompts(rows, tokenizer, owns_prompts=asks)
         prompts = [row["prompt"] for row in prompted]

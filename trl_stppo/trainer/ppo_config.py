@@ -1,14 +1,9 @@
-"""Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO.
-
-A PPO name for an option of GRPOConfig (`cliprange` for `epsilon`, ...) is an alias: set one
-of the two; after construction both hold the value. `docs/migration.md` lists the defaults in which
-the parents differ.
-"""
+"""Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO (`ALIASES`)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
@@ -337,19 +332,16 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         """Return the rows of one forward pass, without gradients, of the critic or a reward model."""
         return self.local_rollout_forward_batch_size or self.per_device_train_batch_size
 
-    def _is_set(self, name: str) -> bool:
-        """Whether a field differs from its default; an explicit default counts as not set."""
-        spec = next(f for f in fields(self) if f.name == name)
-        default = spec.default if spec.default is not MISSING else None
-        return getattr(self, name) != default
-
     def _resolve_aliases(self) -> None:
+        defaults = {
+            spec.name: spec.default for spec in fields(self)
+        }  # explicit ones count as not set
         for alias, name in ALIASES.items():
             value = getattr(self, alias)
             if value is None:
                 setattr(self, alias, getattr(self, name))
                 continue
-            if self._is_set(name) and getattr(self, name) != value:
+            if getattr(self, name) not in (defaults[name], value):
                 raise ValueError(
                     f"`{alias}={value}` contradicts `{name}={getattr(self, name)}`: set only one of the two."
                 )

@@ -1,18 +1,20 @@
-"""PPO with a critic, on GRPOTrainer's engine.
-
-training_loop.py   the steps of a batch
-agent_trainer.py   construction of a trainer, and the methods of GRPOTrainer that it wraps
-ppo_config.py      the settings
-"""
+"""PPO with a critic, on GRPOTrainer's engine."""
 
 from __future__ import annotations
 
 from ..models.critic import SharedCritic
-from . import citations
 from .agent_trainer import AgentTrainer
 from .evaluation.settings import evaluation_settings, undisturbed
 from .ppo_config import PPOConfig
 from .watching import display
+
+CITATION = """\
+@article{schulman2017proximal,
+    title   = {Proximal Policy Optimization Algorithms},
+    author  = {Schulman, John and Wolski, Filip and Dhariwal, Prafulla and Radford, Alec and Klimov, Oleg},
+    year    = 2017,
+    journal = {arXiv preprint arXiv:1707.06347}
+}"""
 
 
 class PPOTrainer(AgentTrainer):
@@ -61,7 +63,7 @@ class PPOTrainer(AgentTrainer):
     _paper = {  # noqa: RUF012
         "title": "Proximal Policy Optimization Algorithms",
         "id": "1707.06347",
-        "citation": citations.PPO,
+        "citation": CITATION,
     }
 
     # --------------------------------------------------------------------------- for users

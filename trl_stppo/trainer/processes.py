@@ -11,13 +11,7 @@ Result = TypeVar("Result")
 
 
 def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
-    """Call a function on some of the processes; return its results on all of them.
-
-    An exception of one of them is raised on all, so that no process waits for an ended one.
-
-    Returns:
-        The results of these processes, on all processes.
-    """
+    """Call a function on some processes; return its results, or raise its exception, on all processes."""
     result, error = [], None
     try:
         if here:

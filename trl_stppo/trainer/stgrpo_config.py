@@ -97,10 +97,7 @@ class STGRPOConfig(STPPOConfig):
             )
         scales = GROUP_SCALES if self.advantage_estimator == "group" else ("group",)
         if self.scale_rewards not in scales:
-            instead = (
-                f"allowed are {', '.join(map(repr, scales))}."
-                if len(scales) > 1
-                else f"no effect with `variant={self.variant!r}`, which has no group's deviation to divide "
-                f"by. Leave it out, or take a variant of GRPO."
+            raise ValueError(
+                f"`scale_rewards={self.scale_rewards!r}` with `variant={self.variant!r}`; allowed are "
+                f"{', '.join(map(repr, scales))}."
             )
-            raise ValueError(f"`scale_rewards={self.scale_rewards!r}`: {instead}")

@@ -63,7 +63,12 @@ class STPPOConfig(PPOConfig):
         self.stabilizers = _listed(self.stabilizers)
         self._resolve_variant()
         super().__post_init__()
-        self._check_clip_bias()
+        if self.clip_bias_power <= 0:
+            raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
+        if self.scales_step:
+            check_linear(str(getattr(self.optim, "value", self.optim)))
+        for kind in self._kinds:
+            kind.check(self)
 
     def _variant_of_level(self, default: str) -> str | None:
         """Return the variant of a level, alone or with stabilizers; None if there is no such variant."""
@@ -109,14 +114,6 @@ class STPPOConfig(PPOConfig):
             f"`{name}={getattr(self, name)!r}` contradicts `variant={self.variant!r}`, which means "
             f"{expected!r}. {other} variant=None."
         )
-
-    def _check_clip_bias(self) -> None:
-        if self.clip_bias_power <= 0:
-            raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
-        if self.scales_step:
-            check_linear(str(getattr(self.optim, "value", self.optim)))
-        for kind in self._kinds:
-            kind.check(self)
 
     @property
     def _kinds(self) -> list[type[Stabilizer]]:

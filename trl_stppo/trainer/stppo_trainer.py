@@ -1,13 +1,19 @@
-"""ST-PPO: PPO with turn-level importance ratios, and stabilizers of its off-policy updates.
-
-`TrainingLoop.log_ratio` has the ratio, `variant` its level. Each stabilizer is a file of `stabilizers/`.
-"""
+"""ST-PPO: PPO with turn-level importance ratios, and stabilizers of its off-policy updates."""
 
 from __future__ import annotations
 
-from . import citations
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig
+
+CITATION = """\
+@article{li2025stppo,
+    title   = {{ST-PPO}: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training},
+    author  = {Li, Chenliang and Elmahdy, Adel and Boyd, Alex and Wang, Zhongruo and
+        Garcia, Alfredo and Bhatia, Parminder and Kass-Hout, Taha and Xiao, Cao and
+        Hong, Mingyi},
+    year    = 2025,
+    journal = {arXiv preprint arXiv:2511.20718}
+}"""
 
 
 class STPPOTrainer(PPOTrainer):
@@ -27,5 +33,5 @@ class STPPOTrainer(PPOTrainer):
         "title": "ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents "
         "Training",
         "id": "2511.20718",
-        "citation": citations.ST_PPO,
+        "citation": CITATION,
     }

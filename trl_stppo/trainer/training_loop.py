@@ -1,18 +1,12 @@
 """The training loop: what happens to a batch, in the order in which it happens.
 
-    rollout       rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
-    micro_batch   rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
-    loss          the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
-    after_backward, end_micro_batch
-                  clipping bias, guards, the critic's gradient, the scale of the step, metrics
+    rollout           rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
+    micro_batch       rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
+    loss              the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
+    end_micro_batch   clipping bias, guards, the critic's gradient, the scale of the step, metrics
 
-The bridge to TRL (`agent_trainer.py`) calls these methods from GRPOTrainer's hooks. transformers' own loop
-clips the policy's gradient and steps; `optimizers.py` adds the critic's gradient and the scale.
-
-`internals.step` is TRL's `_step`, a count of micro-batches.
-Old log-probabilities come from training's forward pass, under the weights that played.
-The step is scaled by exact norms in `_before_step`, or by estimated ones at the end of the last forward
-pass.
+`agent_trainer.py` calls these methods from GRPOTrainer's hooks. transformers' own loop clips the policy's
+gradient and steps; `optimizers.py` adds the critic's gradient and the scale.
 """
 
 from __future__ import annotations
@@ -97,11 +91,7 @@ class RolloutSource:
         self._rewards, self._guards, self._stale = rewards, guards, stale
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
-        """Play one episode per row, and add rewards.
-
-        Returns:
-            The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
-        """
+        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
         rollout = self.play(rows)
         if rollout.has_environment:
             self._guards.count_failures(rollout.episodes)
@@ -133,20 +123,7 @@ class RolloutSource:
 
 
 class TrainingLoop:
-    """Rollout step and update step of PPO and GRPO.
-
-    Args:
-        host: the trainer: models, options, accelerator and state.
-        stabilizers: of the run.
-        source, player, rewards, forward, optimizers, guards, log, trace, stale: the parts of the loop.
-
-    Attributes:
-        window: micro-batches of the current mini-batch.
-        totals: its counts.
-        metrics: its metrics.
-        seconds: its duration, with that of a rollout before it.
-        rollout_seconds: duration of that rollout.
-    """
+    """Rollout step and update step of PPO and GRPO."""
 
     def __init__(
         self,
@@ -173,7 +150,8 @@ class TrainingLoop:
         self.correction: ClipBiasCorrection | None = None
         self.estimate: ClipBiasEstimate | None = None
         self.second_pass: tuple[Batch, Tensor] | None = None
-        self.window: list[Batch] = []
+        self.window: list[Batch] = []  # micro-batches of the current mini-batch
+        # `seconds`: its duration, with that of a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(torch.zeros(()), torch.zeros(()), torch.zeros(()))
 
@@ -288,13 +266,8 @@ class TrainingLoop:
     ) -> Targets:
         """Compute advantages and the critic's targets, by GAE or, without a critic, by comparison.
 
-        Args:
-            batch: of the rollout, a row per episode.
-            turns: turn structure and turn rewards.
-            scores: [B], reward units, placed on the last token of the last turn.
-            scored: [B] bool, episodes that have a score.
-            kl: [B, T] nats per token against the reference policy, or None.
-            final_values: [B], the critic's after the last token, None without a critic.
+        `scores`, [B] in reward units, belong to the last token of the episodes that are `scored`;
+        `final_values`, [B], are the critic's after that token.
         """
         if final_values is None:
             group = self.host.num_generations
@@ -411,10 +384,7 @@ class TrainingLoop:
     # ------------------------------------------------------------- update: one micro-batch
 
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
-        """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum.
-
-        One episode can have many contexts; a pass takes at most `per_device_train_batch_size` of them.
-        """
+        """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum."""
         if self.guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         *pieces, last = self.pieces(inputs)
@@ -437,7 +407,7 @@ class TrainingLoop:
         return loss
 
     def pieces(self, inputs: Batch) -> list[Batch]:
-        """Split a micro-batch into rows that pass together."""
+        """Split a micro-batch into passes of at most `per_device_train_batch_size` contexts."""
         rows, size = len(inputs["loss_mask"]), self.args.per_device_train_batch_size
         in_one = self.host.aux_loss_enabled or is_sharded(self.accelerator)
         if "episode" not in inputs or rows <= size or in_one:
@@ -530,12 +500,7 @@ class TrainingLoop:
         )
 
     def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
-        """Return constant factors on kept and clipped terms: sampler correction and off-policy mask.
-
-        Args:
-            batch: of the update.
-            logprobs: [B, T] nats, of the policy as it is now.
-        """
+        """Return constant factors on kept and clipped terms: sampler correction and off-policy mask."""
         weights = batch.get("importance_sampling_ratio")
         threshold = self.args.off_policy_mask_threshold
         if threshold is None:
@@ -648,10 +613,7 @@ class TrainingLoop:
             self.metrics.add_scalar(f"clip_bias/{name}", value)
 
     def _before_step(self) -> None:
-        """Reduce and clip the critic's gradient, and correct the clipping bias.
-
-        Upstream clips the policy's gradient; DeepSpeed has stepped already.
-        """
+        """Reduce and clip the critic's gradient, and correct the clipping bias; upstream clips the rest."""
         mean = None
         if self.accelerator.num_processes > 1:
             mean = partial(self.accelerator.reduce, reduction="mean")
@@ -669,12 +631,7 @@ class TrainingLoop:
             self.metrics.add_scalar(name, value)
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
-        """Count a micro-batch after its backward pass; the last one closes the mini-batch.
-
-        Args:
-            loss: of the micro-batch, detached.
-            started: `time.perf_counter()` at its beginning.
-        """
+        """Count a micro-batch, begun at `started`, after its backward pass; the last ends a mini-batch."""
         self.guards.add_loss(loss)
         if self.accelerator.sync_gradients and self.guards.inspect():
             self._before_step()

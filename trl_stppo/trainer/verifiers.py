@@ -31,8 +31,7 @@ def selection(
     """
     if candidates < 1 or (candidates == 1) != (verifier is None):
         raise ValueError(
-            f"`candidates={candidates}` with `verifier={verifier!r}`; allowed are candidates=1 without a "
-            f"verifier, and candidates >= 2 with one."
+            f"`candidates={candidates}` with `verifier={verifier!r}`; a verifier is for candidates >= 2."
         )
     if verifier is None:
         return None

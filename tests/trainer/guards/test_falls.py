@@ -11,7 +11,7 @@ from tests.kit import outages
 from tests.kit.run_log import comparable
 from tests.kit.scripted import logged, weights
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.guards.falls import FallWatch
+from trl_stppo.trainer.guards.watches import FallWatch
 
 EPISODES = 128
 
@@ -69,8 +69,7 @@ def test_a_watch_goes_on_from_its_state():
     watch, found = FallWatch(EPISODES), []
     for n, level in enumerate(levels):
         state = json.loads(json.dumps(watch.state_dict()))
-        watch = FallWatch(EPISODES)
-        watch.load_state_dict(state)
+        watch = FallWatch(EPISODES, **state)
         found.append(watch.look({"episode/success_rate": level}, 0.01, n))
     assert found == expected
     assert watch.good_step == whole.good_step == 8
@@ -177,11 +176,12 @@ def test_without_a_verdict_there_is_no_best(tmp_path):
         trainer.train()
 
 
-def test_the_kl_of_an_update_is_the_mean_of_its_mini_batches(tmp_path):
-    trainer, kls = build(tmp_path, [4] * 4), []
-    look = trainer._guards._falls.look
-    trainer._guards._falls.look = lambda figures, kl, step: (
-        kls.append(kl) or look(figures, kl, step)
+def test_the_kl_of_an_update_is_the_mean_of_its_mini_batches(tmp_path, monkeypatch):
+    trainer, kls, look = build(tmp_path, [4] * 4), [], FallWatch.look
+    monkeypatch.setattr(
+        FallWatch,
+        "look",
+        lambda self, figures, kl, step: kls.append(kl) or look(self, figures, kl, step),
     )
     trainer.train()
     by_step = logged(trainer, "policy/approx_kl")

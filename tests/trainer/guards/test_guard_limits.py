@@ -8,7 +8,7 @@ from tests.kit.guard_kit import build, run, same
 from tests.kit.scripted import logged, play_script
 from trl_stppo import PPOConfig, STPPOConfig
 from trl_stppo.trainer.config.conditions import Condition, conditions
-from trl_stppo.trainer.guards.stop_when import StopWhen
+from trl_stppo.trainer.guards.watches import StopWhen
 
 FAR = {"staleness": 0.0, "learning_rate": 3e-2, "num_mini_batches": 1, "num_ppo_epochs": 4}
 

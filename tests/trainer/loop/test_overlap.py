@@ -31,7 +31,7 @@ from trl_stppo.generation import server
 from trl_stppo.generation.policy_copy import PolicyCopy
 from trl_stppo.rollout import engine
 from trl_stppo.trainer import overlap
-from trl_stppo.trainer.loop.flight import Flight
+from trl_stppo.trainer.overlap import Flight
 
 PER_BLOCK = 2  # optimizer steps
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 40}

@@ -15,6 +15,7 @@ from transformers.utils import logging as upstreams
 from ...errors import CheckpointError, CheckpointWriteError
 from ...hub.description import Description
 from ...models.critic import SharedCritic
+from .._trl import replaced
 from ..bridge import Bridge, Wrapped
 from ..disk import disk, files
 from ..disk.run_lock import RunLock
@@ -39,20 +40,15 @@ class Checkpoints:
     """The checkpoints of one trainer, and the run that they belong to.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
-
-    Attributes:
-        last: the last checkpoint that this run wrote or resumed from; None without one.
-        staging: folder of the checkpoint being written; None if there is none.
-        run_name: name of the run; a resumed run keeps it.
     """
 
     _lock: RunLock
 
     def __init__(self, host: Bridge, state: RunState, describe: Callable[[], Description]) -> None:
         self._host, self._state, self._describe = host, state, describe
-        self.last: Path | None = None
-        self.staging: Path | None = None
-        self.run_name = uuid.uuid4().hex
+        self.last: Path | None = None  # that this run wrote or resumed from
+        self.staging: Path | None = None  # folder of the checkpoint being written
+        self.run_name = uuid.uuid4().hex  # a resumed run keeps it
         self._has_trained = False
         disk.readers()
 
@@ -70,8 +66,8 @@ class Checkpoints:
                 saved = files.read_manifest(folder)
                 same_run.check_same_run(folder, saved, self._about())
                 self.run_name = saved.get("run") or self.run_name
-            else:
-                self._begin_run()
+            elif self._has_trained:
+                self.run_name = uuid.uuid4().hex
             self._has_trained = True
             self.last = folder
             self._state.read(folder)
@@ -107,11 +103,6 @@ class Checkpoints:
                 return output
         finally:
             self._state.trace.finish()
-
-    def _begin_run(self) -> None:
-        """Name a new run, if the trainer has trained before."""
-        if self._has_trained:
-            self.run_name = uuid.uuid4().hex
 
     def _about(self) -> dict[str, Any]:
         inside = self._state.inside_rollout
@@ -175,10 +166,7 @@ class Checkpoints:
         return run_dir if self.staging is None else str(self.staging)
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
-        """Write upstream's checkpoint and the run's state; return its folder.
-
-        The folder is complete under its name, or absent. Upstream writes to `output_dir`.
-        """
+        """Write upstream's checkpoint and the run's state; its folder is complete, or absent."""
         self._state.guards.ending.check_weights()
         host, accelerator = self._host, self._host.accelerator
         staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"
@@ -187,12 +175,8 @@ class Checkpoints:
             disk.remove(staging)
         accelerator.wait_for_everyone()
         try:
-            self.staging = staging
-            try:
-                with _without_bars():
-                    wrapped(model, trial)
-            finally:
-                self.staging = None
+            with replaced(self, staging=staging), _without_bars():
+                wrapped(model, trial)
             self._find_best(run_dir)
             self._state.write(staging / name)
             accelerator.wait_for_everyone()
@@ -222,11 +206,9 @@ class Checkpoints:
         With a limit of one, upstream deletes all but the best; a resumed run needs the last.
         """
         settings = self._host.args
-        limit, settings.save_total_limit = settings.save_total_limit, None
-        try:
+        limit = settings.save_total_limit
+        with replaced(settings, save_total_limit=None):
             result = wrapped(*args)
-        finally:
-            settings.save_total_limit = limit
         best = self._host.state.best_model_checkpoint
         ended_early = self._state.guards.ending.reason
         if limit == 1 and best is not None and settings.should_save and not ended_early:
@@ -243,7 +225,6 @@ class Checkpoints:
         complete = [folder for folder in found if files.complaint(folder) is None]
         step = self._host.state.global_step
         return CheckpointWriteError(
-            f"The checkpoint of step {step} could not be written to `{run_dir}`: "
-            f"{type(error).__name__}: {error}. The newest complete checkpoint is "
-            f"{complete[-1] if complete else 'none'}."
+            f"The checkpoint of step {step} could not be written to `{run_dir}`: {type(error).__name__}: "
+            f"{error}. The newest complete checkpoint is {complete[-1] if complete else 'none'}."
         )

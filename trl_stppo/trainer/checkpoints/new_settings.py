@@ -27,10 +27,7 @@ _KEPT = {*_RATES, "weight_decay", *_ADAM}
 
 
 def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
-    """Apply the current settings to the resumed run, and log those that are new.
-
-    Its scheduler and optimizers are already loaded, from a checkpoint with the settings `saved`.
-    """
+    """Apply the current settings to a resumed run with loaded optimizers; log those that are not `saved`."""
     assert host.optimizer is not None
     groups = _groups(host, optimizers)
     present = algorithm_settings(host.args)

@@ -99,15 +99,9 @@ def load_beside_policy(host: Bridge, folder: Path) -> None:
 
 
 class RunState(TrainerCallback):
-    """Saves the run's state, and restores it after upstream has set up its own.
+    """Saves the run's state and its position in the rows; restores it after upstream has set up its own."""
 
-    In between it tracks the position in the rows.
-
-    Attributes:
-        folder: the checkpoint that the run resumes from; None for a new run.
-        guards, trace, stabilizers: their state is saved too; set after construction.
-    """
-
+    # Their state is saved too; set after construction.
     guards: Guards
     trace: TraceRecorder
     stabilizers: Sequence[Stabilizer] = ()
@@ -116,7 +110,7 @@ class RunState(TrainerCallback):
         self._host = host
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
-        self.folder: Path | None = None
+        self.folder: Path | None = None  # of the checkpoint that the run resumes from
         # This process's state in the checkpoint, until it is restored.
         self._saved: dict[str, Any] | None = None
         self._episodes: dict[str, Any] = {}

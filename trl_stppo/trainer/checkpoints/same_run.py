@@ -72,12 +72,10 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
             )
         if was != now and saved["inside_rollout"]:
             raise CheckpointError(
-                f"`{folder}` was saved in the middle of a rollout batch with {field}={was!r}; this run has "
-                f"{field}={now!r}. Resume with {field}={was!r}, or from the end of a rollout batch."
+                f"`{folder}`: in the middle of a rollout with {field}={was!r}; this run has {field}={now!r}."
             )
         if was != now:
             logger.warning(
-                "%s: %s was %r and is %r now. The run continues with a new rollout batch; it will not "
-                "equal the uninterrupted run bit for bit.",
+                "%s: %s was %r and is %r now, so the run will not equal the uninterrupted one bit for bit.",
                 folder, field, was, now,
             )  # fmt: skip

@@ -106,12 +106,14 @@ def check_refused(config: GRPOConfig) -> None:
     check_vllm(config)
 
 
+COUNTS = ("env_workers", "max_consecutive_skips")
+AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
 OPTIONAL_COUNTS = (
-    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
+    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots", "critic_lora_r"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "critic_max_grad_norm", "stop_token_id")
-TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
+POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds", "episode_timeout_seconds")
 Ranges = dict[str, tuple[Callable[[Any], bool], str]]
 SAMPLING: Ranges = {
     "temperature": (lambda v: v > 0, "temperature > 0"),
@@ -129,23 +131,14 @@ RANGES: Ranges = {
     ),
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
     "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
-    "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
-    "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
-    "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
     "agent_context": (lambda v: v in ("grow", "render"), "agent_context 'grow' or 'render'"),
-    "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
-    "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
-    "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
-    "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
+    **{name: (lambda v: v >= 1, f"{name} >= 1") for name in COUNTS},
+    **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
     **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},
-    **{
-        name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
-        for name in ("target_kl", *TIMEOUTS)
-    },
+    **{name: (lambda v: v is None or v > 0, f"{name} > 0 or None") for name in POSITIVE},
 }
 # Key of `eval_generation_kwargs` -> (check of its value, the rule in words).
 EVAL_RANGES: Ranges = {
@@ -187,10 +180,8 @@ def failure_price(on_env_error: str) -> tuple[str, float]:
     except ValueError:
         cost = -1.0
     if mode not in ON_ENV_ERROR or (price and mode != "penalise") or not 0 <= cost < math.inf:
-        raise ValueError(
-            f"`on_env_error={on_env_error!r}`: allowed are {', '.join(map(repr, ON_ENV_ERROR))}, the first "
-            f"also with a price >= 0, as in 'penalise 0.5'."
-        )
+        allowed = ", ".join(map(repr, (*ON_ENV_ERROR, "penalise 0.5")))
+        raise ValueError(f"`on_env_error={on_env_error!r}`: allowed are {allowed} (a price >= 0).")
     return mode, cost
 
 
@@ -218,21 +209,6 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
             )
 
 
-def _check_overlap(config: GRPOConfig) -> None:
-    """Refuse samplers that cannot play during an update."""
-    if not config.rollout_overlap:
-        return
-    refused = {
-        "vllm_mode='colocate'": config.use_vllm and config.vllm_mode == "colocate",
-        "use_transformers_continuous_batching=True": config.use_transformers_continuous_batching,
-    }
-    for option in (name for name, is_set in refused.items() if is_set):
-        raise ValueError(
-            f"`rollout_overlap=True` is not supported with `{option}`. Use `vllm_mode='server'`, or leave "
-            f"`use_vllm` and continuous batching out."
-        )
-
-
 def _check_combinations(config: GRPOConfig) -> None:
     """Refuse values that are valid alone and contradict each other."""
     rollout_steps = config.steps_per_rollout
@@ -242,7 +218,14 @@ def _check_combinations(config: GRPOConfig) -> None:
             f"`critic_warmup_steps={config.critic_warmup_steps}` must be a multiple of the {rollout_steps} "
             f"optimizer steps of one rollout. Nearest: {nearest}."
         )
-    _check_overlap(config)
+    for option, is_set in (
+        ("vllm_mode='colocate'", config.use_vllm and config.vllm_mode == "colocate"),
+        ("use_transformers_continuous_batching=True", config.use_transformers_continuous_batching),
+    ):
+        if config.rollout_overlap and is_set:
+            raise ValueError(
+                f"`rollout_overlap=True` is not supported with `{option}`; allowed: `vllm_mode='server'`."
+            )
     staleness = f"rollout_staleness={config.rollout_staleness}"
     if config.save_best and config.rollout_staleness:
         option = "rollout_overlap=True" if config.rollout_overlap else staleness

@@ -65,10 +65,7 @@ def publish(staged: Path, final: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint so that a kill half-way leaves no folder with a checkpoint's name.
-
-    If it is a link, only the link is deleted.
-    """
+    """Delete a checkpoint, or a link to one; a kill half-way leaves no folder with its name."""
     trash = folder.parent / TRASH
     disk.remove(trash)
     os.replace(folder, trash)
@@ -77,16 +74,11 @@ def discard(folder: Path) -> None:
 
 def tidy(run_dir: Path) -> None:
     """Complete or delete the remains of a killed process in an output directory."""
-    for folder in unpublished(run_dir):
+    staged = (run_dir / STAGING).glob("checkpoint-*")
+    for folder in [folder for folder in staged if complaint(folder) is None]:
         publish(folder, run_dir / folder.name)
     disk.remove(run_dir / STAGING)
     disk.remove(run_dir / TRASH)
-
-
-def unpublished(run_dir: Path) -> list[Path]:
-    """Return the complete checkpoints that a killed process left in the staging folder."""
-    found = (run_dir / STAGING).glob("checkpoint-*")
-    return [folder for folder in found if complaint(folder) is None]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -123,10 +115,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 
 def complaint(folder: Path, *, thorough: bool = False) -> str | None:
-    """Return the fault of a checkpoint, as a sentence; None if every file has its full size.
-
-    If `thorough`, the content of each file is checked too.
-    """
+    """Return the fault of a checkpoint, None without one; if `thorough`, check the content of files too."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
@@ -202,11 +191,7 @@ def as_meant(wanted: str | bool | None) -> str | bool | None:
 
 
 def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
-    """Return the checkpoint that `train(resume_from_checkpoint=wanted)` resumes from; changes nothing.
-
-    Returns:
-        Its folder, None for a new run.
-    """
+    """Return the checkpoint that `train(resume_from_checkpoint=wanted)` resumes from, None for a new run."""
     wanted = as_meant(wanted)
     if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
         return None
@@ -222,11 +207,7 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
 
 
 def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:
-    """Delete the oldest checkpoints beyond `limit`, never the newest or the best one.
-
-    `limit`: number that may stay, None for all; `best`: path of the best one or None; `kept`: folders
-    that are still being read.
-    """
+    """Delete the oldest checkpoints beyond `limit` (None: keep all), except the newest, `best` and `kept`."""
     if limit is None or limit <= 0:
         return
     found = checkpoints(run_dir)

@@ -67,8 +67,7 @@ class Evaluation:
         for func, column in zip(self.names, columns, strict=True):
             if len(column) != len(rows):
                 raise ValueError(
-                    f"The reward function {func!r} returned {len(column)} rewards for {len(rows)} "
-                    f"episodes. Return one per episode, None if it does not apply."
+                    f"The reward function {func!r} returned {len(column)} rewards for {len(rows)} episodes."
                 )
         columns.append([episode.final_reward for episode in episodes])
         weights, renderer = [*self.weights, 1.0], self.player.renderer

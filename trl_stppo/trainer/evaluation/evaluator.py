@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from .._trl import open_trackio
+from .._trl import open_trackio, replaced
 from ..bridge import Bridge
 from ..loop.log import RolloutLog
 from ..loop.player import EpisodePlayer
@@ -20,8 +20,10 @@ from ..planning.plan import RolloutPlan
 from ..planning.rows import Row
 from ..recording.recorder import TraceRecorder
 from .metrics import EvaluationRun, PlayedEpisode
-from .rows import COLUMN, named_rows, take_names
 from .settings import evaluation_settings, undisturbed
+
+# Column of the name in the dataloader's rows; environments and functions never get it.
+COLUMN = "_evaluation_episode"
 
 
 class Evaluator:
@@ -59,12 +61,8 @@ class Evaluator:
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
         self._player.settle()
-        outer, self.prefix = self.prefix, prefix
-        try:
-            with saving, undisturbed(self._host):
-                return wrapped(eval_dataset, ignore_keys, prefix)
-        finally:
-            self.prefix = outer
+        with replaced(self, prefix=prefix), saving, undisturbed(self._host):
+            return wrapped(eval_dataset, ignore_keys, prefix)
 
     def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
         """Return upstream's loader with one entry per episode, named by row and repetition."""
@@ -75,16 +73,11 @@ class Evaluator:
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
         if COLUMN not in self._host.internals.signature_columns:
             self._host.internals.signature_columns.append(COLUMN)
-        repetitions, host.num_generations_eval = host.num_generations_eval, 1
-        args = host.args
-        options = args.dataloader_drop_last, args.dataloader_persistent_workers
+        named = named_rows(rows, host.num_generations_eval)
         # All rows count. Upstream would reuse a persistent loader of other rows under the same name.
-        args.dataloader_drop_last = args.dataloader_persistent_workers = False
-        try:
-            return wrapped(named_rows(rows, repetitions))
-        finally:
-            host.num_generations_eval = repetitions
-            args.dataloader_drop_last, args.dataloader_persistent_workers = options
+        options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
+        with replaced(host, num_generations_eval=1), replaced(host.args, **options):
+            return wrapped(named)
 
     def loop(
         self,
@@ -172,3 +165,42 @@ class Evaluator:
                 episode, score = rollout.episodes[number], rollout.earnings[number]
                 played = PlayedEpisode.of(name, episode, ended, score, rewards[number], weights)
                 run.episodes.append(played)
+
+
+class NamedRows:
+    """A dataset with an entry per episode: each row `repetitions` times, with its name."""
+
+    def __init__(self, dataset: Any, repetitions: int) -> None:
+        self._dataset, self._repetitions = dataset, repetitions
+
+    def __len__(self) -> int:
+        return len(self._dataset) * self._repetitions
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row, repetition = divmod(index, self._repetitions)
+        return {**self._dataset[row], COLUMN: [row, repetition]}
+
+
+def named_rows(dataset: Any, repetitions: int) -> Any:
+    """Return the dataset with an entry per episode; a stream stays a stream."""
+    from datasets import IterableDataset
+
+    if not isinstance(dataset, IterableDataset):
+        return NamedRows(dataset, repetitions)
+
+    def repeated(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        result = {
+            key: [v for v in values for _ in range(repetitions)] for key, values in columns.items()
+        }
+        result[COLUMN] = [[row, number] for row in indices for number in range(repetitions)]
+        return result
+
+    return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
+
+
+def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[EpisodeKey] | None]:
+    """Return rows without their names, and the names; these are None for rows of the training data."""
+    if COLUMN not in rows[0]:
+        return rows, None
+    names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in rows]
+    return [{k: v for k, v in row.items() if k != COLUMN} for row in rows], names

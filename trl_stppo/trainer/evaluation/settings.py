@@ -6,14 +6,14 @@ import copy
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from .._trl import new_token_limit
+from .._trl import new_token_limit, replaced
 from ..bridge import Bridge
 
 # Keys of `eval_generation_kwargs` that control token sampling.
@@ -22,10 +22,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Context that restores random states, metrics and mode on exit.
-
-    Inside, the random numbers start from `seed`, for sampling that draws from them.
-    """
+    """Context that restores random states, metrics and mode; inside, random numbers start from `seed`."""
     internals, figures = host.internals, host.internals.figures
     training = host.model.training
     states = random.getstate(), np.random.get_state()
@@ -57,48 +54,31 @@ def _emptied(entry: Any) -> Any:
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
     """Context that samples by `eval_generation_kwargs`; each repetition of a row is a separate episode."""
-    overrides, per_row = host.args.eval_settings, host.num_generations_eval
+    overrides = host.args.eval_settings
     sampling = {name: overrides[name] for name in SAMPLING if name in overrides}
     with ExitStack() as stack:
         if sampling:
             stack.enter_context((_vllm_sampling if host.use_vllm else _sampling)(host, sampling))
         if "max_completion_length" in overrides:
             stack.enter_context(new_token_limit(host, overrides["max_completion_length"]))
-        host.num_generations_eval = 1
-        try:
-            yield
-        finally:
-            host.num_generations_eval = per_row
+        stack.enter_context(replaced(host, num_generations_eval=1))
+        yield
 
 
-@contextmanager
-def _sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
+def _sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[None]:
     """Context with these sampling settings for generation with transformers."""
     if sampling.get("temperature") == 0.0:
         sampling = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     elif "temperature" in sampling:
         sampling = {**sampling, "do_sample": True}
-    config, kwargs = host.generation_config, host.generation_kwargs
-    host.generation_config = copy.deepcopy(config)
+    config, kwargs = copy.deepcopy(host.generation_config), {**host.generation_kwargs, **sampling}
     for name, value in sampling.items():
-        setattr(host.generation_config, name, value)
-    host.generation_kwargs = {**kwargs, **sampling}
-    try:
-        yield
-    finally:
-        host.generation_config, host.generation_kwargs = config, kwargs
+        setattr(config, name, value)
+    return replaced(host, generation_config=config, generation_kwargs=kwargs)
 
 
-@contextmanager
-def _vllm_sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
+def _vllm_sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[None]:
     """Context with these sampling settings for vLLM; a temperature of 0 means greedy."""
     vllm = host.vllm_generation
-    saved = {name: getattr(vllm, name) for name in (*sampling, "generation_kwargs")}
-    others = {k: v for k, v in saved["generation_kwargs"].items() if k not in sampling}
-    try:
-        for name, value in {**sampling, "generation_kwargs": others}.items():
-            setattr(vllm, name, value)
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(vllm, name, value)
+    others = {k: v for k, v in vllm.generation_kwargs.items() if k not in sampling}
+    return replaced(vllm, **sampling, generation_kwargs=others)

@@ -53,9 +53,7 @@ class SecondPass(NamedTuple):
 class ClipBiasCorrection:
     """Measures and corrects the clipping bias; one instance per training run.
 
-    Args:
-        parameters: trainable parameters of the policy.
-        repeatable: whether a second pass through the policy gives the same result.
+    `repeatable`: whether a second pass through the policy gives the same result.
 
     Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
     """
@@ -69,16 +67,10 @@ class ClipBiasCorrection:
     def observe(
         self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
     ) -> SecondPass | None:
-        """Add a micro-batch: its clipped terms, and the terms that stay unscaled.
+        """Add a micro-batch: its clipped terms, and the `extra` loss, which stays unscaled.
 
-        Args:
-            surrogate: its per-token terms, with their graph.
-            weights: [B, T], weight of each token in the mini-batch's loss.
-            extra: scalar loss of the other terms, or None.
-            tokens: [B], tokens of prompt and completion, the cost of a pass.
-
-        Returns:
-            The terms left to `add` after the graph is freed; None if there are none.
+        `weights`, [B, T], are of tokens in the mini-batch's loss; `tokens`, [B], are the cost of a pass.
+        Return the terms left to `add` after the graph is freed; None if there are none.
         """
         if extra is not None and extra.requires_grad:
             self._extra.add(extra, retain_graph=True)
@@ -104,11 +96,7 @@ class ClipBiasCorrection:
     def finish(
         self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
     ) -> tuple[float, dict[str, float]]:
-        """Finish the measurement of a step; its gradient g is in `.grad`, already reduced.
-
-        Returns:
-            The factor for the update, and the metrics to log.
-        """
+        """Correct g, in `.grad` and already reduced; return the update's factor, and the metrics to log."""
         if mean_over_processes is not None:
             self._reduce(mean_over_processes)
         kept, bias = grad_norm(self._parameters), self._bias.norm()
@@ -179,10 +167,7 @@ class ClipBiasEstimate:
         self._squares = torch.zeros_like(self._squares)
 
     def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
-        """Return the estimates of the norms of g and C over the mini-batch, [] each.
-
-        `num_processes`: the divisor of averaged gradients.
-        """
+        """Return the estimated norms of g and C, [] each; `num_processes` divides averaged gradients."""
         kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
         self.clear()
         return kept, clipped

@@ -11,10 +11,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class GradientBuffer:
-    """Accumulates the gradient of several losses with respect to one list of parameters.
-
-    It is at most as large as the parameters, and is empty until the first `add`.
-    """
+    """Accumulates the gradient of several losses by one list of parameters; empty until the first `add`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -57,17 +54,13 @@ class GradientBuffer:
                 total += (grad.to(total.dtype) * parameter.grad.to(total.dtype)).sum()
         return total
 
-    def scale_(self, factor: Tensor | float) -> None:
-        """Multiply in place."""
-        for grad in self._grads:
-            if grad is not None:
-                grad.mul_(factor)
-
     def clip_(self, max_norm: float | None) -> Tensor:
         """Clip to `max_norm`, unless it is None or 0; return the norm before."""
         norm = self.norm()
-        if max_norm:
-            self.scale_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else None
+        for grad in self._grads:
+            if grad is not None and factor is not None:
+                grad.mul_(factor)
         return norm
 
     def add_to_grad(self) -> None:

@@ -26,18 +26,10 @@ from .signals import StopSignals
 logger = logging.getLogger(__name__)
 
 
-class Ending:
+class Ending(TrainerCallback):
     """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
     `last_checkpoint` returns the newest one that this run has written or resumed from.
-
-    Attributes:
-        signals: SIGTERM and SIGINT of this process.
-        unsaved: whether the last `train()` has taken a step that is in no checkpoint.
-        before: random states before the next rollout; None once its step is over.
-        training: whether `train()` is running.
-        reason: reason why the last `train()` ended early, None if it did not.
-        broken: the value that was not finite too often, None while the run may go on.
     """
 
     def __init__(
@@ -45,19 +37,21 @@ class Ending:
         host: Bridge,
         failures: FailureWatch,
         last_checkpoint: Callable[[], Path | None],
+        watch_log: Callable[[dict[str, float]], None],
     ) -> None:
         self._host, self._failures = host, failures
-        self._last_checkpoint = last_checkpoint
+        self._last_checkpoint, self._watch_log = last_checkpoint, watch_log
         self.signals = StopSignals(host.args.enable_jit_checkpoint)
-        self.training = False
+        self.training = self._stepped = False
         self.reset()
+        host.add_callback(self)
 
     def reset(self) -> None:
         """Begin a run."""
-        self.reason: str | None = None
-        self.broken: str | None = None
-        self.unsaved = False
-        self.before: list[Any] | None = None
+        self.reason: str | None = None  # why the last `train()` ended early
+        self.broken: str | None = None  # the value that was not finite too often
+        self.unsaved = False  # whether a step was taken that is in no checkpoint
+        self.before: list[Any] | None = None  # random states before a rollout, until its step
         self._agreed = 0
 
     @contextmanager
@@ -99,17 +93,6 @@ class Ending:
             self.reason = f"signal {signal.Signals(self._agreed).name}"
         return self.reason is not None
 
-    def raise_if_broken(self) -> None:
-        """Raise after too many skipped steps in a row; the checkpoint is already written."""
-        if self.broken is None:
-            return
-        self._host.accelerator.wait_for_everyone()  # no rank may exit while another still writes
-        count = self._host.args.max_consecutive_skips
-        raise NonFiniteError(
-            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
-            f"`max_consecutive_skips={count}` skipped steps in a row. {self._saved('them')}"
-        )
-
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Context of a rollout; if an error in it ends the training, save the state before it."""
@@ -123,7 +106,10 @@ class Ending:
             self.reason = str(error)
             self._failures.clear()  # a resumed run counts anew
             self._save_as_before()
-            raise type(error)(f"{error} {self._where_and_how(error)}") from error
+            end = f"The run ends after step {self._host.state.global_step}. {self._saved('these episodes')}"
+            if isinstance(error, NonFiniteError):
+                end += " Try bf16=False or a model in float32."
+            raise type(error)(f"{error} {end}") from error
 
     def _save_as_before(self) -> None:
         """Save the state after the last step, before any episode of the next one was played."""
@@ -140,13 +126,6 @@ class Ending:
         states = _random_states(self._host.accelerator.device)
         self._save_as_before()
         _set_random_states(states)
-
-    def _where_and_how(self, error: Exception) -> str:
-        advice = (
-            "Try bf16=False or a model in float32." if isinstance(error, NonFiniteError) else ""
-        )
-        step = self._host.state.global_step
-        return f"The run ends after step {step}. {self._saved('these episodes')} {advice}".rstrip()
 
     def check_weights(self) -> None:
         """End a run whose weights are not finite, before they are used."""
@@ -179,56 +158,38 @@ class Ending:
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
-    def say(self) -> None:
-        """Log the last message of a run that ended early without an error."""
-        if self.reason is None or not self._host.accelerator.is_main_process:
-            return
-        state, last = self._host.state, self._last_checkpoint()
-        logger.warning(
-            "Training stopped after step %d of %d: %s. Checkpoint: %s.",
-            state.global_step, state.max_steps, self.reason, last or "none",
-        )  # fmt: skip
-
-
-class EndingCallback(TrainerCallback):
-    """Ends a run at the end of an optimizer step, from which it can resume."""
-
-    def __init__(
-        self, host: Bridge, ending: Ending, watch_log: Callable[[dict[str, float]], None]
-    ) -> None:
-        self._host, self._ending, self._watch_log = host, ending, watch_log
-        self._stepped = False
+    # -------------------------------------------------------- called by the loop of transformers
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check the loaded weights; there is no step to save yet."""
         self._stepped = False
-        self._ending.check_weights()
+        self.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the random states; a run that is resumed at this point reads its rows with them."""
-        self._ending.before = _random_states(self._host.accelerator.device)
+        self.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the random states after the rows are read, for a run resumed here."""
-        if self._ending.before is None:
-            self._ending.before = _random_states(self._host.accelerator.device)
+        if self.before is None:
+            self.before = _random_states(self._host.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and end the run. A due evaluation is postponed: a signal leaves little time."""
-        self._stepped = self._ending.unsaved = True
-        self._ending.before = None
-        due = self._ending.is_due()
-        control.should_save = control.should_save or bool(self._ending.signal)
+        self._stepped = self.unsaved = True
+        self.before = None
+        due = self.is_due()
+        control.should_save = control.should_save or bool(self.signal)
         if due:
             # After a signal the checkpoint keeps unlogged metrics for the resumed run.
-            control.should_log = control.should_log or not self._ending.signal
+            control.should_log = control.should_log or not self.signal
             self._end(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Check the log of a step, before its evaluation and its checkpoint."""
         if "loss" in (logs or {}):
             self._watch_log(logs)
-            if self._ending.is_due():
+            if self.is_due():
                 self._end(control)
 
     def _end(self, control: Any) -> None:
@@ -241,23 +202,34 @@ class EndingCallback(TrainerCallback):
         outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
-        self._ending.agree_now()
-        if self._ending.is_due():
+        self.agree_now()
+        if self.is_due():
             control.should_training_stop = control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Prevent another save: the end of the loop counts as the end of an epoch."""
-        if self._ending.reason is not None:
+        if self.reason is not None:
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise if the run is broken; its checkpoint is complete now."""
-        self._ending.unsaved = False
-        self._ending.raise_if_broken()
+        """Raise after too many skipped steps in a row; the checkpoint is complete now."""
+        self.unsaved = False
+        if self.broken is None:
+            return
+        self._host.accelerator.wait_for_everyone()  # no rank may exit while another still writes
+        count = self._host.args.max_consecutive_skips
+        raise NonFiniteError(
+            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
+            f"`max_consecutive_skips={count}` skipped steps in a row. {self._saved('them')}"
+        )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log the reason of an early end."""
-        self._ending.say()
+        """Log the reason of a run that ended early without an error."""
+        if self.reason is not None and self._host.accelerator.is_main_process:
+            logger.warning(
+                "Training stopped after step %d of %d: %s. Checkpoint: %s.",
+                state.global_step, state.max_steps, self.reason, self._last_checkpoint() or "none",
+            )  # fmt: skip
 
 
 def _sentence(text: str) -> str:

@@ -13,10 +13,7 @@ from ..bridge import Bridge
 
 
 def first_not_finite(host: Bridge) -> str | None:
-    """Return the name of the first parameter with NaN or infinity; None if all are finite.
-
-    All processes call it together; each checks its own shards.
-    """
+    """Return the name of the first parameter with NaN or infinity, None without; all processes call it."""
     device, rank = host.accelerator.device, host.accelerator.process_index
     named = list(_named(host))
     sound = [torch.ones((), dtype=torch.bool, device=device)]

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,9 @@ from ...rollout.episode import Episode
 from ..bridge import Bridge
 from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
-from .ending import Ending, EndingCallback
+from .ending import Ending
 from .failures import FailureWatch, failures_of
-from .falls import FallWatch
-from .sampler_watch import PATIENCE, SamplerWatch
-from .stop_when import StopWhen
+from .watches import PATIENCE, FallWatch, SamplerWatch, StopWhen
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +47,7 @@ class GuardState:
 
 
 class Guards:
-    """Skips steps and ends runs; one per trainer. All processes reach the same verdicts.
-
-    Attributes:
-        ending: the early end of the run.
-        verdict: of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
-    """
+    """Skips steps and ends runs; one per trainer. All processes reach the same verdicts."""
 
     def __init__(
         self,
@@ -66,23 +60,16 @@ class Guards:
                 f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed; allowed: None."
             )
         self._host, self._optimizers = host, optimizers
-        self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
-        self._sampler = SamplerWatch()
-        self._falls = FallWatch(host.args.generation_batch_size)
-        self.ending = Ending(host, self._failures, last_checkpoint)
+        self.ending = Ending(host, self._failures, last_checkpoint, self.watch_log)
+        # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
         self.verdict = "taken"
-        host.add_callback(EndingCallback(host, self.ending, self.watch_log))
-        self._reset()
+        self._begin()
 
-    def _reset(self) -> None:
-        self._state = GuardState()
-        self._stop_when.strikes = {}
-        self._failures.clear()
-        self._falls.reset()
-        self._sampler = SamplerWatch()
+    def _begin(self) -> None:
+        self.load_state_dict({})
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,14 +87,15 @@ class Guards:
         counts = dict(state)
         self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
-        self._falls.load_state_dict(counts.pop("falls", {}))
+        episodes = self._host.args.generation_batch_size
+        self._falls = FallWatch(episodes, **counts.pop("falls", {}))
         self._sampler = SamplerWatch(**counts.pop("sampler", {}))
         self._state = GuardState(**counts)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context of a complete `train()`: reset, and handle signals."""
-        self._reset()
+        self._begin()
         with self.ending.watching():
             yield
 
@@ -131,16 +119,12 @@ class Guards:
         folders = checkpoints(Path(self._host.args.output_dir))
         good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
         logger.warning(
-            "After step %d: %s. Last checkpoint before the fall: %s. See 'Success falls suddenly' in "
-            "docs/reliability.md.",
+            "After step %d: %s. Last checkpoint before the fall: %s. See docs/reliability.md.",
             self._host.state.global_step, fall, good[-1] if good else "none",
         )  # fmt: skip
 
     def keep_best(self, episodes: list[Episode]) -> None:
-        """Save the policy of a rollout if it is the best one so far (`save_best`).
-
-        The policy is not yet trained on these episodes, which are this process's.
-        """
+        """Save the policy of a rollout, before it trains on it, if it is the best so far (`save_best`)."""
         host, state = self._host, self._state
         if not host.args.save_best:
             return
@@ -180,10 +164,7 @@ class Guards:
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Reset for a new mini-batch, also after an interrupted or refused step.
-
-        `empty`: the new one has no episode to train on, on any process.
-        """
+        """Reset, also after a refused step; `empty`: no process has an episode to train on."""
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
         self._faults = ""
@@ -198,11 +179,7 @@ class Guards:
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def check_before_backward(self, loss: Tensor) -> bool:
-        """Raise for a loss that is not finite, if the engine would step with its gradient.
-
-        Returns:
-            Whether the mini-batch's weights so far leave a gradient, on any process.
-        """
+        """Raise for a loss that is not finite; return whether the weights so far leave a gradient."""
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
         everyone, weighs = self._host.accelerator.gather(flags.unsqueeze(0)).T.tolist()
@@ -225,7 +202,7 @@ class Guards:
                 f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
             )
         # DeepSpeed has already taken the policy's step.
-        policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
+        policy = [] if host.is_deepspeed_enabled else self._policy
         faults = [
             _broken(self._losses, device),
             _broken((p.grad for _, p in policy), device),
@@ -271,7 +248,8 @@ class Guards:
         state.skipped_steps += 1
         state.consecutive_skips += 1
         broken = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
-        names = [name for name, p in self._policy_parameters() if _is_broken(p.grad)]
+        gradients = [(name, p.grad) for name, p in self._policy if p.grad is not None]
+        names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
         if host.accelerator.is_main_process or broken:
             logger.warning(
                 "Step %d is skipped, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
@@ -282,10 +260,9 @@ class Guards:
             self.ending.broken = self._faults
             state.consecutive_skips = 0  # a resumed run counts anew
 
-    def _policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        if self._policy is None:
-            self._policy = policy_parameters(self._host)
-        return self._policy
+    @cached_property
+    def _policy(self) -> list[tuple[str, nn.Parameter]]:
+        return policy_parameters(self._host)
 
     def watch_log(self, logs: dict[str, float]) -> None:
         """Stop the run if a condition of `stop_when` is met; the main process's log decides for all."""
@@ -322,7 +299,3 @@ def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
 def _processes(flags: list[int]) -> str:
     ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
     return f"process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-
-
-def _is_broken(gradient: Tensor | None) -> bool:
-    return gradient is not None and not bool(gradient.isfinite().all())

@@ -28,14 +28,8 @@ def group_targets(
 ) -> tuple[Targets, dict[str, float]]:
     """Compute advantages without a critic, per episode (with ReBN per turn), and metrics of the scores.
 
-    Args:
-        turns: turn structure and turn rewards.
-        scores: [B], reward units.
-        scored: [B] bool, episodes that have a score; the others do not count in their group.
-        mask: [B, T] bool, tokens that train.
-        args: options.
-        group: episodes per prompt.
-        accelerator: connects all processes.
+    `scores`: [B], reward units; episodes without one (`scored`) do not count in their group of `group`.
+    `mask`: [B, T] bool, tokens that train.
     """
     earned = turns.earned(scores)
     every, counts = (accelerator.gather(x).view(-1, group) for x in (earned, scored))

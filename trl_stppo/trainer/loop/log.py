@@ -28,11 +28,7 @@ class RolloutLog:
     def write(
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
     ) -> None:
-        """Add all metrics that upstream logs of a rollout.
-
-        `rewards`: [N, F] of all processes, NaN for None; `advantages`: those of all processes' episodes,
-        for the table.
-        """
+        """Add all metrics that upstream logs of a rollout; `rewards`, [N, F], are of all processes."""
         self._lengths(rollout)
         totals = self._rewards(rewards)
         if spread:
@@ -65,13 +61,7 @@ class RolloutLog:
             self.add({"tools/failure_frequency": share})
 
     def _rewards(self, rewards: Tensor) -> Tensor:
-        """Add the metrics of reward functions.
-
-        `rewards`: [N, F] of all processes, NaN for None.
-
-        Returns:
-            Weighted sums, [N], NaN if all functions returned None.
-        """
+        """Add the metrics of reward functions; return weighted sums, [N], NaN if all returned None."""
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
             self.add({f"rewards/{name}/std": nanstd(column).item()})
@@ -81,10 +71,7 @@ class RolloutLog:
         return total
 
     def _spread(self, totals: Tensor) -> None:
-        """Add the spread of rewards, over all episodes and within each prompt's consecutive ones.
-
-        `totals`: [N], as `_rewards` returns them.
-        """
+        """Add the spread of `_rewards`, over all episodes and within each prompt's consecutive ones."""
         per_prompt = self._host.num_generations
         self.add({"reward_std": nanstd(totals).item()})
         if per_prompt > 1:
@@ -93,10 +80,7 @@ class RolloutLog:
             self.add({"frac_reward_zero_std": flat})
 
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
-        """Add rows to the table of completions, which upstream prints and saves.
-
-        `rewards`: [N, F], and `advantages`, of all processes.
-        """
+        """Add rows, of all processes, to the table of completions, which upstream prints and saves."""
         logs = self._host.internals.logs
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
         logs["prompt"].extend(gather_object(prompts))

@@ -29,11 +29,7 @@ from .sampler import TurnSampler
 
 
 class EpisodePlayer:
-    """Plays rollouts; keeps no state between them.
-
-    `owns_prompts`: a row may have no prompt, because its environment has the task. `settle` waits for a
-    rollout that another thread plays.
-    """
+    """Plays rollouts; a row may lack a prompt if `owns_prompts`, because its environment has the task."""
 
     def __init__(
         self,
@@ -46,7 +42,7 @@ class EpisodePlayer:
         owns_prompts: bool,
     ) -> None:
         self._host, self.sampler = host, sampler
-        self.settle: Callable[[], None] = lambda: None
+        self.settle: Callable[[], None] = lambda: None  # waits for another thread's rollout
         self.engine, self.eval_engine = engine, eval_engine
         self._owns_prompts, self._tokenizer = owns_prompts, tokenizer
 
@@ -58,10 +54,9 @@ class EpisodePlayer:
         repeated: frozenset[int] = frozenset(),
         version: int | None = None,
     ) -> Rollout:
-        """Play one episode per row.
+        """Play one episode per row; `version` is the number of optimizer steps of an older policy.
 
-        `names` identify the episodes of an evaluation; `repeated` holds the numbers of those that only pad
-        its batch; `version` is the number of optimizer steps of an older policy.
+        `names` identify the episodes of an evaluation; `repeated` numbers those that only pad its batch.
         """
         if self._host.rollout_func is not None:
             rows, _ = self._prompts(inputs)

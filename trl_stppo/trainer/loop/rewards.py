@@ -30,11 +30,7 @@ class EpisodeRewards:
         self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
 
     def add_rewards(self, rollout: Rollout) -> Tensor:
-        """Call reward functions, then turn reward functions, and add their rewards to the rollout.
-
-        Returns:
-            The rewards of all processes' episodes, [W * B, F].
-        """
+        """Add the rewards of all functions to the rollout; return those of all processes, [W * B, F]."""
         host, episodes = self._host, rollout.episodes
         if rollout.has_environment:
             endings = [_ending(episode) for episode in episodes]
@@ -73,11 +69,7 @@ class EpisodeRewards:
                 host.environments = before
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Return episode scores [B], and whether each episode has one.
-
-        An episode without one, whose functions all return None and whose turns have no rewards, does not
-        train.
-        """
+        """Return episode scores [B], and whether each episode has one; see `score`."""
         host = self._host
         return score(
             rollout,

@@ -17,10 +17,7 @@ EpisodeKey = tuple[int, int]  # row and repetition of an evaluation's episode
 
 @dataclass
 class Rollout:
-    """Prompts, episodes and rewards of one process's rollout.
-
-    Rows and episodes have separate numbers: `episodes[i]` belongs to `rows[episodes[i].row]`.
-    """
+    """Prompts, episodes and rewards of one process; `episodes[i]` belongs to `rows[episodes[i].row]`."""
 
     # Dataset rows, each with a `prompt`, and with the columns that a `rollout_func` returned.
     rows: list[Row]

@@ -55,10 +55,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self, version: int | None = None) -> Iterator[Backend]:
-        """Context with the backend that samples one rollout; `version`: optimizer steps of its policy.
-
-        It is None if the policy of now samples.
-        """
+        """Context with the backend of a rollout; `version`: optimizer steps of an older policy, else None."""
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
@@ -115,10 +112,7 @@ class TurnSampler:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether the log-probabilities of sampler and training differ only by rounding in float32 on a CPU.
-
-        It is None if they compute those of different distributions.
-        """
+        """Whether sampler and training differ by float32's rounding alone; None for other distributions."""
         host, policy = self._host, self._host.accelerator.unwrap_model(self._host.model)
         settings, _ = sampling_settings(host)
         if settings is None or settings.truncates or not host.args.disable_dropout:

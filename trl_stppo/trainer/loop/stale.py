@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 
 class StalePolicies:
-    """The policy's weights before each of its last updates, kept in main memory.
-
-    `staleness`: updates (rollout batches) by which the playing policy is behind; 0 keeps no weights.
-    """
+    """The policy's weights before each of its last `staleness` updates, in main memory; 0 keeps none."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
         self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
@@ -28,7 +25,8 @@ class StalePolicies:
         if not self._staleness:
             yield
             return
-        self._in_rollout = kept = deque([*self._kept, self._copies()], self._kept.maxlen)
+        present = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
+        self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
         try:
             yield
         finally:
@@ -37,10 +35,7 @@ class StalePolicies:
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context in which the policy has the weights of `staleness` updates ago, during a rollout.
-
-        Until there have been that many updates, the first policy plays.
-        """
+        """Context in which the policy has its weights of `staleness` updates ago, at least the first ones."""
         if self._in_rollout is None:
             yield
             return
@@ -63,9 +58,6 @@ class StalePolicies:
         """Restore what `state_dict` returned."""
         self._kept.clear()
         self._kept.extend(state)
-
-    def _copies(self) -> list[Tensor]:
-        return [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
 
     @torch.no_grad()
     def _load(self, weights: list[Tensor]) -> None:

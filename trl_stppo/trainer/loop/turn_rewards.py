@@ -115,13 +115,9 @@ class TurnRewardFuncs:
                 )
 
     def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:
-        """Add the functions' rewards to the environment's reward of each turn.
+        """Add the functions' rewards to the environment's reward of each turn, and log both by `metric_sums`.
 
-        Args:
-            rollout: gets `turn_rewards`, and in `metric_sums` the values to log: the rewards of each
-                function, without episodes that only pad the batch, and the values that functions pass
-                to `log_metric`.
-            environments: those of its episodes, None if functions do not get them.
+        Metrics leave out episodes that only pad the batch. `environments`: None if functions do not get them.
         """
         turns = turns_in_context(self._tokenizer, rollout)
         # Copies: the original lists belong to the episodes.

@@ -41,10 +41,7 @@ class VLLM:
     # --------------------------------------------------------------------------- weights
 
     def sync(self, version: int | None = None) -> int:
-        """Send new or lost weights to vLLM before a rollout; all processes call it together.
-
-        `version`: optimizer steps of the weights; default those of now. Returns it.
-        """
+        """Send new or lost weights before a rollout; return their optimizer steps. All processes call it."""
         host = self._host
         version = host.state.global_step if version is None else version
         lost = host.vllm_mode == "server" and self._has_lost()
@@ -62,7 +59,11 @@ class VLLM:
                 self._send()
         self._host.internals.synced_step = version
         if host.vllm_mode == "server":
-            self._name_weights(f"{self._run}-{version}#{next(self._numbers)}")
+            names = [""]
+            if host.accelerator.is_main_process:
+                name = f"{self._run}-{version}#{next(self._numbers)}"
+                names = [self._client.name_weights(name)]
+            self._name = str(broadcast_object_list(names)[0])
 
     def _send(self) -> None:
         """Send the weights; on a server within a limit of time."""
@@ -118,12 +119,6 @@ class VLLM:
                 if time.monotonic() > until:
                     raise
             time.sleep(LOOK_SECONDS)
-
-    def _name_weights(self, name: str) -> None:
-        names = [""]
-        if self._host.accelerator.is_main_process:
-            names = [self._client.name_weights(name)]
-        self._name = str(broadcast_object_list(names)[0])
 
     def _send_again(self) -> str:
         """Send the weights to a server that was restarted during a rollout."""

@@ -60,9 +60,9 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 
     if dataset is None:
         if rollout.text and None not in rollout.text:
+            names = list(rollout.text)
             raise ValueError(
-                f"`train_dataset` is missing, but `environment_factory` has the names "
-                f"{list(rollout.text)}: rows with a column `environment` must choose among them."
+                f"`train_dataset` is missing; its `environment` must choose among {names}."
             )
         if not (rollout.text or rollout.agent):
             return None  # GRPOTrainer decides, and explains
@@ -77,8 +77,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
     times = -(-needed // len(dataset))
     if times > 1:
         logger.warning(
-            "`train_dataset` has %s rows, fewer than the %s prompts of one rollout batch: each row is "
-            "repeated %s times, and an epoch is one rollout batch.",
+            "`train_dataset` has %s rows, fewer than the %s of one rollout batch: each is repeated %s times.",
             len(dataset), needed, times,
         )  # fmt: skip
     return dataset.repeat(times) if times > 1 else dataset

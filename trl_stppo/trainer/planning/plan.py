@@ -18,11 +18,8 @@ logger = logging.getLogger(__name__)
 
 # Options that only the rollout engine honours, None if unset.
 ENGINE_LIMITS = (
-    "max_turns",
-    "max_turn_tokens",
-    "max_malformed_actions",
-    "episode_timeout_seconds",
-    "generation_slots",
+    *("max_turns", "max_turn_tokens", "max_malformed_actions"),
+    *("episode_timeout_seconds", "generation_slots"),
 )
 
 
@@ -70,8 +67,7 @@ def check_overrides(trainer: Any) -> None:
     name, package = "_generate_and_score_completions", __name__.split(".")[0]
     if getattr(trainer, name).__module__.split(".")[0] != package:
         logger.warning(
-            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B]. To weigh "
-            "episodes there, multiply by `weights[:, None]`; for scores, override `_calculate_rewards`.",
+            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B].",
             type(trainer).__name__, name,
         )  # fmt: skip
 
@@ -173,30 +169,21 @@ def plan_rollout(
     for i, tool in enumerate(plan.standalone_tools):
         if not callable(tool):
             raise TypeError(f"`tools[{i}]` is {tool!r:.70}, not a function.")
-    if rollout_func is not None and (tools or tool_environments):
-        raise ValueError(
-            "`rollout_func` and `tools` or a tool `environment_factory` were both given; pass one of them."
-        )
-    if text and tools:
-        raise ValueError(
-            "`tools` and a text `environment_factory` were both given; pass one of them."
-        )
-    if text and rollout_func is not None:
-        raise ValueError(
-            "`rollout_func` and a text `environment_factory` were both given; pass one of them."
-        )
-    if not plan.plays_environment:
-        _check_unused_limits(args)
-    return plan
-
-
-def _check_unused_limits(args: PPOConfig) -> None:
-    """Refuse limits that would have no effect."""
-    for name in ENGINE_LIMITS:
+    by_func = rollout_func is not None
+    tooled = tools or tool_environments
+    for pair, both in (
+        ("`rollout_func` and `tools` or a tool `environment_factory`", by_func and tooled),
+        ("`tools` and a text `environment_factory`", text and tools),
+        ("`rollout_func` and a text `environment_factory`", by_func and text),
+    ):
+        if both:
+            raise ValueError(f"{pair} were both given; pass one of them.")
+    for name in () if plan.plays_environment else ENGINE_LIMITS:
         if getattr(args, name) is not None:
             raise ValueError(
                 f"`{name}={getattr(args, name)}` is for episodes with an environment or tools."
             )
+    return plan
 
 
 # -------------------------------------------------------------------- evaluation

@@ -31,19 +31,15 @@ class RewardPlan:
     # Index of the function that returns the turn rewards' sum, for the log and because
     # GRPOTrainer needs at least one function; not added to the score.
     turn_sum: int | None = None
-    current: CurrentEpisodes = field(
-        default_factory=CurrentEpisodes
-    )  # the episodes of the current call
+    # The episodes of the current call.
+    current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 
     def weights(self, given: list[float] | None) -> list[float] | None:
         """Return the caller's weights, with 1 for each function that we added; None without weights."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """Replace the functions that GRPOTrainer has made of environments' `get_reward`.
-
-        The engine has already called `get_reward`; a failure there affects one episode only.
-        """
+        """Replace GRPOTrainer's functions of `get_reward`, which the engine has already called."""
         own = len(self.funcs)
         return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
 
@@ -78,10 +74,7 @@ def plan_rewards(
     *,
     scores_turns: bool,
 ) -> RewardPlan:
-    """Collect all sources of reward in GRPOTrainer's form.
-
-    `columns`: all that reward functions get of a row; None if unknown.
-    """
+    """Collect all sources of reward; `columns` are all that functions get of a row, None if unknown."""
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]

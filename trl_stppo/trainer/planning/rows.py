@@ -13,13 +13,7 @@ PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
-    """Return copies of the rows, each with a `prompt`.
-
-    `owns_prompts`: as for `EpisodePlayer`.
-
-    Returns:
-        The rows, and the exact prompt ids of pre-tokenised rows, else None.
-    """
+    """Return copies of the rows, each with a `prompt`, and the ids of pre-tokenised prompts, else None."""
     text_only.check_rows(rows)
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:

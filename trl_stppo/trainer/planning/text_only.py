@@ -21,9 +21,8 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
     """Refuse a processor, which has a tokenizer and accepts images too."""
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
-            f"`processing_class`, given or loaded with the model, is a "
-            f"{type(processing_class).__name__}: images are not supported. For text alone pass "
-            f"AutoTokenizer.from_pretrained({_name(model) or '<its name>'!r})."
+            f"`processing_class`, given or loaded, is a {type(processing_class).__name__}: images are not "
+            f"supported. Pass AutoTokenizer.from_pretrained({_name(model) or '<its name>'!r})."
         )
 
 

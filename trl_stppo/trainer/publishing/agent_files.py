@@ -69,7 +69,10 @@ def _sampling(host: Bridge) -> dict[str, Any]:
 
 def card_names(model_name: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
     """Return the model name and dataset name for TRL's template, escaped and on one line."""
-    data = next(iter([*_public(dataset_name), *hub_datasets(rows)]), None)
+    known, given = hub_datasets(rows), dataset_name or ""
+    if "/" in given.strip("./~") and not (os.path.isabs(given) or os.path.exists(given)):
+        known = [given]
+    data = next(iter(known), None)
     return plain(model_name), None if data is None else plain(data)
 
 
@@ -116,10 +119,3 @@ def _transcript(folder: Path) -> str | None:
         f"{m.get('role')}: {plain(m.get('content') or m.get('tool_calls'), 300)}" for m in messages
     ]
     return "\n".join([*lines, f"score {episode.score}"])
-
-
-def _public(name: str | None) -> list[str]:
-    """Return the id of data on the Hub; empty for paths and for rows that this package makes."""
-    if name is None or os.path.isabs(name) or os.path.exists(name):
-        return []
-    return [name] if "/" in name.strip("./~") else []

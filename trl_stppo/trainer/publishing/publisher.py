@@ -55,7 +55,7 @@ class Publisher(TrainerCallback):
         self._describe, self._limits = describe, limits
         self._saved_for_push = True
         self._pushing: Path | None = None  # a checkpoint; None in a push of the final agent
-        self._saving_checkpoint = self._foreign_card_named = False
+        self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}
         host.add_callback(self)
 
@@ -145,15 +145,11 @@ class Publisher(TrainerCallback):
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
         """Write a checkpoint, push from it, and delete older ones unless they are being uploaded."""
         run_dir = Path(self._host.internals.output_dir(trial))
-        self._saving_checkpoint = True
-        try:
-            folder = self._checkpoints.save(wrapped, run_dir, model, trial)
-            if self._host.args.push_to_hub:
-                self._host.internals.push(str(folder))
-            uploading = {f for job, f in self._pushed_from.items() if not job.done()}
-            self._checkpoints.prune(run_dir, {folder, *uploading})
-        finally:
-            self._saving_checkpoint = False
+        folder = self._checkpoints.save(wrapped, run_dir, model, trial)
+        if self._host.args.push_to_hub:
+            self._host.internals.push(str(folder))
+        uploading = {f for job, f in self._pushed_from.items() if not job.done()}
+        self._checkpoints.prune(run_dir, {folder, *uploading})
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Push the complete agent as upstream does; a failure is a warning and does not end the run."""

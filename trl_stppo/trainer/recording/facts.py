@@ -24,10 +24,7 @@ def facts(
     reward_names: Sequence[str],
     engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
-    """Return plain data of some episodes' contexts, from a scored rollout.
-
-    `first`: number of this process's first episode among those of all processes.
-    """
+    """Return plain data of some episodes' contexts; `first` is the number of this process's first episode."""
     rewards = rollout.rewards.tolist()
     result = []
     for number in numbers:

@@ -24,14 +24,10 @@ def lines(
     passes: dict[str, Tensor],
     pieces: Pieces,
 ) -> list[dict[str, Any]]:
-    """Make one line per episode.
+    """Make one line per episode of `facts.facts`, with their rows of the rollout batch, [N, T].
 
-    Args:
-        episodes: `facts.facts`.
-        batch: their rows of the rollout batch, [N, T].
-        passes: of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the
-            episode's `weight`, and `seen`, whether there was a pass. Empty without a pass.
-        pieces: cuts the text.
+    `passes`, of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the episode's
+    `weight`, and `seen`, whether there was a pass. Empty without a pass. `pieces` cuts the text.
     """
     # The only synchronisation with the device.
     batch = {name: tensor.cpu() for name, tensor in batch.items()}

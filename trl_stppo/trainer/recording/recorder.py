@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,6 @@ from ..loop.player import EpisodePlayer
 from ..loop.rollout import Rollout
 from .facts import facts
 from .lines import lines
-from .open_record import OpenRecord
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,39 @@ TRAINED = (
     *("policy/clip_fraction", "policy/ratio_max", "policy/approx_kl", "policy/entropy"),
     *("clip_bias/norm", "clip_bias/scale"),
 )
+
+
+@dataclass
+class OpenRecord:
+    """The record of a rollout batch whose update is not over, or of an evaluation."""
+
+    header: dict[str, Any]
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    batch: dict[str, Tensor] = field(default_factory=dict)
+    passes: dict[str, Tensor] = field(default_factory=dict)
+    outcomes: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def observe(self, rows: Tensor, figures: dict[str, Tensor]) -> None:
+        """Store the values, [b, t] each, of the recorded rows."""
+        size = len(self.episodes)
+        slots = rows.clamp(max=size)
+        for name, values in figures.items():
+            if name not in self.passes:
+                length = self.batch["completion_ids"].size(1)
+                self.passes[name] = values.new_zeros(size + 1, length)
+            kept = self.passes[name]
+            kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
+
+    def outcomes_of_rows(self) -> list[Counter[str]]:
+        """Return the number of passes by outcome, for each recorded row."""
+        counts = [Counter[str]() for _ in self.episodes]
+        if self.outcomes:
+            rows = torch.cat([rows for _, rows in self.outcomes]).tolist()
+            names = [name for name, rows in self.outcomes for _ in range(len(rows))]
+            for row, name in zip(rows, names, strict=True):
+                if row < len(counts):
+                    counts[row][name] += 1
+        return counts
 
 
 class TraceRecorder(TrainerCallback):
@@ -152,12 +186,7 @@ class TraceRecorder(TrainerCallback):
                 self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
 
     def on_evaluate(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
         """Write the completed evaluation."""
         record, self._evaluation = self._evaluation, None
@@ -253,8 +282,7 @@ class TraceRecorder(TrainerCallback):
         except Exception as error:
             if not self._warned:
                 logger.warning(
-                    "The episodes of step %d were not recorded: %s: %s. Training goes on. Further failures "
-                    "are not logged.",
+                    "The episodes of step %d were not recorded: %s: %s. Training goes on.",
                     self._host.state.global_step, type(error).__name__, error,
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)

@@ -31,11 +31,7 @@ def policy_to_go_on_with(
     quantization_config: Any,
     peft_config: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Load the policy of a repository that holds an adapter; GRPOTrainer loads full models only.
-
-    Returns:
-        The three arguments for GRPOTrainer; unchanged if the model is not the name of an adapter.
-    """
+    """Load the policy of a repository that holds an adapter; return these three arguments for GRPOTrainer."""
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
     named = isinstance(model, str)
@@ -97,10 +93,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
 
 
 def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
-    """Load a published critic's adapter and head onto the backbone of a policy.
-
-    `rank`: the rank that the configuration requires, None for any.
-    """
+    """Load a published critic's adapter and head onto a policy's backbone; a `rank` of None allows any."""
     from peft import PeftConfig
 
     if not hasattr(policy, "peft_config"):

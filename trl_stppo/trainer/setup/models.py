@@ -44,11 +44,10 @@ class ReferencePlan:
 def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
     """Decide how the reference is made; it is needed for either KL.
 
-    GRPOTrainer makes it for policies given by name, and switches a fresh adapter off.
-    We copy an adapter that changes the output from the start: upstream does not copy an embedding's
-    adapter, and lets PiSSA and its like rewrite the base weights again. We copy a policy given as an
-    instance in its current state, because its weights may differ from the checkpoint that its config
-    names.
+    GRPOTrainer makes it for policies given by name, and switches a fresh adapter off. We copy an adapter that
+    changes the output from the start: upstream does not copy an embedding's adapter, and lets PiSSA and its
+    like rewrite the base weights again. We copy a policy given as an instance, because its weights may differ
+    from the checkpoint that its config names.
     """
     adapter_checks.check_policy_adapter(model, peft_config)
     if args.kl_coef == 0.0 and args.beta == 0.0:
@@ -128,8 +127,11 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         adapters.load_in_place(policy)
     if not host.has_critic:
         return NoCritic()
-    if published is None:
-        check_critic_rank(args, shared=is_peft and value_model is None and given.name is None)
+    is_separate = published is None and not (is_peft and value_model is None and given.name is None)
+    if args.critic_lora_r is not None and is_separate:
+        raise ValueError(
+            f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
+        )
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, host)
@@ -162,20 +164,8 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
     return critic
 
 
-def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
-    """Refuse an adapter's rank for a critic without an adapter."""
-    if args.critic_lora_r is not None and not shared:
-        raise ValueError(
-            f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
-        )
-
-
 def keep_trainable(model: nn.Module) -> None:
-    """Keep 4-bit weights on the CPU in the form that gradients pass through.
-
-    bitsandbytes repacks them, for speed, in the first forward pass in evaluation mode (of a rollout or
-    an evaluation), and after that training fails.
-    """
+    """Keep 4-bit weights on the CPU trainable; bitsandbytes would repack them in evaluation mode."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)

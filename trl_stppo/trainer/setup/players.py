@@ -53,7 +53,9 @@ def build_engines(
 ) -> tuple[RolloutEngine, RolloutEngine]:
     """Build the engines of training and of evaluation, which has environments of its own."""
     if rollout.agent is not None:
-        _prepare_for_agent(host, tokenizer)
+        grows = host.chat_template is None and host.args.agent_context == "grow"
+        template = agent_template(renderer(host, tokenizer), grows=grows)
+        host.chat_template = template or host.chat_template
     elif rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
@@ -128,14 +130,6 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
         lambda ids, before, tools: read_message(tokenizer, ids, before, tools),
         tool_suffix(tokenizer, renderer.control.render, renderer.template),
     )
-
-
-def _prepare_for_agent(host: Bridge, tokenizer: Any) -> None:
-    """Set the template of an agent's calls."""
-    grows = host.chat_template is None and host.args.agent_context == "grow"
-    template = agent_template(renderer(host, tokenizer), grows=grows)
-    if grows:
-        host.chat_template = template
 
 
 def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .._trl import replaced
 from ..planning import text_only
 from ..planning.data import DataPlan
 from ..planning.plan import RolloutPlan
@@ -64,14 +65,9 @@ class RunPlan:
             "reward_weights": self.rewards.weights(args.reward_weights),
             "enable_jit_checkpoint": False,
         }
-        before = {name: getattr(args, name) for name in options}
-        by_name = isinstance(self.model, str)
-        try:
-            for name, value in options.items():
-                setattr(args, name, value)
-            with vllm_engine.colocated_engine(trainer, args, loaded_by_name=by_name):
-                yield
-        finally:
-            for name, value in before.items():
-                setattr(args, name, value)
+        engine = vllm_engine.colocated_engine(
+            trainer, args, loaded_by_name=isinstance(self.model, str)
+        )
+        with replaced(args, **options), engine:
+            yield
         trainer.beta = args.beta

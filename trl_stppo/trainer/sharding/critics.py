@@ -52,10 +52,7 @@ class ShardedGradient(GradientBuffer):
 def prepare(
     host: Bridge, make: MakeOptimizer, rate: Callable[[], float | Tensor]
 ) -> tuple[GradientBuffer, CriticOptimizer]:
-    """Make the critic's gradient buffer and its optimizer.
-
-    All processes call it together. `rate` returns the learning rate of the next step.
-    """
+    """Make the critic's gradient buffer and optimizer, of rate `rate()`; all processes call it together."""
     critic = host.critic
     if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):
         return deepspeed_critic.prepare(host, critic, make, rate)

@@ -46,11 +46,7 @@ def shards_weights(accelerator: Any) -> bool:
 
 
 class CriticOptimizer:
-    """The optimizer of a critic beside an engine.
-
-    `buffer` must be reduced and clipped before `step` is called; `rate` returns the learning rate of the
-    next step.
-    """
+    """The optimizer of a critic beside an engine; `buffer` must be reduced and clipped before a step."""
 
     def __init__(
         self,
@@ -106,10 +102,7 @@ def is_in_pieces(value: Any) -> bool:
 
 
 def whole(value: Any, keep: bool) -> Any:
-    """Gather a full tensor into main memory on the processes that keep it; all call it together.
-
-    Other values are returned unchanged.
-    """
+    """Gather a shard's full tensor into main memory, None unless `keep`; all processes call it together."""
     if not is_in_pieces(value):
         return value
     with gathered([value]):
@@ -144,10 +137,7 @@ def keep_precision(accelerator: Any) -> None:
 
 
 def pass_over_empty_steps(engine: Any) -> None:
-    """Keep DeepSpeed from stepping if the loss has no graph: in warm-up, or in a stopped rollout.
-
-    It would fail, or move the weights by its moments.
-    """
+    """Keep DeepSpeed from failing, or stepping by its moments, if the loss has no graph, as in warm-up."""
     backward = engine.backward
 
     def backward_if_any(loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -166,11 +166,7 @@ class RolloutMetrics:
         return result
 
     def _turns(self, rollout: Rollout, episodes: Tensor) -> Tensor:
-        """Add metrics of all played episodes, including those that do not train.
-
-        Returns:
-            Number of sampled tokens.
-        """
+        """Add metrics of all played episodes, also of untrained ones; return the number of sampled tokens."""
         lists = [
             [e.num_turns for e in rollout.episodes],
             [e.num_sampled for e in rollout.episodes],
@@ -184,7 +180,6 @@ class RolloutMetrics:
     def _contexts(self, rollout: Rollout, episodes: Tensor) -> None:
         """Add the contexts of episodes, why they were opened, and what they cost."""
         device, sums = episodes.device, self._sums
-        opened = {reason: sum(e.opened[reason] for e in rollout.episodes) for reason in OPENED}
         rows = [[len(c.prompt_ids) + len(c.ids) for c in e.contexts] for e in rollout.episodes]
         in_one = sum(
             len(e.prompt_ids) + sum(len(c.ids) for c in e.contexts) for e in rollout.episodes
@@ -192,7 +187,8 @@ class RolloutMetrics:
         counts = torch.tensor([len(lengths) for lengths in rows], device=device)
         sums.add("contexts/mean", counts.sum(), episodes)
         sums.maximum("contexts/max", counts.max())
-        for reason, count in opened.items():
+        for reason in OPENED:
+            count = sum(e.opened[reason] for e in rollout.episodes)
             sums.add(f"contexts/{reason}", torch.tensor(count, device=device), episodes)
         tokens = torch.tensor([sum(map(sum, rows)), in_one], device=device)
         sums.add("contexts/tokens_ratio", *tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -10,8 +9,6 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from ..errors import HubError
 from ..redaction import redacted
-
-logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Files of a policy and its tokenizer.

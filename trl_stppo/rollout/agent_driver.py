@@ -25,7 +25,7 @@ from ..threads import DaemonThread
 from .agent_endpoint import AgentEndpoint
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
-from .driver import Call, Opening, Outcome
+from .driver import Call, Driver, Opening, Outcome
 from .episode import Episode, Limits
 from .openai_wire import (
     Answers,
@@ -176,8 +176,8 @@ def episode_over() -> RefusedRequest:
     return RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
-class AgentDriver:
-    """Drives an agent of the caller.
+class AgentDriver(Driver):
+    """Drives an agent of the caller; `answer` plays its turns.
 
     Args:
         agent: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
@@ -209,9 +209,8 @@ class AgentDriver:
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """Start the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
-        contexts = AgentContexts(
-            episode, self._renderer, self._format.suffix, self._limits, renders=self._renders
-        )
+        limits, suffix = self._limits, self._format.suffix
+        contexts = AgentContexts(episode, self._renderer, suffix, limits, self._renders)
         row = copy.deepcopy(episode.columns)  # agents append to its messages
         session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session
@@ -239,9 +238,6 @@ class AgentDriver:
         if not request.reads_tools:
             return {"role": "assistant", "content": self._renderer.decode_action(ids)}
         return self._format.parse(ids, context.prompt_ids + context.ids, request.tools)
-
-    def turn(self, episode: Episode, message: Message) -> None:
-        """Return None: `answer` plays the turns of agents."""
 
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
         """Append a sampled turn and make the call that answers the agent.
@@ -292,11 +288,8 @@ class AgentDriver:
         session, refused = episode.env, episode_over()
         if reason is StopReason.TOKEN_BUDGET:
             session.refused += 1
-            refused = RefusedRequest(
-                400,
-                "The messages leave no token to sample. Shorten them.",
-                "context_length_exceeded",
-            )
+            full = "The messages leave no token to sample. Shorten them."
+            refused = RefusedRequest(400, full, "context_length_exceeded")
             if session.error is not None:
                 refused = RefusedRequest(400, f"The chat template fails: {session.error}")
             ends = session.refused >= MAX_REFUSED
@@ -316,18 +309,15 @@ class AgentDriver:
 
         return refusing
 
-    def scoring(self, episode: Episode) -> None:
-        """Return None: an agent returns its reward."""
-
     def release(self, episode: Episode) -> None:
-        """End the agent of an episode that is over."""
+        """See `Driver`."""
         if episode.env is not None:
             episode.env.close()
             if self._endpoint is not None:
                 self._endpoint.close(episode.env)
 
     def close(self) -> None:
-        """Close the address, if there is one."""
+        """See `Driver`."""
         if self._endpoint is not None:
             self._endpoint.stop()
 

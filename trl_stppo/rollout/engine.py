@@ -16,11 +16,9 @@ from typing import Any
 from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
-from .agent_driver import AgentDriver
 from .chat import ChatRenderer, Message
 from .episode import Durations, Episode
-from .loop import EpisodeLoop
-from .parts import Parts
+from .loop import EpisodeLoop, Parts
 from .record import FAILURES, culprit
 
 logger = logging.getLogger(__name__)
@@ -79,8 +77,7 @@ class RolloutEngine(Parts):
             except ThreadStartError:  # the interpreter is ending and starts no more threads
                 logger.debug("environments are not closed: the interpreter is ending")
         for driver in self.drivers.values():
-            if isinstance(driver, AgentDriver):
-                driver.close()
+            driver.close()
         self.calls.close()
 
     def _episodes(

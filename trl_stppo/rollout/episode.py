@@ -112,17 +112,6 @@ class Context:
         room = self.room(limits)
         return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
 
-    def close(self, placeholder_id: int) -> None:
-        """Verify the row once more.
-
-        Args:
-            placeholder_id: the token, outside every mask, of a row without any token; TRL cannot
-                collate an empty completion.
-        """
-        if not self.ids:
-            self.append_observation([placeholder_id])
-        self.check_prefix()
-
 
 @dataclass(eq=False, repr=False)
 class Episode(Context):

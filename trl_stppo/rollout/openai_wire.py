@@ -6,7 +6,6 @@ Source: platform.openai.com/docs/api-reference/chat; the package `openai`, 3.54.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -14,8 +13,6 @@ from typing import Any
 
 from .chat import Message
 from .contexts import AgentRequest
-
-logger = logging.getLogger(__name__)
 
 MODEL = "policy"
 RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
@@ -125,15 +122,9 @@ def completion(
     tokens: list[tuple[str, float]] | None,
     count: int,
 ) -> dict[str, Any]:
-    """Make a chat completion.
+    """Make a chat completion of `count` sampled tokens after `prompt` tokens.
 
-    Args:
-        name: its id.
-        message: the answer; its tool calls have ids.
-        finish: reason of its end.
-        prompt: tokens of the prompt.
-        tokens: text and log-probability of each token, None if they were not requested.
-        count: sampled tokens.
+    `tokens`: text and log-probability of each, None if they were not requested.
     """
     listed = None
     if tokens is not None:
@@ -157,28 +148,19 @@ def answer_message(message: Message, name: str, *, stopped: str | None) -> Messa
     for key in ("reasoning_content", "reasoning", "thinking"):
         if message.get(key):
             answer["reasoning_content"] = message[key]
-    calls = message.get("tool_calls") or []
-    if calls:
-        answer["tool_calls"] = [
-            {
-                "id": f"call_{name}_{number}",
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": json.dumps(call["function"]["arguments"]),
-                },
-            }
-            for number, call in enumerate(calls)
-        ]
+    for number, call in enumerate(message.get("tool_calls") or []):
+        called, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
+        function = {"name": called, "arguments": arguments}
+        entry = {"id": f"call_{name}_{number}", "type": "function", "function": function}
+        answer.setdefault("tool_calls", []).append(entry)
         answer["content"] = answer["content"] or None
     return answer
 
 
 def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
     """Yield a completion as the lines of a stream: role, text, calls, end, usage."""
-    head = {key: whole[key] for key in ("id", "created", "model")} | {
-        "object": "chat.completion.chunk"
-    }
+    head = {key: whole[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
     (choice,) = whole["choices"]
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]

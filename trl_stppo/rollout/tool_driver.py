@@ -1,4 +1,4 @@
-"""Plays TRL's tool-method environments, and plain tools, by TRL's own contract.
+"""Plays TRL's tool-method environments, plain tools and plain prompts, by TRL's own contract.
 
 Per turn: the synchronous calls in their order, then the asynchronous ones together. The error of a
 tool that raises is its answer, and the episode continues. A turn that calls no tool ends the episode.
@@ -17,7 +17,7 @@ from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .calls import caught
 from .chat import Message, has_image
-from .driver import Call, Opening, Outcome, readable, trusts
+from .driver import Call, Driver, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied
@@ -38,8 +38,8 @@ class ToolFormat:
     suffix: Callable[[list[Message]], list[int]]
 
 
-class ToolDriver:
-    """Drives the tool environments of one factory, or tools without an environment.
+class ToolDriver(Driver):
+    """Drives the tool environments of one factory, tools without an environment, or neither.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.
@@ -61,7 +61,8 @@ class ToolDriver:
         self._run_async, self._isolated = run_async, isolated
         self._run_on_main = run_on_main
         self._main_only: set[str] = set()
-        self.type_name = type(probe).__name__ if probe is not None else "tools"
+        without = "tools" if standalone else None
+        self.type_name = without if probe is None else type(probe).__name__
         self.trusted_text = trusts(*([] if probe is None else [probe]), *standalone)
         self._methods = [] if probe is None else tool_names(probe)
         self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
@@ -101,7 +102,7 @@ class ToolDriver:
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Execute the turn's tool calls."""
         requests = message.get("tool_calls")
-        if not requests:
+        if not (self.tools and requests):
             return None
         turn = _ToolTurn(self._tools_of(episode.env), self._signatures, self._run_tool)
         turn.sort(requests)

@@ -289,8 +289,7 @@ class Agent:
             room = min(room, limits.max_context_tokens - len(ids))
         if room < 1:
             raise ValueError(
-                f"The conversation has {len(ids)} tokens; must be below the model's context of "
-                f"{limits.max_context_tokens}."
+                f"The conversation has {len(ids)} tokens; must be < {limits.max_context_tokens}, the context."
             )
         before = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
         turn = self._speaker.turn(

@@ -84,6 +84,6 @@ def _call(env: Any, word: str) -> tuple[str, Any]:
     tools = tool_names(env)
     if name not in tools:
         raise UsageError(
-            f"`--action {word}`: must begin with one of the tools {', '.join(tools) or '(none)'}."
+            f"`--action {word}`: allowed are the tools {', '.join(tools) or '(none)'}."
         )
     return name, parsed_json(arguments or "{}", "action")

@@ -85,8 +85,7 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
     base = adapter_base(folder)
     if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
         raise FileNotFoundError(
-            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Set "
-            f"the folder of a saved model, or its checkpoint-<step>."
+            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter."
         )
     try:
         load_tokenizer(folder, trust_remote_code=trust)
@@ -100,8 +99,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split. A file "
-            f"of rows is the split 'train'; a folder may have train.jsonl and test.jsonl."
+            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split."
         )
     if not hasattr(rows, "__len__"):
         rows = Dataset.from_list(list(rows))  # a stream: all rows are played
@@ -199,9 +197,7 @@ def evaluate(
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
     loop = agents.load_agent(args)
     if factory is None and loop is None and not functions:
-        raise UsageError(
-            "Nothing is scored: set `environment`, `agent`, `reward_funcs` or `figures`."
-        )
+        raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)

@@ -66,9 +66,7 @@ def _check_nodes(node: Any, path: str) -> None:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.value in lines:
-            raise UsageError(
-                f"{path}: `{key.value}` stands in lines {lines[key.value]} and {line}."
-            )
+            raise UsageError(f"{path}: `{key.value}` is in lines {lines[key.value]} and {line}.")
         lines[str(key.value)] = line
         kind = value.tag.rpartition(":")[2]
         if kind == "timestamp" or (kind in ("int", "float") and ":" in value.value):

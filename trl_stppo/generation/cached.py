@@ -56,9 +56,7 @@ class _Row:
     def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
         """Append a token; return the turn if this token ended it."""
         if not math.isfinite(logprob):
-            raise NonFiniteError(
-                f"The logits of episode {self.key} at position {len(self.ids)} are not finite."
-            )
+            raise NonFiniteError(f"Logits of episode {self.key} at {len(self.ids)} are not finite.")
         self.ids.append(token)
         self.logprobs.append(logprob)
         if token not in ends and len(self.logprobs) < self.limit:
@@ -129,12 +127,7 @@ class CachedBackend:
         elif row.request is not None:
             raise RuntimeError(f"Episode {key} already has a turn in flight.")
         elif row.ids[: row.cached] != request.ids[: row.cached]:
-            pairs = zip(row.ids[: row.cached], request.ids, strict=False)
-            same = [a == b for a, b in pairs]
-            at = same.index(False) if False in same else len(same)
-            raise RuntimeError(
-                f"The row of episode {key} has changed at position {at} of the {row.cached} in use."
-            )
+            raise RuntimeError(f"The row of episode {key} has changed in the cached tokens.")
         row.start(request, self._steps)
         self._waiting.append(row)
 

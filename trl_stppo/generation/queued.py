@@ -27,16 +27,12 @@ class QueuedBackend:
         """Queue a request."""
         key = request.key
         if request.max_new_tokens < 1:
-            raise ValueError(
-                f"max_new_tokens of episode {key} is {request.max_new_tokens}, not >= 1."
-            )
+            raise ValueError(f"Episode {key}: max_new_tokens={request.max_new_tokens}, not >= 1.")
         if key in self._queue:
             raise RuntimeError(f"Episode {key} already has a turn in flight.")
         full = self.capacity is not None and len(self._episodes) >= self.capacity
         if full and key not in self._episodes:
-            raise RuntimeError(
-                f"Episode {key} is one more than the {self.capacity} allowed at once."
-            )
+            raise RuntimeError(f"Episode {key} is one more than the {self.capacity} allowed.")
         self._episodes.add(key)
         self._queue[key] = request
 
@@ -53,9 +49,7 @@ def cut(
     if not ids:
         raise RuntimeError(f"The turn of episode {request.key} came back empty.")
     if logprobs is not None and len(logprobs) != len(ids):
-        raise RuntimeError(
-            f"The turn of episode {request.key} has {len(ids)} tokens but {len(logprobs)} logprobs."
-        )
+        raise RuntimeError(f"Episode {request.key}: {len(ids)} tokens, {len(logprobs)} logprobs.")
     limit = request.max_new_tokens
     logprobs = None if logprobs is None else logprobs[:limit]
     return TurnResult(request.key, ids[:limit], logprobs, version=version)

@@ -161,9 +161,5 @@ class ServerBackend(QueuedBackend):
     def _warn(self, error: ServerError) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "The vLLM server has not sampled a turn (%s). Turns are requested again, for up to %g s "
-                "while it is away; `sampling/asked_again` counts them.",
-                error,
-                self._patience,
-            )
+            text = "The vLLM server has not sampled a turn (%s). Turns are requested again, for up to %g s."
+            logger.warning(text, error, self._patience)

@@ -91,8 +91,7 @@ def load_model(
             )
         except OSError as error:
             raise ValueError(
-                f"The base model {base!r} of the adapter in `{folder}` could not be loaded: {error} Set "
-                f"`base_model` to its name or folder."
+                f"The adapter's base model {base!r} could not be loaded; set `base_model`. {error}"
             ) from error
         model = with_adapter(model, folder, trainable=False)
     else:
@@ -137,9 +136,7 @@ def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | Non
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if not base:
-        raise ValueError(
-            f"The adapter in `{folder}` does not name its base model. Set `base_model`."
-        )
+        raise ValueError(f"The adapter in `{folder}` names no base model. Set `base_model`.")
     return base, config.get("revision")
 
 
@@ -156,6 +153,5 @@ def _quantization(settings: AgentSettings, override: Any) -> Any:
         return BitsAndBytesConfig.from_dict(known)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"`quantization={known!r}` in agent.json is no configuration of bitsandbytes: {error} Set "
-            f"`quantization_config`, or False for none."
+            f"`quantization={known!r}` in agent.json is no configuration of bitsandbytes: {error}"
         ) from error

@@ -57,9 +57,7 @@ def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
     if CRITIC in model.peft_config:  # the caller has loaded one
         present = getattr(model.peft_config[CRITIC], "r", None)
         if rank not in (None, present):
-            raise ValueError(
-                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {present}."
-            )
+            raise ValueError(f"`critic_lora_r={rank}`: the adapter {CRITIC!r} has rank {present}.")
         return
     policy = model.peft_config[model.active_adapter]
     model.add_adapter(CRITIC, critic_lora_config(model, rank))

@@ -172,13 +172,10 @@ class SeparateCritic(Critic):
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not hasattr(base, "score") or not getattr(base, "base_model_prefix", ""):
             raise ValueError(
-                f"`value_model` is a {type(base).__name__}, which has no `score` head. Pass a model "
-                f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)."
+                f"`value_model` is a {type(base).__name__} without `score`, the head of a classifier."
             )
         if getattr(base.config, "num_labels", 1) != 1:
-            raise ValueError(
-                f"`value_model` has num_labels={base.config.num_labels}; a critic needs num_labels=1."
-            )
+            raise ValueError(f"`value_model`: num_labels={base.config.num_labels}; must be 1.")
         self.model, self._base, self.head = model, base, base.score
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")

@@ -57,8 +57,7 @@ def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
-            f"No critic can be made of a {kind.__name__}: `base_model_prefix={causal.base_model_prefix!r}` "
-            f"names no backbone of it. Pass `value_model`, or use a LoRA policy or STGRPOTrainer."
+            f"No critic can be made of a {kind.__name__}, whose prefix names no backbone. Pass `value_model`."
         )
     family = next(
         cls

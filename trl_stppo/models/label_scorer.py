@@ -60,9 +60,7 @@ class LabelTokenScorer:
         self.__name__ = str(model.name_or_path).rstrip("/").split("/")[-1] or "judge"
         first = [self._ids(label)[:1] for label in labels]
         if first[0] == first[1] or [] in first:
-            raise ValueError(
-                f"`labels={labels}`: their first tokens are {first}; they have to differ. Choose other words."
-            )
+            raise ValueError(f"`labels={labels}`: their first tokens {first} must differ.")
         self._yes, self._no = first[0][0], first[1][0]
         try:
             self._question([{"role": "user", "content": ""}], "")

@@ -111,8 +111,7 @@ def geometry_of(model: Any) -> Geometry:
         )
     except (AttributeError, ValueError) as error:
         raise ValueError(
-            f"The memory of a {config.model_type!r} model is unknown: its configuration does not give the "
-            f"shape of its layers ({error})."
+            f"The memory of a {config.model_type!r} model is unknown, as is the shape of its layers: {error}."
         ) from error
 
 

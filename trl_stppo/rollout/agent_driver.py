@@ -325,11 +325,8 @@ class AgentDriver(Driver):
         new = [name for name in names if name not in self._warned]
         self._warned |= {*new}
         if new:
-            logger.warning(
-                "The agent sets %s, without effect: the policy samples as the run is set to, because another "
-                "distribution would falsify the ratios.",
-                ", ".join(f"`{name}`" for name in new),
-            )
+            text = "The agent sets `%s`, without effect: the policy samples as the run is set to."
+            logger.warning(text, "`, `".join(new))
 
 
 def outcome_of(episode: Any, event: Any) -> Outcome:
@@ -343,8 +340,7 @@ def outcome_of(episode: Any, event: Any) -> Outcome:
         reward = 0.0  # a limit ended the episode
     if any(key not in RESULT_KEYS for key in result):
         raise ValueError(
-            f"The agent returned {event!r:.200}; allowed are a finite number, a dict with the keys "
-            f"{list(RESULT_KEYS)}, and None."
+            f"The agent returned {event!r:.200}; allowed: a number, a dict of {list(RESULT_KEYS)}, None."
         )
     return Outcome(
         reward=None if reward is None else check_reward(reward, "the agent's result"),
@@ -371,7 +367,6 @@ def _turn_rewards(given: Any, names: dict[str, int], turns: int) -> list[float] 
         rewards = list(given)
     if len(rewards) != turns:
         raise ValueError(
-            f"`turn_rewards` is {given!r:.80}; allowed are {turns} numbers, one per call, or a dict "
-            f"by id of the completion."
+            f"`turn_rewards` is {given!r:.80}; allowed: {turns} numbers, or a dict by completion id."
         )
     return [check_reward(reward, f"turn_rewards[{n}]") for n, reward in enumerate(rewards)]

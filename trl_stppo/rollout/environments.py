@@ -39,14 +39,11 @@ def split_environments(
     for name, factory in factories.items():
         if not callable(factory):
             kind = factory if isinstance(factory, str) else type(factory).__name__
-            raise ValueError(
-                f"`environment_factory` is or holds {kind!r}; allowed: classes and functions."
-            )
+            raise ValueError(f"`environment_factory` is or holds {kind!r}; allowed: callables.")
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(
-                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. It needs "
-                f"`reset(**row)`, and `step(action)` or public methods with type hints (tools)."
+                f"`environment_factory` made a {type(probe).__name__} without a `reset` method."
             )
         (text if is_text_environment(probe) else tools)[name] = factory
     return text, tools, probes

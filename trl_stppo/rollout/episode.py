@@ -90,9 +90,7 @@ class Context:
         self.logprobs += logprobs
         self._fingerprint = hash(tuple(self.ids))
         if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
-            raise RuntimeError(
-                f"{self!r}: {len(logprobs)} log-probabilities for {len(ids)} tokens."
-            )
+            raise RuntimeError(f"{self!r}: {len(logprobs)} logprobs for {len(ids)} tokens.")
 
     def check_prefix(self) -> None:
         """Raise RuntimeError if tokens have changed since they were appended."""

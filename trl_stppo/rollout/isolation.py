@@ -96,13 +96,12 @@ class IsolatedEnvironment:
         )
         try:
             made = self._ask("the factory", "make", body, seconds=start_timeout)
-        except _Late:
+        except BaseException as error:
             self.kill()
-            raise TimeoutError(
-                f"the environment of `{name}` was not there after {start_timeout:g} s"
-            ) from None
-        except BaseException:
-            self.kill()
+            if isinstance(error, _Late):
+                raise TimeoutError(
+                    f"no environment of `{name}` after {start_timeout:g} s"
+                ) from None
             raise
         self.pid, self.env_type_name, self.methods = made
 

@@ -107,9 +107,7 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         other = [part.get("type") for part in content if part.get("type") != "text"]
         if other:
-            raise RefusedRequest(
-                400, f"`content` has a part of type {other[0]!r}; allowed is 'text'."
-            )
+            raise RefusedRequest(400, f"`content` has a part {other[0]!r}; allowed is 'text'.")
         return "".join(part["text"] for part in content)
     return content or ""
 
@@ -242,9 +240,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         import httpx2
         import openai
     except ImportError as error:
-        raise ImportError(
-            "`agent` needs the package openai: pip install 'trl-stppo[agents]'."
-        ) from error
+        raise ImportError("`agent` needs openai: pip install 'trl-stppo[agents]'.") from error
     import asyncio
 
     def begin(request: Any, content: bytes) -> Future[Response]:

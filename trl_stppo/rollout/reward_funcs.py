@@ -89,8 +89,7 @@ def listed(rewards: Any, name: str, count: int) -> list[Any]:
         with suppress(TypeError):
             return list(rewards)
     raise ValueError(
-        f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
-        f"completions. Return a list with one number per completion, None if it does not apply."
+        f"`{name}` returned {rewards!r:.200} for {count} completions; allowed: a list of numbers and None."
     )
 
 
@@ -99,8 +98,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
     missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
-            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`; besides the prompt "
-            f"the rows have {', '.join(columns) or 'none'}."
+            f"`{name_of(func)}` needs `{'`, `'.join(missing)}`; the rows have {', '.join(columns) or 'none'}."
         )
     if left:
         raise TypeError(

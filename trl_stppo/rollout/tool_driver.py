@@ -189,13 +189,10 @@ class ToolDriver(Driver):
         name = f"{self.type_name}.{TURN_REWARDS}"
         if not isinstance(rewards, list):
             raise EnvironmentContractError(
-                f"`{name}` is a {type(rewards).__name__}; it must be a list of floats that is "
-                f"cleared in `reset` and appended to by the tools."
+                f"`{name}` is a {type(rewards).__name__}; must be a list that `reset` clears."
             )
         if len(rewards) < episode.turn_rewards_seen:
-            raise EnvironmentContractError(
-                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries in an episode."
-            )
+            raise EnvironmentContractError(f"`{name}` shrank to {len(rewards)} entries.")
         new = rewards[episode.turn_rewards_seen :]
         episode.turn_rewards_seen = len(rewards)
         return sum(check_reward(reward, f"{name}[-1]") for reward in new)
@@ -290,9 +287,7 @@ class _ToolTurn:
 
 def _check_text(result: Any, name: str) -> None:
     if has_image(result):
-        raise EnvironmentContractError(
-            f"{name} returned a content block of the type `image`, and images are not supported."
-        )
+        raise EnvironmentContractError(f"{name} returned an `image`; images are not supported.")
 
 
 def _tool_message(name: str, result: Any) -> Message:

@@ -71,9 +71,7 @@ def scores_of(
     check_columns(func, arguments, [key for key in turns[0].columns if key not in RESERVED])
     scores = listed(wait(func(**arguments)), name_of(func), len(turns))
     if len(scores) != len(turns):
-        raise ValueError(
-            f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)} turns."
-        )
+        raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
     return [
         None if score is None else check_reward(score, f"{name_of(func)}()[{i}]")
         for i, score in enumerate(scores)

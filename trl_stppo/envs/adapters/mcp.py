@@ -35,9 +35,7 @@ class McpEnv:
         self.close = weakref.finalize(self, server.end)
         if wrong := [t.name for t in server.tools if t.name in TAKEN or t.name.startswith("_")]:
             self.close()
-            raise ValueError(
-                f"The server has a tool {wrong[0]!r}: must not be one of {TAKEN}, or _*."
-            )
+            raise ValueError(f"The server has a tool {wrong[0]!r}; not allowed: {TAKEN}, _*.")
         methods = {tool.name: _method(tool, server) for tool in server.tools}
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 

@@ -203,6 +203,4 @@ def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:
         )
     if any(letter_of(gold, choices) for gold in answers):
         return True
-    raise ValueError(
-        f"answers is {answers!r}; must have a letter or a text of the choices {choices!r}."
-    )
+    raise ValueError(f"answers is {answers!r}; must have a letter or text of {choices!r}.")

@@ -87,9 +87,7 @@ def build_bm25(
             counts.flush()
             writer.close()
             if not counts.vocabulary:
-                raise ValueError(
-                    f"the corpus has {len(writer)} passages; one must have an indexed word."
-                )
+                raise ValueError(f"the corpus has {len(writer)} passages without an indexed word.")
             _save(counts, building, Path(scratch), k1, b)
         settings = {"stop_words": stop_words_name, "k1": k1, "b": b, "passages": len(writer)}
         write_manifest(building, KIND, settings)

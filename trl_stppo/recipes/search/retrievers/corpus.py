@@ -27,8 +27,7 @@ def passage_of(record: object) -> Passage:
         if isinstance(text, str) and isinstance(title, str | None):
             return Passage(_unquoted(title or ""), text)
     raise ValueError(
-        f"a passage is {record!r:.120}; must have a string `contents` (its first line the title), or a "
-        "string `text` and perhaps a string `title`."
+        f"a passage is {record!r:.120}; must have the string `contents`, or `text` and perhaps `title`."
     )
 
 

@@ -62,9 +62,7 @@ def _opener(name: str) -> Callable[[], Retriever]:
         return lambda: HttpRetriever(name)
     if kind in ("bm25", "dense") and rest:
         return lambda: _open_folder(kind, rest)
-    raise ValueError(
-        f"retriever is {name!r}; allowed are {_ALLOWED}, or an object with a method search."
-    )
+    raise ValueError(f"retriever is {name!r}; allowed are {_ALLOWED}, or an object.")
 
 
 def _open_stdlib() -> Retriever:

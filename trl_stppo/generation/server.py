@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..threads import DaemonThread
-from .protocol import TurnRequest, TurnResult
-from .queued import QueuedBackend, cut
+from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import inspect
 import logging
 import secrets
 import threading
@@ -37,6 +36,7 @@ from .openai_wire import (
     read_message,
 )
 from .record import StopReason, check_reward
+from .reward_funcs import is_async
 from .shared_loop import delegate_blocks
 from .tool_driver import ToolFormat
 
@@ -127,8 +127,7 @@ class AgentSession:
 
     async def start(self) -> AgentRequest | Any:
         """Start the agent; return its first request, or its result if it makes none."""
-        functions = self._agent, type(self._agent).__call__  # the other is of an instance
-        if any(map(inspect.iscoroutinefunction, functions)):
+        if is_async(self._agent):
             loop, context = asyncio.get_running_loop(), contextvars.copy_context()
             context.run(delegate_blocks, self)
             task = loop.create_task(self._run_async(), context=context)

@@ -28,14 +28,14 @@ def split_environments(
         `(text, tools, probes)`: factories by name (None is the single unnamed one), and the instance
         that each made for the probe.
     """
+    text: Factories = {}
+    tools: Factories = {}
+    probes: dict[str | None, Any] = {}
     factories: Factories = {}
     if isinstance(environment_factory, dict):
         factories = {name: make for name, make in environment_factory.items()}
     elif environment_factory is not None:
         factories = {None: environment_factory}
-    text: Factories = {}
-    tools: Factories = {}
-    probes: dict[str | None, Any] = {}
     for name, factory in factories.items():
         if not callable(factory):
             kind = factory if isinstance(factory, str) else type(factory).__name__

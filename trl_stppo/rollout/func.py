@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from ..errors import TurnSpanError
 from .chat import Message
@@ -39,13 +39,12 @@ def read_rollout(
     episodes: dict[int, Episode] = {}
     for row, (number, ids) in enumerate(zip(owners, completions, strict=True)):
         prompt_ids, ids = list(output["prompt_ids"][row]), [int(i) for i in ids]
-        episode = episodes.get(number)
-        if episode is None:
-            context: Context = Episode(number, dict(rows[number]), prompts[number])
-            episode = episodes[number] = cast(Episode, context)
+        context: Context = Context()
+        if number in episodes:
+            episodes[number].more.append(context)
         else:
-            context = Context()
-            episode.more.append(context)
+            context = episodes[number] = Episode(number, dict(rows[number]), prompts[number])
+        episode = episodes[number]
         context.prompt_ids = prompt_ids
         _append(episode, context, ids, None if logprobs is None else logprobs[row], spans[row])
         episode.messages.append(read(ids, prompt_ids))

@@ -53,24 +53,24 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
             for i, reward in enumerate(listed(rewards, name, count))
         ]
 
-    if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(
-        getattr(func, "__call__", None)  # noqa: B004
-    ):
-
-        async def asynchronous(**kwargs: Any) -> list[float | None]:
-            kept, selected = _select(kwargs, current.episodes)
-            check_columns(func, selected, _columns(kwargs))
-            rewards = checked(await func(**selected), len(kept)) if kept else []
-            return _spread(rewards, kept, kwargs)
-
-        return _named_like(asynchronous, func, name)
+    async def asynchronous(**kwargs: Any) -> list[float | None]:
+        kept, selected = _select(kwargs, current.episodes)
+        check_columns(func, selected, _columns(kwargs))
+        return _spread(checked(await func(**selected), len(kept)) if kept else [], kept, kwargs)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
         check_columns(func, selected, _columns(kwargs))
         return _spread(checked(func(**selected), len(kept)) if kept else [], kept, kwargs)
 
-    return _named_like(synchronous, func, name)
+    wrapper = functools.update_wrapper(asynchronous if is_async(func) else synchronous, func)
+    wrapper.__name__ = name
+    return wrapper
+
+
+def is_async(func: Callable[..., Any]) -> bool:
+    """Whether it is a coroutine function, or an object that is called like one."""
+    return any(map(inspect.iscoroutinefunction, (func, type(func).__call__)))
 
 
 def is_function(func: Any) -> bool:
@@ -154,12 +154,6 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
         return values  # GRPOTrainer raises for a wrong number
     by_row = dict(zip(kept, values, strict=True))
     return [by_row.get(row) for row in range(rows)]
-
-
-def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:
-    functools.update_wrapper(wrapper, func)
-    wrapper.__name__ = name
-    return wrapper
 
 
 def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:

@@ -245,16 +245,12 @@ class _ToolTurn:
         for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):
             self._record(name, result, error)
 
-    def _fits(self, name: str, arguments: Any) -> bool:
+    def _schedule(self, name: str, arguments: Any) -> None:
+        tool, fits = self._tools[name], True
         try:
             self._signatures[name].bind(**arguments)
         except TypeError:
-            return False
-        return True
-
-    def _schedule(self, name: str, arguments: Any) -> None:
-        tool, fits = self._tools[name], self._fits(name, arguments)
-        self.malformed = self.malformed or not fits
+            fits, self.malformed = False, True
         # A call that does not fit fails at once, asynchronous or not, with Python's own message.
         if fits and inspect.iscoroutinefunction(tool):
             self.waiting.append((name, tool, arguments))

@@ -159,7 +159,7 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
-            f"The prompts{rows} are messages, but the tokenizer {name!r} has no `chat_template`."
+            f"The prompts{rows} are messages, but the tokenizer {name!r} has no chat template."
         )
 
 

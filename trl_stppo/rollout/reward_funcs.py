@@ -89,7 +89,7 @@ def listed(rewards: Any, name: str, count: int) -> list[Any]:
         with suppress(TypeError):
             return list(rewards)
     raise ValueError(
-        f"`{name}` returned {rewards!r:.200} for {count} completions; allowed: a list of numbers and None."
+        f"`{name}` returned {rewards!r:.80} (a {type(rewards).__name__}), not a list of {count} numbers."
     )
 
 

@@ -89,10 +89,8 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
 def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -> None:
     """Reject rows without a split that evaluation needs, and streams without a number of steps."""
     strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
-    for name, value, off in (
-        ("eval_episodes", args.eval_episodes, 0),
-        ("eval_strategy", strategy, "no"),
-    ):
+    wanted = {"eval_episodes": (args.eval_episodes, 0), "eval_strategy": (strategy, "no")}
+    for name, (value, off) in wanted.items():
         if value != off and held_out is None:
             raise UsageError(
                 f"`{name}={value}`, but {args.rows_name} has no split {args.dataset_test_split!r}; set {off}."

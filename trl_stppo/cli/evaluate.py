@@ -142,15 +142,14 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
+    length = config.max_completion_length
     with unpartitioned():
         agent = Agent.from_pretrained(
             str(folder),
             quantization_config=get_quantization_config(model_args) or False,
             device=config.device,
             model_init_kwargs=options,
-            max_completion_length=config.eval_settings.get(
-                "max_completion_length", config.max_completion_length
-            ),
+            max_completion_length=config.eval_settings.get("max_completion_length", length),
             chat_template_kwargs=config.chat_template_kwargs or {},
             agent_context=config.agent_context,
             sampling=_sampling_of(config),
@@ -220,9 +219,7 @@ def evaluate(
             parallel=min(size, config.generation_slots or size),
         )
         for data, rows in sets.items():
-            set_seed(
-                config.seed + config.process_index
-            )  # for code that draws from the global generators
+            set_seed(config.seed + config.process_index)  # of the global generators
             parts[data] = figures_of(evaluation.figures(rows), titles_of(evaluation))
     return with_averages(parts)
 

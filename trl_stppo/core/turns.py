@@ -82,7 +82,8 @@ def _checked_span(
     if previous is not None and start < previous[1]:
         fault = "out of order: ends" if end <= previous[0] else "overlaps: starts"
         raise TurnSpanError(
-            f"{where}: {fault} before turn {turn - 1} is over; start must be at least {previous[1]}"
+            f"{where}: {fault} before turn {turn - 1}, span {previous!r}, is over; "
+            f"start must be at least {previous[1]}"
         )
     return start, end
 

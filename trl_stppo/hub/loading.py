@@ -30,21 +30,16 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # Unset, `trust_remote_code` makes transformers prompt in a terminal.
-    options = {
-        "padding_side": "left",
-        "truncation_side": "left",
-        "trust_remote_code": False,
-        **options,
-    }
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    options = {**sides, "trust_remote_code": False, **options}
     folder = Path(name)
     file = folder / "tokenizer_config.json"
     if not file.is_file() and adapter_base(folder) is not None:
         base, of_base = base_of(folder)
         return AutoTokenizer.from_pretrained(base, revision=of_base, **options)
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    plain = (
-        config.get("tokenizer_class") in PLAIN_TOKENIZERS and (folder / "tokenizer.json").is_file()
-    )
+    plain = config.get("tokenizer_class") in PLAIN_TOKENIZERS
+    plain = plain and (folder / "tokenizer.json").is_file()
     # transformers would use the usual class of the model, which may split words differently.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
     try:
@@ -86,9 +81,8 @@ def load_model(
     if is_adapter:
         base, revision = base_of(folder, base_model)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                base, **{"revision": revision, "token": token, **kwargs}
-            )
+            options = {"revision": revision, "token": token, **kwargs}
+            model = AutoModelForCausalLM.from_pretrained(base, **options)
         except OSError as error:
             raise ValueError(
                 f"The adapter's base model {base!r} could not be loaded; set `base_model`. {error}"

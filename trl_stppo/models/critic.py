@@ -141,13 +141,9 @@ class SharedCritic(Critic):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "adapter_config.json").exists():
             self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
-        save_file(
-            {
-                k: v.detach().cpu().contiguous()
-                for k, v in (self.full or self.head.state_dict()).items()
-            },
-            folder / HEAD_FILE,
-        )
+        head = self.full or self.head.state_dict()
+        head = {name: weight.detach().cpu().contiguous() for name, weight in head.items()}
+        save_file(head, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
         """See `Critic.load`."""

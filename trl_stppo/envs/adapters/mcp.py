@@ -58,10 +58,8 @@ class _Server:
         try:
             from mcp import ClientSession, StdioServerParameters, stdio_client
 
-            parameters, over = (
-                StdioServerParameters(command=command, args=args, env=env),
-                asyncio.Event(),
-            )
+            over = asyncio.Event()
+            parameters = StdioServerParameters(command=command, args=args, env=env)
             async with (
                 stdio_client(parameters, sys.__stderr__) as streams,
                 ClientSession(*streams) as session,
@@ -112,9 +110,8 @@ def _method(tool: Any, server: _Server) -> Any:
             shared = {"$defs": schema["$defs"]} if "$ref" in str(each) else {}
             text = f"{text} JSON schema: {json.dumps(each | shared)}"
         arguments.append(f"\n    {name}: {' '.join(text.split())}")
-        default = (
-            inspect.Parameter.empty if name in schema.get("required", ()) else each.get("default")
-        )
+        required = name in schema.get("required", ())
+        default = inspect.Parameter.empty if required else each.get("default")
         kind = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": _hint(each)}
         parameters.append(inspect.Parameter(name, default=default, **kind))
     method.__name__ = method.__qualname__ = tool.name

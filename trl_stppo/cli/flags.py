@@ -141,11 +141,8 @@ def divided(
             raise UsageError(f"`{key}` in {path} is not known. {hint(key, known)}")
     if isinstance(settings.get("env"), dict):  # launched processes inherit it
         os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
-    return (
-        _without(words, rest),
-        rest,
-        {k: v for k, v in settings.items() if k in others and k not in flags_here},
-    )
+    theirs = {k: v for k, v in settings.items() if k in others and k not in flags_here}
+    return _without(words, rest), rest, theirs
 
 
 def _fields_of_commands() -> Iterator[str]:

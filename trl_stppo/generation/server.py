@@ -63,9 +63,7 @@ class ServerBackend(QueuedBackend):
         super().__init__(capacity=capacity)
         self._server, self._weights, self._patience = server, weights, patience
         self._send_weights, self._awaits_weights = send_weights, awaits_weights
-        self._answers: queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]] = (
-            queue.SimpleQueue()
-        )
+        self._answers = queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]]()
         self._lost = threading.Event()  # the weights
         self._away_since: float | None = None
         self._warned = warned

@@ -212,6 +212,4 @@ class SeparateCritic(Critic):
 
 def missing_critic(folder: Path) -> FileNotFoundError:
     """Return the error for a checkpoint that holds the policy but not its critic."""
-    return FileNotFoundError(
-        f"`{folder}` does not hold the critic that belongs to this checkpoint, of this run's kind."
-    )
+    return FileNotFoundError(f"`{folder}` does not hold this checkpoint's critic, of this kind.")

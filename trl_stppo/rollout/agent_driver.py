@@ -178,13 +178,8 @@ def episode_over() -> RefusedRequest:
 class AgentDriver(Driver):
     """Drives an agent of the caller; `answer` plays its turns.
 
-    Args:
-        agent: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
-        renderer: of messages.
-        format: reads tool calls and renders their answers.
-        limits: of each context.
-        renders: as of `AgentContexts`.
-        endpoint: address for agents in other processes; None without one.
+    `agent`: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
+    `limits` and `renders` are those of `AgentContexts`, `endpoint` is for agents in other processes.
     """
 
     trusted_text = False

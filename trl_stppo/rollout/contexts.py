@@ -49,15 +49,10 @@ class _Checkpoint:
 
 
 class AgentContexts:
-    """The contexts of one episode of an agent.
+    """The contexts of one episode of an agent, each within `limits`.
 
-    Args:
-        episode: gets the contexts.
-        renderer: of messages.
-        tool_suffix: tool messages -> their token ids after a turn.
-        limits: of each context.
-        renders: whether each call is rendered anew ("render"), so that a template may drop earlier
-            reasoning; else the sampled tokens stay ("grow").
+    `tool_suffix`: tool messages -> their token ids after a turn. `renders`: whether each call is rendered
+    anew ("render"), so that a template may drop earlier reasoning; else the sampled tokens stay ("grow").
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
         owners = range(count)
         if len(completions) != count:
             raise ValueError(
-                f"`rollout_func` returned {len(completions)} rows for {count} prompts, without `episode_of`."
+                f"`rollout_func` returned {len(completions)} `completion_ids` for {count} prompts."
             )
     owners, prompts, count = [int(number) for number in owners], count, len(completions)
     if set(owners) != set(range(prompts)):

@@ -160,9 +160,8 @@ class EpisodeLoop:
                 self._parts.calls.cancel(row)
                 del self._calls[row]
                 self._discard(episode)
-            episode.error = (
-                f"episode_timeout_seconds={self._limits.episode_timeout_seconds} is over"
-            )
+            limit = self._limits.episode_timeout_seconds
+            episode.error = f"episode_timeout_seconds={limit} is over"
             self._finish(episode, StopReason.EPISODE_TIMEOUT)
 
     def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
@@ -246,10 +245,9 @@ class EpisodeLoop:
             most *= 4
 
     def _prompt_ids(self, episode: Episode, opening: str | list[Any] = "") -> list[int]:
-        driver = self._driver(episode)
-        return self._renderer.prompt_ids(
-            episode.prompt, driver.tools, opening=opening, trusted=driver.trusted_text
-        )
+        driver, render = self._driver(episode), self._renderer.prompt_ids
+        trusted = driver.trusted_text
+        return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
 
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
         """Sample the next turn, of at most `limit` tokens."""
@@ -383,12 +381,9 @@ class EpisodeLoop:
             end = [] if ended else [self._renderer.tokenizer.eos_token_id]
             marked = messages if trusted else self._renderer.control.split(messages)
             return end + self._parts.tool_suffix(marked)
-        return self._renderer.observation_ids(
-            messages[0]["content"],
-            conversational=episode.conversational,
-            turn_ended=ended,
-            trusted=trusted,
-        )
+        text, options = messages[0]["content"], {"turn_ended": ended, "trusted": trusted}
+        is_chat = episode.conversational
+        return self._renderer.observation_ids(text, conversational=is_chat, **options)
 
     # ----------------------------------------------------------------------- end
 

@@ -97,10 +97,8 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         with suppress(ValueError):  # or it stays as the model wrote it
             arguments = json.loads(arguments)
-    return {
-        "type": "function",
-        "function": {"name": call["function"]["name"], "arguments": arguments},
-    }
+    function = {"name": call["function"]["name"], "arguments": arguments}
+    return {"type": "function", "function": function}
 
 
 def _text(content: Any) -> str:
@@ -249,9 +247,8 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
 
     def made(request: Any, response: Response, content: bytes) -> Any:
         status, kind, body = http(response, content)
-        return httpx2.Response(
-            status, headers={"content-type": kind}, content=body, request=request
-        )
+        head = {"content-type": kind}
+        return httpx2.Response(status, headers=head, content=body, request=request)
 
     class Asynchronous(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any:
@@ -271,9 +268,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
     session = httpx2.AsyncClient(transport=Asynchronous(), timeout=None)
     blocking = httpx2.Client(transport=Synchronous(), timeout=None)
-    clients: tuple[Any, Any] = (
-        openai.AsyncOpenAI(**options, http_client=session),
-        openai.OpenAI(**options, http_client=blocking),
-    )
+    clients: list[Any] = [openai.AsyncOpenAI(**options, http_client=session)]
+    clients += [openai.OpenAI(**options, http_client=blocking)]
     clients[0].http_client, clients[1].http_client = session, blocking
-    return clients
+    return clients[0], clients[1]

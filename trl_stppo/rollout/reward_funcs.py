@@ -45,26 +45,20 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
     """
     if not is_function(func):
         return func
-    name = name_of(func)
-
-    def checked(rewards: Any, count: int) -> list[float | None]:
-        return [
-            None if reward is None else check_reward(reward, f"{name}()[{i}]")
-            for i, reward in enumerate(listed(rewards, name, count))
-        ]
 
     async def asynchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
         check_columns(func, selected, _columns(kwargs))
-        return _spread(checked(await func(**selected), len(kept)) if kept else [], kept, kwargs)
+        rewards = checked(await func(**selected), func, len(kept)) if kept else []
+        return _spread(rewards, kept, kwargs)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
         check_columns(func, selected, _columns(kwargs))
-        return _spread(checked(func(**selected), len(kept)) if kept else [], kept, kwargs)
+        return _spread(checked(func(**selected), func, len(kept)) if kept else [], kept, kwargs)
 
     wrapper = functools.update_wrapper(asynchronous if is_async(func) else synchronous, func)
-    wrapper.__name__ = name
+    wrapper.__name__ = name_of(func)
     return wrapper
 
 
@@ -83,14 +77,19 @@ def name_of(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def listed(rewards: Any, name: str, count: int) -> list[Any]:
-    """The returned rewards as a list; any iterable is allowed."""
+def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:
+    """Return what a function gave for `count` completions, any iterable, as finite numbers or None."""
+    name, values = name_of(func), None
     if not isinstance(rewards, dict | str):
         with suppress(TypeError):
-            return list(rewards)
-    raise ValueError(
-        f"`{name}` returned {rewards!r:.80} (a {type(rewards).__name__}), not a list of {count} numbers."
-    )
+            values = list(rewards)
+    if values is None:
+        kind = type(rewards).__name__
+        raise ValueError(
+            f"`{name}` returned {rewards!r:.80} (a {kind}), not a list of {count} numbers."
+        )
+    pairs = enumerate(values)
+    return [None if value is None else check_reward(value, f"{name}()[{i}]") for i, value in pairs]
 
 
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
@@ -133,12 +132,8 @@ def _select(
     kept = [row for row in range(rows) if row not in left_out]
     if len(kept) == rows:
         return kept, kwargs
-    selected = {
-        name: [value[row] for row in kept]
-        if isinstance(value, list) and len(value) == rows
-        else value
-        for name, value in kwargs.items()
-    }
+    columns = {k: v for k, v in kwargs.items() if isinstance(v, list) and len(v) == rows}
+    selected = kwargs | {name: [value[row] for row in kept] for name, value in columns.items()}
     if (log_extra := kwargs.get("log_extra")) is not None:
         # A column of the completions table has an entry for every row.
         selected["log_extra"] = lambda column, values: log_extra(

@@ -87,11 +87,8 @@ class ToolDriver(Driver):
                     f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
                 )
             _check_text(result, f"{self.type_name}.reset")
-            return Opening(
-                env,
-                readable(result) if isinstance(result, str) else result or "",
-                getattr(env, TURN_REWARDS, None) is not None,
-            )
+            text = readable(result) if isinstance(result, str) else result or ""
+            return Opening(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
 

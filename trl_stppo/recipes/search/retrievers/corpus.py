@@ -72,9 +72,8 @@ class PassageWriter:
         """Append one passage."""
         line = json.dumps([passage.title, passage.text], ensure_ascii=False)
         # UTF-8 has no lone surrogates, which undecodable input leaves.
-        self._ends.append(
-            self._ends[-1] + self._file.write(line.encode("utf-8", "replace") + b"\n")
-        )
+        written = self._file.write(line.encode("utf-8", "replace") + b"\n")
+        self._ends.append(self._ends[-1] + written)
 
     def close(self) -> None:
         """Write the offsets."""

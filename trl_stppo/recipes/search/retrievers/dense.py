@@ -125,9 +125,8 @@ class DenseIndex(RankingRetriever):
         return DenseIndex, (self.folder,)
 
     def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        scores, numbers = self._index.search(
-            self._encoder.queries([query]), min(top_k, len(self._passages))
-        )
+        vectors, most = self._encoder.queries([query]), min(top_k, len(self._passages))
+        scores, numbers = self._index.search(vectors, most)
         order = np.lexsort((numbers[0], -scores[0]))
         found = zip(numbers[0][order].tolist(), scores[0][order].tolist(), strict=True)
         # -1: an approximate index has searched too few passages.

@@ -89,16 +89,9 @@ class Agent:
         trust = (model_init_kwargs or {}).get("trust_remote_code", False)
         folder = policy_folder(str(name_or_folder), revision, token, code=trust)
         known = (AgentSettings.load(folder) or AgentSettings()).changed(**settings)
-        model = load_model(
-            folder,
-            known,
-            token=token,
-            quantization_config=quantization_config,
-            device=device,
-            dtype=dtype,
-            base_model=base_model,
-            model_init_kwargs=model_init_kwargs,
-        )
+        given = {"device": device, "dtype": dtype, "base_model": base_model, "token": token}
+        given |= {"quantization_config": quantization_config}
+        model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)
         keep_trainable(model)  # or 4-bit weights on the CPU would be rounded differently
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         published = (str(name_or_folder), revision, token)
@@ -203,7 +196,13 @@ class Agent:
         """
         from .trainer.play import Player
 
-        made = _imported(factory) if isinstance(factory, str) else factory
+        made = factory
+        if isinstance(factory, str):
+            try:
+                made = pkgutil.resolve_name(factory)
+            except (ImportError, AttributeError, ValueError) as error:
+                message = f"{factory!r} cannot be imported: {error}. Must be module:Class."
+                raise ValueError(message) from error
         shared = not isinstance(made, (type, dict)) and hasattr(made, "reset")
         player = Player(
             self._speaker,
@@ -277,9 +276,8 @@ class Agent:
         kinds = [entry.get("kind") for entry in self.settings.environments]
         uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
         template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
-        renderer = ChatRenderer(
-            self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
-        )
+        options: Any = {"chat_template": template, "template_kwargs": kwargs}
+        renderer = ChatRenderer(self.tokenizer, ends, **options)
         if not (trusted_text or isinstance(messages, str)):
             messages = renderer.without_control_tokens(messages)
         ids = renderer.prompt_ids(messages, tools)
@@ -289,14 +287,11 @@ class Agent:
             room = min(room, limits.max_context_tokens - len(ids))
         if room < 1:
             raise ValueError(
-                f"The conversation has {len(ids)} tokens; must be below the model's context of "
-                f"{limits.max_context_tokens}."
+                f"The conversation has {len(ids)} tokens; must be < {limits.max_context_tokens}, the context."
             )
         before = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
-        turn = self._speaker.turn(
-            ids, room, self.sampling(greedy), (seed, EVALUATION, 0, 0, before)
-        )
-        return renderer.decode_action(turn)
+        number = (seed, EVALUATION, 0, 0, before)
+        return renderer.decode_action(self._speaker.turn(ids, room, self.sampling(greedy), number))
 
     def _limits(self) -> Any:
         from .rollout.episode import Limits
@@ -313,10 +308,3 @@ class Agent:
             env_timeout_seconds=settings.env_timeout_seconds,
             episode_timeout_seconds=settings.episode_timeout_seconds,
         )
-
-
-def _imported(path: str) -> Any:
-    try:
-        return pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path!r} cannot be imported: {error}. Must be module:Class.") from error

@@ -36,6 +36,5 @@ class DaemonThread(threading.Thread):
             super().start()
         except (RuntimeError, MemoryError) as error:
             raise ThreadStartError(
-                f"The thread {self.name!r} could not be started ({error}). Raise the limit of memory or of "
-                f"threads (`ulimit -v`, `ulimit -u`, the container's)."
+                f"The thread {self.name!r} could not be started ({error}). Raise `ulimit -v` or `ulimit -u`."
             ) from error

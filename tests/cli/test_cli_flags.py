@@ -63,7 +63,7 @@ def test_values_that_the_launcher_does_not_take_end_with_2(capsys, monkeypatch):
     ("- max_turns", "no settings"),
     ("", "no settings"),
     ("max_turns: [", "no YAML"),
-    ("max_turns: 3\nseed: 1\nmax_turns: 4", "`max_turns` stands in lines 1 and 3"),
+    ("max_turns: 3\nseed: 1\nmax_turns: 4", "`max_turns` is in lines 1 and 3"),
     ("max_turns: 2024-01-01", "`max_turns: 2024-01-01`"),
     ("max_turns: 1:30", "`max_turns: 1:30`"),
     ("env:\n  A: 1\n  A: 2", "lines 2 and 3"),

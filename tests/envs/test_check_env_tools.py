@@ -43,7 +43,7 @@ def test_faulty_tools(tool, message) -> None:
 
 def test_an_environment_without_tools_says_so() -> None:
     faulty = type("Faulty", (), {"reset": CleanTools.reset, "_look": CleanTools.look})
-    with pytest.raises(EnvironmentContractError, match="neither `step` nor a public method"):
+    with pytest.raises(EnvironmentContractError, match="neither `step` nor a tool"):
         check_env(faulty)
 
 

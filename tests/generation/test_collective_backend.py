@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_stppo.generation.collective import CollectiveBackend
+from trl_stppo.generation.batched import CollectiveBackend
 from trl_stppo.generation.protocol import TurnRequest
 
 FILLER = 99

@@ -170,5 +170,5 @@ def test_a_shared_critic_needs_a_policy_with_an_adapter(hub, tmp_path):
     run(tmp_path / "run", arguments=lora).push_to_hub()
     with pytest.raises(ValueError, match=r"adapter on the backbone of a LoRA policy.*`model` too"):
         run(tmp_path / "other", arguments={"value_model": REPO})
-    with pytest.raises(ValueError, match=r"`critic_lora_r=3`, but the adapter 'critic' .* rank 4"):
+    with pytest.raises(ValueError, match=r"`critic_lora_r=3`: the adapter 'critic' .* rank 4"):
         run(tmp_path / "rank", arguments={**lora, "value_model": REPO}, critic_lora_r=3)

@@ -86,7 +86,7 @@ def test_without_a_chat_template_the_question_is_plain(monkeypatch) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`labels=\('yes', 'yep'\)`.*have to differ"):
+    with pytest.raises(ValueError, match=r"`labels=\('yes', 'yep'\)`.*must differ"):
         judge(labels=("yes", "yep"))
     with pytest.raises(ValueError, match=r"`template` has the field 'tusk'; allowed are task"):
         judge(template="{tusk}")

@@ -248,7 +248,7 @@ class Breaking(ScriptedBackend):
 
 @pytest.mark.parametrize(("result", "message"), [
     (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens"),
-    (TurnResult(0, ids("ab]"), [-1.0]), "1 log-probabilities for 3 tokens"),
+    (TurnResult(0, ids("ab]"), [-1.0]), "1 logprobs for 3 tokens"),
 ])  # fmt: skip
 def test_a_backend_that_breaks_its_promise_is_told_so(result, message):
     engine = build(Counting, max_turn_tokens=5)

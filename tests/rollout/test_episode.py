@@ -20,14 +20,14 @@ def test_an_episode_is_lists_of_one_length():
     assert episode.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0]
     assert episode.turn_spans == [(0, 2), (4, 5)]
     assert (episode.turn_rewards, episode.has_logprobs) == ([0.0, 0.0], False)
-    episode.close(0)
+    episode.check_prefix()
     assert episode.ids == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("write", "then"), [
     (lambda e: e.ids.append(9), lambda e: e.append_turn([5], None)),
     (lambda e: e.ids.__setitem__(0, 9), lambda e: e.append_observation([5])),
-    (lambda e: setattr(e, "ids", [1, 2]), lambda e: e.close(0)),
+    (lambda e: setattr(e, "ids", [1, 2]), lambda e: e.check_prefix()),
 ])  # fmt: skip
 def test_writing_into_the_tokens_is_noticed(write, then):
     episode = an_episode()

@@ -157,7 +157,7 @@ def test_parsing_is_told_the_turn_and_what_was_before_it():
 def test_a_tool_may_not_answer_with_an_image():
     _, played = answers("!give image]")
     assert played.reasons == ["env_error"]
-    assert "`give` returned a content block of the type `image`" in played.record.errors[0]
+    assert "`give` returned an `image`" in played.record.errors[0]
 
 
 def plain(x: str) -> str:

@@ -117,8 +117,8 @@ def test_get_reward_is_asked_once_and_checked(kind, score, final, error):
 
 @pytest.mark.parametrize("kind", [Paying, Scoring, ScoringLater])
 @pytest.mark.parametrize(("value", "message"), [
-    ("shrink", "turn_rewards` shrank from 1 to 0 entries"),
-    ("tuple", "turn_rewards` is a tuple; it must be a list"),
+    ("shrink", "turn_rewards` shrank to 0 entries"),
+    ("tuple", "turn_rewards` is a tuple; must be a list"),
     ("none", "turn_rewards[-1]` is None"),
     ("str", "turn_rewards[-1]` is '1'"),
     ("nan", "turn_rewards[-1]` is nan"),

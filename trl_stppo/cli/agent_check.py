@@ -69,7 +69,5 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
         raise EnvironmentContractError(f"The agent: {what}") from error
     found = [f"`{name}` has no effect in a training." for name in found]
     found += ["It makes no call."] * (not calls) + ["It returns no reward."] * (result is None)
-    return (
-        f"calls {len(calls)}, tools {', '.join(tools) or '(none)'}, returns {result!r:.200}",
-        found,
-    )
+    names = ", ".join(tools) or "(none)"
+    return f"calls {len(calls)}, tools {names}, returns {result!r:.200}", found

@@ -38,9 +38,7 @@ def local_config(name: str | None, revision: str | None = None, *, fetch: bool =
 def check_policy(model_args: ModelConfig) -> None:
     """Reject a policy that is not set, does not exist, or cannot be trained."""
     if model_args.model_name_or_path is None:
-        raise UsageError(
-            "`--model_name_or_path` is not set: must be a checkpoint, or a model of the Hub."
-        )
+        raise UsageError("`--model_name_or_path` is not set: must name a model.")
     check_name("model_name_or_path", model_args.model_name_or_path)
     if (model_args.load_in_4bit or model_args.load_in_8bit) and not model_args.use_peft:
         raise UsageError("`load_in_4bit` and `load_in_8bit` need `use_peft: true`.")

@@ -81,8 +81,7 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
         loaded = loaded_dataset(args)
     if args.dataset_train_split not in loaded:
         raise UsageError(
-            f"`dataset_train_split={args.dataset_train_split!r}`: must be one of "
-            f"{', '.join(map(repr, loaded))}, the splits of {args.rows_name}."
+            f"`dataset_train_split={args.dataset_train_split!r}`: allowed are {', '.join(map(repr, loaded))}."
         )
     return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
 
@@ -90,14 +89,11 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
 def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -> None:
     """Reject rows without a split that evaluation needs, and streams without a number of steps."""
     strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
-    for name, value, off in (
-        ("eval_episodes", args.eval_episodes, 0),
-        ("eval_strategy", strategy, "no"),
-    ):
+    wanted = {"eval_episodes": (args.eval_episodes, 0), "eval_strategy": (strategy, "no")}
+    for name, (value, off) in wanted.items():
         if value != off and held_out is None:
             raise UsageError(
-                f"`{name}={value}`, but {args.rows_name} has no split {args.dataset_test_split!r}. Set "
-                f"dataset_test_split, or {name} to {off}."
+                f"`{name}={value}`, but {args.rows_name} has no split {args.dataset_test_split!r}; set {off}."
             )
     if not hasattr(train, "__len__") and config.max_steps <= 0:
         name = "streaming" if args.datasets else "dataset_streaming"
@@ -120,9 +116,7 @@ def mixed(args: AgentArguments) -> Any:
     for name in args.row_sources:
         check_name("datasets", name)
     if args.streaming and args.test_split_size is not None:
-        raise UsageError(
-            f"`test_split_size={args.test_split_size}`: must be unset with streaming=True."
-        )
+        raise UsageError(f"`test_split_size={args.test_split_size}`: not allowed with streaming.")
     return get_dataset(args)
 
 

@@ -25,9 +25,7 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
         None,
         "module:factory of an environment, with tools or text; default (or 'none') plain prompts.",
     )
-    environment_kwargs: str | None = option(
-        None, "JSON object of arguments for the environment's factory."
-    )
+    environment_kwargs: str | None = option(None, "JSON object of arguments for the factory.")
     agent: str | None = option(
         None, "module:function of an agent, `(client, row)`, in place of an environment."
     )
@@ -42,12 +40,8 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
         "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
         "holds settings of their sampling.",
     )
-    eval_environment: str | None = option(
-        None, "module:factory of evaluation; default environment."
-    )
-    eval_environment_kwargs: str | None = option(
-        None, "JSON object of arguments for eval_environment."
-    )
+    eval_environment: str | None = option(None, "module:factory of evaluation; default training's.")
+    eval_environment_kwargs: str | None = option(None, "JSON object of arguments for that factory.")
 
     def __post_init__(self) -> None:
         if isinstance(self.reward_funcs, str):  # from a file
@@ -78,9 +72,7 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
 class TrainArguments(AgentArguments):
     """A training's own flags."""
 
-    dry_run: bool = option(
-        False, "Check everything but the weights, show the plan of the run, and stop."
-    )
+    dry_run: bool = option(False, "Check everything but the weights, show the plan, and stop.")
 
 
 @dataclass

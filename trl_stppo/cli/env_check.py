@@ -28,11 +28,7 @@ from .usage import UsageError, parsed_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add = parser.add_argument
-    add(
-        "environment",
-        metavar="MODULE:CLASS",
-        help="The environment, a function that makes one, or an agent.",
-    )
+    add("environment", metavar="MODULE:CLASS", help="An environment, its factory, or an agent.")
     add("--rows", metavar="FILE", help="Rows to play, one JSON object per line (.jsonl).")
     add("--row", metavar="JSON", help="One row.")
     add("--arguments", metavar="JSON", help="Arguments of the class.")
@@ -49,9 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if is_agent(factory):
         made_up = {"prompt": [{"role": "user", "content": "hello"}], "seed": options.seed}
         words = options.action or DEFAULT_ACTIONS
-        lines = [
-            play_agent(factory, row, words, options.steps) for row in (rows or [made_up])[:MAX_ROWS]
-        ]
+        played = (rows or [made_up])[:MAX_ROWS]
+        lines = [play_agent(factory, row, words, options.steps) for row in played]
         print(f"{options.environment}: agent", *(line for line, _ in lines), sep="\n")
         return _report([*dict.fromkeys(m for _, found in lines for m in found)], options.strict)
     probe = None
@@ -63,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_env(factory, rows, actions=actions, steps=options.steps, seed=options.seed)
-    played = "one made-up row"
+    count = "one made-up row"
     if rows is not None:
-        played = f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
+        count = f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
     kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
-    print(f"{options.environment}: {kind}; played {played}")
+    print(f"{options.environment}: {kind}; played {count}")
     return _report(found, options.strict)
 
 
@@ -84,6 +79,6 @@ def _call(env: Any, word: str) -> tuple[str, Any]:
     tools = tool_names(env)
     if name not in tools:
         raise UsageError(
-            f"`--action {word}`: must begin with one of the tools {', '.join(tools) or '(none)'}."
+            f"`--action {word}`: allowed are the tools {', '.join(tools) or '(none)'}."
         )
     return name, parsed_json(arguments or "{}", "action")

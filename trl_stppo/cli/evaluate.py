@@ -85,8 +85,7 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
     base = adapter_base(folder)
     if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
         raise FileNotFoundError(
-            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Set "
-            f"the folder of a saved model, or its checkpoint-<step>."
+            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter."
         )
     try:
         load_tokenizer(folder, trust_remote_code=trust)
@@ -100,8 +99,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split. A file "
-            f"of rows is the split 'train'; a folder may have train.jsonl and test.jsonl."
+            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split."
         )
     if not hasattr(rows, "__len__"):
         rows = Dataset.from_list(list(rows))  # a stream: all rows are played
@@ -144,15 +142,14 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
+    length = config.max_completion_length
     with unpartitioned():
         agent = Agent.from_pretrained(
             str(folder),
             quantization_config=get_quantization_config(model_args) or False,
             device=config.device,
             model_init_kwargs=options,
-            max_completion_length=config.eval_settings.get(
-                "max_completion_length", config.max_completion_length
-            ),
+            max_completion_length=config.eval_settings.get("max_completion_length", length),
             chat_template_kwargs=config.chat_template_kwargs or {},
             agent_context=config.agent_context,
             sampling=_sampling_of(config),
@@ -199,9 +196,7 @@ def evaluate(
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
     loop = agents.load_agent(args)
     if factory is None and loop is None and not functions:
-        raise UsageError(
-            "Nothing is scored: set `environment`, `agent`, `reward_funcs` or `figures`."
-        )
+        raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
@@ -224,9 +219,7 @@ def evaluate(
             parallel=min(size, config.generation_slots or size),
         )
         for data, rows in sets.items():
-            set_seed(
-                config.seed + config.process_index
-            )  # for code that draws from the global generators
+            set_seed(config.seed + config.process_index)  # of the global generators
             parts[data] = figures_of(evaluation.figures(rows), titles_of(evaluation))
     return with_averages(parts)
 

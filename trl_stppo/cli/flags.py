@@ -66,9 +66,7 @@ def _check_nodes(node: Any, path: str) -> None:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.value in lines:
-            raise UsageError(
-                f"{path}: `{key.value}` stands in lines {lines[key.value]} and {line}."
-            )
+            raise UsageError(f"{path}: `{key.value}` is in lines {lines[key.value]} and {line}.")
         lines[str(key.value)] = line
         kind = value.tag.rpartition(":")[2]
         if kind == "timestamp" or (kind in ("int", "float") and ":" in value.value):
@@ -143,11 +141,8 @@ def divided(
             raise UsageError(f"`{key}` in {path} is not known. {hint(key, known)}")
     if isinstance(settings.get("env"), dict):  # launched processes inherit it
         os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
-    return (
-        _without(words, rest),
-        rest,
-        {k: v for k, v in settings.items() if k in others and k not in flags_here},
-    )
+    theirs = {k: v for k, v in settings.items() if k in others and k not in flags_here}
+    return _without(words, rest), rest, theirs
 
 
 def _fields_of_commands() -> Iterator[str]:

@@ -36,9 +36,7 @@ def load_object(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # an import inside the module failed
-        raise UsageError(
-            f"`{path}`: the module {error.name} is neither in {here} nor installed."
-        ) from error
+        raise UsageError(f"`{path}`: {error.name} is neither in {here} nor installed.") from error
     with contextlib.suppress(AttributeError):
         return getattr(loaded, name)
     raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}.")

@@ -127,9 +127,8 @@ def resolved(run: Plan) -> dict[str, str]:
     critic = "none"
     if run.trainer_class.has_critic:
         separate = config.value_model_name_or_path or not run.model_args.use_peft
-        critic = (
-            f"{'separate' if separate else 'shared'}, learning rate {config.critic_learning_rate:g}"
-        )
+        critic = "separate" if separate else "shared"
+        critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])

@@ -23,9 +23,7 @@ from .usage import UsageError, parsed_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add = parser.add_argument
-    add(
-        "environment", metavar="MODULE:CLASS", help="The environment, or a function that makes one."
-    )
+    add("environment", metavar="MODULE:CLASS", help="An environment, or its factory.")
     add("--arguments", metavar="JSON", help="Arguments of the class.")
     add("--rows", metavar="FILE", help="Rows, one JSON object per line (.jsonl).")
     add("--index", metavar="N", type=int, default=0, help="Which of the rows (0).")
@@ -65,9 +63,8 @@ def run(options: argparse.Namespace) -> int:
                 except Exception as error:  # the model sees the error as an observation
                     text = f"{type(error).__name__}: {error}"
                 total = sum(getattr(env, "turn_rewards", None) or [])
-            print(
-                f"--- observation\n{text}\n--- turn {turns}  reward={total - before:g}  return={total:g}"
-            )
+            print(f"--- observation\n{text}")
+            print(f"--- turn {turns}  reward={total - before:g}  return={total:g}")
             if ended:
                 break
         if not is_text and callable(getattr(env, "get_reward", None)):

@@ -49,14 +49,12 @@ def check_name(flag: str, name: str | None) -> None:
         raise FileNotFoundError(f"`{flag}={name}` is no file or folder (in {Path.cwd()}).")
 
 
-def parsed_json(text: str, flag: str, kind: type = dict) -> Any:
-    """Parse a flag's JSON value and check its type (default: object)."""
+def parsed_json(text: str, flag: str) -> Any:
+    """Parse a flag's JSON object."""
     try:
         read = json.loads(text)
     except json.JSONDecodeError as error:
         read = error
-    if not isinstance(read, kind):
-        raise UsageError(
-            f"`{flag}={redacted(text)}` is no JSON {kind.__name__} ({read}). Strings need double quotes."
-        )
+    if not isinstance(read, dict):
+        raise UsageError(f"`{flag}={redacted(text)}` is no JSON object ({read}).")
     return read

@@ -223,18 +223,9 @@ def _gae_over_steps(
     lam: float,
     bootstrap_values: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute GAE over left-aligned steps.
+    """Return advantages and returns, [B, K] each, over left-aligned steps; arbitrary from `lengths` on.
 
-    Args:
-        rewards: [B, K] float, 0 from `lengths` on.
-        values: [B, K] float, 0 from `lengths` on.
-        lengths: [B] int64, steps of each episode.
-        gamma: discount per step.
-        lam: GAE's lambda per step.
-        bootstrap_values: [B] float or None (0).
-
-    Returns:
-        advantages and returns, [B, K] each; arbitrary from `lengths` on.
+    `rewards` and `values` [B, K] are 0 from `lengths` [B] on; `bootstrap_values`: [B], None for 0.
     """
     position = torch.arange(rewards.shape[1], device=rewards.device)
     successors = torch.nn.functional.pad(values[:, 1:], (0, 1))

@@ -59,10 +59,8 @@ def group_rows(
     best, begins = [0.0], [0]
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
-        cost, begin = min(
-            (best[first] + (end - first) * longest + overhead, first)
-            for first in range(max(0, end - limit), end)
-        )
+        firsts = range(max(0, end - limit), end)
+        cost, begin = min((best[n] + (end - n) * longest + overhead, n) for n in firsts)
         best.append(cost)
         begins.append(begin)
     groups, end = [], len(order)
@@ -97,15 +95,9 @@ def cut_rows(
     start: Tensor,
     length: Tensor,
 ) -> Part:
-    """Cut some rows of a batch, without the padding on either side.
+    """Cut `rows` [b] of a batch [B, L], without the padding on either side.
 
-    Args:
-        input_ids: [B, L] int64.
-        attention_mask: [B, L], nonzero = counts.
-        rows: [b] int64.
-        width: S, at least the longest of these rows.
-        start: [B] int64, and
-        length: [B] int64, both of `row_spans`.
+    `width`: S, at least the longest of these rows; `start`, `length`: [B] int64, of `row_spans`.
     """
     start, length = start[rows], length[rows]
     offsets = torch.arange(width, device=input_ids.device)
@@ -125,16 +117,9 @@ def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
 def put_back(
     parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
 ) -> Tensor:
-    """Put the parts' results at the batch's rows and columns; 0 at padding.
+    """Put the parts' results at the batch's rows and last `num_tokens` columns, [B, N]; 0 at padding.
 
-    Args:
-        parts: together they hold every row once.
-        tails: [b, K] each, one number for each of the part's last K columns; carries gradients.
-        batch_width: L.
-        num_tokens: N, final columns of the batch that are wanted.
-
-    Returns:
-        [B, N]
+    `parts` hold every row once; `tails`: [b, K] each, of the part's last K columns; carries gradients.
     """
     wanted = torch.arange(batch_width - num_tokens, batch_width, device=parts[0].rows.device)
     found = []

@@ -252,9 +252,7 @@ def clipped_value_loss(
     Source: the reference implementation of arXiv:1707.06347 (OpenAI baselines, ppo2); as in TRL.
     """
     if cliprange_value is not None and not cliprange_value > 0:
-        raise ValueError(
-            f"cliprange_value must be > 0, or None for no clipping; got {cliprange_value!r}"
-        )
+        raise ValueError(f"cliprange_value must be > 0, or None; got {cliprange_value!r}")
     check_mask("loss_mask", loss_mask)
     check_float(values=values, old_values=old_values, returns=returns)
     check_like("loss_mask", loss_mask, values=values, old_values=old_values, returns=returns)
@@ -340,8 +338,7 @@ def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
     check_float(weights=weights)
     if weights.shape not in (loss_mask.shape, (loss_mask.shape[0], 1)):
         raise ValueError(
-            f"weights must be [B, T] or [B, 1] for loss_mask {list(loss_mask.shape)}, "
-            f"got shape {list(weights.shape)}"
+            f"weights must be [B, T] or [B, 1] of {list(loss_mask.shape)}, got shape {list(weights.shape)}"
         )
     return zero_off_mask(upcast(weights.detach()).expand(loss_mask.shape), loss_mask)
 

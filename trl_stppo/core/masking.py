@@ -60,6 +60,14 @@ def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
         raise ValueError(f"{what} is {count}, but turn_index has {turns} turns")
 
 
+def check_turn_columns(name: str, x: Tensor, turn_index: Tensor) -> None:
+    """Raise ValueError unless `x` is [B, K] with the rows of `turn_index` and a column for each turn."""
+    if x.dim() != 2 or x.shape[0] != turn_index.shape[0]:
+        shapes = f"{list(x.shape)} and {list(turn_index.shape)}"
+        raise ValueError(f"{name} must be [B, K] with the B of turn_index, got shapes {shapes}")
+    check_turn_count(f"number of columns of {name}", x.shape[1], turn_index)
+
+
 def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> None:
     """Raise ValueError for any tensor, given by name, whose shape differs from `reference`."""
     for name, tensor in tensors.items():

@@ -6,7 +6,7 @@ from trl_stppo.core.masking import (
     check_float,
     check_like,
     check_shape,
-    check_turn_count,
+    check_turn_columns,
     check_turn_index,
     upcast,
     zero_off_mask,
@@ -55,12 +55,7 @@ def token_rewards(
     rewards = zero_off_mask(upcast(scores).unsqueeze(1), is_final)
     if turn_rewards is not None:
         check_float(turn_rewards=turn_rewards)
-        if turn_rewards.dim() != 2 or turn_rewards.shape[0] != turn_index.shape[0]:
-            raise ValueError(
-                f"turn_rewards must be [B, K] with the B of turn_index, got shapes "
-                f"{list(turn_rewards.shape)} and {list(turn_index.shape)}"
-            )
-        check_turn_count("number of columns of turn_rewards", turn_rewards.shape[1], turn_index)
+        check_turn_columns("turn_rewards", turn_rewards, turn_index)
         rewards = rewards + zero_off_mask(broadcast_turns(upcast(turn_rewards), turn_index), ends)
     if kl is not None:
         check_float(kl=kl)

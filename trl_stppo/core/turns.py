@@ -16,6 +16,7 @@ from trl_stppo.core.masking import (
     check_choice,
     check_float,
     check_like,
+    check_turn_columns,
     check_turn_count,
     check_turn_index,
     upcast,
@@ -189,10 +190,5 @@ def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
     """
     check_turn_index(turn_index)
     check_float(x=x)
-    if x.dim() != 2 or x.shape[0] != turn_index.shape[0]:
-        raise ValueError(
-            f"x must be [B, K] with the B of turn_index, got shapes {list(x.shape)} "
-            f"and {list(turn_index.shape)}"
-        )
-    check_turn_count("number of columns of x", x.shape[1], turn_index)
+    check_turn_columns("x", x, turn_index)
     return torch.nn.functional.pad(x, (1, 0)).gather(1, turn_index + 1)

@@ -84,8 +84,7 @@ def check_schema(name: str, tool: Callable[..., Any]) -> None:
         get_json_schema(tool)
     except Exception as error:
         raise EnvironmentContractError(
-            f"{name} cannot be described to the model ({type(error).__name__}: {error}); a tool needs a "
-            f"docstring with `Args:`, and plain type hints."
+            f"{name} cannot be described to the model ({type(error).__name__}: {error})."
         ) from error
 
 
@@ -143,9 +142,7 @@ class _Check:
         if not callable(getattr(env, "reset", None)):
             raise EnvironmentContractError(f"{name} has no method `reset`.")
         if any(env is other for other in self.made):
-            raise EnvironmentContractError(
-                f"The factory returned the same {name} twice; each call must make a new one."
-            )
+            raise EnvironmentContractError(f"The factory returned the same {name} twice.")
         self.made.append(env)
         return env
 
@@ -172,9 +169,7 @@ class _Check:
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            raise EnvironmentContractError(
-                f"{name} returned {short(result)}, an awaitable; declare it with `async def`."
-            )
+            raise EnvironmentContractError(f"{name} returned an awaitable; use `async def`.")
         return result
 
     def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -248,9 +243,7 @@ class _Check:
         if played and played[-1].ended and played[-1].info.get("success") is None:
             self.warn(f"{name}.step ends an episode without info['success'] (bool).")
         if played and played[-1].terminated and played[-1].truncated:
-            self.warn(
-                f"{name}.step returned both terminated and truncated: it counts as terminated."
-            )
+            self.warn(f"{name}.step returned both terminated and truncated; terminated counts.")
         rewards = [step.reward for step in played]
         if len(set(rewards)) >= 3 and rewards in (sorted(rewards), sorted(rewards, reverse=True)):
             self.warn(
@@ -272,9 +265,7 @@ class _Check:
         """Check an environment whose public methods are tools."""
         name, names = type(env).__name__, tool_names(env)
         if not names:
-            raise EnvironmentContractError(
-                f"{name} has neither `step` nor a public method as a tool."
-            )
+            raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
         for tool in names:
             check_schema(f"{name}.{tool}", getattr(env, tool))
         openings = [self.tool_episode(env, row, calls) for row in rows]
@@ -299,22 +290,16 @@ class _Check:
         name, opening = type(env).__name__, self.reset(env, row)
         for tool, arguments in calls:
             if tool not in tool_names(env):
-                raise ValueError(
-                    f"`actions` has {tool!r}: must be one of {', '.join(tool_names(env))}."
-                )
+                raise ValueError(f"`actions` has {tool!r}; allowed: {', '.join(tool_names(env))}.")
             try:
                 result = self.play(env, tool, **arguments)
             except EnvironmentContractError:
                 raise
             except Exception as error:
-                self.warn(
-                    f"{name}.{tool} raised {type(error).__name__}: {error}; the call has failed."
-                )
+                self.warn(f"{name}.{tool} raised {type(error).__name__}: {error}")
                 continue
             if not isinstance(result, str | list):
-                self.warn(
-                    f"{name}.{tool} returned {short(result)}; the model reads str(...) of it."
-                )
+                self.warn(f"{name}.{tool} returned {short(result)}; the model reads its str.")
         if callable(getattr(env, "get_reward", None)):
             reward = self.call(env, "get_reward")
             if reward is not None:
@@ -341,6 +326,5 @@ def _turn_rewards(env: Any) -> list[Any] | None:
 
 def _sharing(env: Any) -> EnvironmentContractError:
     return EnvironmentContractError(
-        f"Two instances of {type(env).__name__} share state: one changes while another is played. Create the "
-        f"state in __init__ or reset."
+        f"Two instances of {type(env).__name__} share state: one changes while another is played."
     )

@@ -1,16 +1,21 @@
-"""A backend over a function that samples whole batches, such as `generate`."""
+"""Backends over a function that samples whole batches, such as `generate`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from .protocol import TurnResult
-from .queued import QueuedBackend, cut
+from .protocol import QueuedBackend, TurnResult, cut
 
 # (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None)
 GenerateBatch = Callable[
     [list[list[int]], int, list[tuple[int, ...]]], tuple[list[list[int]], list[list[float]] | None]
 ]
+
+# (queued turns, largest limit, 1 if this process has finished) of this process -> of every process
+Exchange = Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]
+# Pause in seconds after a round without a turn to generate.
+PAUSE_SECONDS = 0.002
 
 
 class BatchedBackend(QueuedBackend):
@@ -39,3 +44,69 @@ class BatchedBackend(QueuedBackend):
             raise RuntimeError(f"{len(rows)} turns were to be sampled; {len(ids)} came back.")
         per_row = [None] * len(rows) if logprobs is None else logprobs
         return [cut(*parts, self.version) for parts in zip(requests, ids, per_row, strict=True)]
+
+
+class CollectiveBackend(BatchedBackend):
+    """Every `step` of every process is one common round; call `finish` when all episodes have ended.
+
+    Processes whose episodes have different numbers of turns would otherwise deadlock, or get each other's
+    completions: TRL's vLLM server mode, and colocated vLLM over several GPUs, gather the prompts of all
+    processes and hand out equal slices.
+
+    Processes with fewer turns than others add one-token prompts, whose completions are discarded, so
+    that the slices are equal. `exchange` returns the values of all processes; it is a collective call
+    itself.
+    """
+
+    def __init__(
+        self,
+        generate: GenerateBatch,
+        exchange: Exchange,
+        filler_id: int,
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(self._generate_together, capacity=capacity)
+        self._sample, self._exchange, self._filler_id = generate, exchange, filler_id
+        self._rows = self._limit = 0
+
+    @property
+    def busy(self) -> bool:
+        """Return True: another process may have turns to sample."""
+        return True
+
+    def step(self) -> list[TurnResult]:
+        """Take part in one round."""
+        self._round(finished=False)
+        if self._rows == 0:
+            time.sleep(PAUSE_SECONDS)
+            return []
+        if not self._queue:
+            self._generate_together([], 0, [])
+            return []
+        return super().step()
+
+    def finish(self) -> None:
+        """Take part in the other processes' rounds until all have finished."""
+        while not self._round(finished=True):
+            if self._rows:
+                self._generate_together([], 0, [])
+            else:
+                time.sleep(PAUSE_SECONDS)
+
+    def _round(self, *, finished: bool) -> bool:
+        limits = [request.max_new_tokens for request in self._queue.values()]
+        states = self._exchange((len(limits), max(limits, default=0), int(finished)))
+        self._rows = max(queued for queued, _, _ in states)
+        self._limit = max(limit for _, limit, _ in states)
+        return all(done for _, _, done in states)
+
+    def _generate_together(
+        self, rows: list[list[int]], limit: int, seeds: list[tuple[int, ...]]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        missing = self._rows - len(rows)
+        filled = rows + [[self._filler_id]] * missing
+        ids, logprobs = self._sample(filled, self._limit, seeds + [(0,)] * missing)
+        if len(ids) != len(filled):
+            raise RuntimeError(f"{len(filled)} turns were to be sampled; {len(ids)} came back.")
+        return ids[: len(rows)], None if logprobs is None else logprobs[: len(rows)]

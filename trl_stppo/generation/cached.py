@@ -56,9 +56,7 @@ class _Row:
     def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
         """Append a token; return the turn if this token ended it."""
         if not math.isfinite(logprob):
-            raise NonFiniteError(
-                f"The logits of episode {self.key} at position {len(self.ids)} are not finite."
-            )
+            raise NonFiniteError(f"Logits of episode {self.key} at {len(self.ids)} are not finite.")
         self.ids.append(token)
         self.logprobs.append(logprob)
         if token not in ends and len(self.logprobs) < self.limit:
@@ -129,12 +127,7 @@ class CachedBackend:
         elif row.request is not None:
             raise RuntimeError(f"Episode {key} already has a turn in flight.")
         elif row.ids[: row.cached] != request.ids[: row.cached]:
-            pairs = zip(row.ids[: row.cached], request.ids, strict=False)
-            same = [a == b for a, b in pairs]
-            at = same.index(False) if False in same else len(same)
-            raise RuntimeError(
-                f"The row of episode {key} has changed at position {at} of the {row.cached} in use."
-            )
+            raise RuntimeError(f"The row of episode {key} has changed in the cached tokens.")
         row.start(request, self._steps)
         self._waiting.append(row)
 
@@ -201,7 +194,11 @@ class CachedBackend:
     def _seat(self, rows: list[_Row]) -> SlotCache:
         """Assign a slot to each row without one."""
         if self._cache is None:
-            self._cache = self._new_cache()
+            self._device = next(self.model.parameters()).device
+            eager = base_of(self.model).config._attn_implementation == "eager"
+            self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
+            self._options = options_of(self.model, 1)
+            self._cache = SlotCache(keep_ids=self.sampling.penalises, device=self._device)
         fresh = [row for row in rows if row.slot < 0]
         self._slots += [None] * max(0, len(fresh) - self._slots.count(None))
         free = (slot for slot, holder in enumerate(self._slots) if holder is None)
@@ -214,14 +211,6 @@ class CachedBackend:
         if fresh:
             self._cache.clear([row.slot for row in fresh])
         return self._cache
-
-    def _new_cache(self) -> SlotCache:
-        self._device = next(self.model.parameters()).device
-        base = base_of(self.model)
-        eager = base.config._attn_implementation == "eager"
-        self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
-        self._options = options_of(self.model, 1)
-        return SlotCache(keep_ids=self.sampling.penalises, device=self._device)
 
     def _groups(self, rows: list[_Row]) -> Iterator[list[_Row]]:
         """Cut rows, sorted by their number of new tokens, into parts that fit one forward pass."""
@@ -276,9 +265,8 @@ class CachedBackend:
         count = len(seated)
         idle = set(range(count)) - {row.slot for row in seated}
         sources, targets = [], []
-        for row, slot in zip(
-            [row for row in seated if row.slot >= count], sorted(idle), strict=True
-        ):
+        behind = [row for row in seated if row.slot >= count]
+        for row, slot in zip(behind, sorted(idle), strict=True):
             other, rear = self._slots[slot], row.slot
             sources.append(rear)
             targets.append(slot)

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from .protocol import TurnRequest, TurnResult
-from .queued import QueuedBackend, cut
+from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 
 
 class EngineBackend(QueuedBackend):
@@ -36,9 +35,8 @@ class EngineBackend(QueuedBackend):
         super().add(request)
         name = f"{request.key}:{next(self._numbers)}"
         try:
-            self._engine.add_request(
-                name, {"prompt_token_ids": request.ids}, **self._options(request)
-            )
+            prompt = {"prompt_token_ids": request.ids}
+            self._engine.add_request(name, prompt, **self._options(request))
         except BaseException:
             super().release(request.key)
             raise

@@ -76,10 +76,8 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
                     rows[result.key] += [*result.ids, *text[:2]]
         exact = [_own_logits(model, row, pad_token_id) for row in rows]
         long = max(rows, key=len)
-        padded = [
-            _own_logits(model, long, pad_token_id, min(blank, context - len(long)))
-            for blank in (1, 16)
-        ]
+        blanks = [min(blank, context - len(long)) for blank in (1, 16)]
+        padded = [_own_logits(model, long, pad_token_id, blank) for blank in blanks]
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     rough = rough or halves or getattr(model, "is_quantized", False)
     noise = max(_gap(exact[rows.index(long)], logits, rough) for logits in padded)

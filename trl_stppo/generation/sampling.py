@@ -86,11 +86,7 @@ class SamplingSettings:
     def from_generation_config(
         cls, config: GenerationConfig, model_config: GenerationConfig | None = None
     ) -> tuple[SamplingSettings | None, str | None]:
-        """Read a configuration as `generate` would.
-
-        Args:
-            config: the configuration that would be passed to `generate`.
-            model_config: the model's own, from which `generate` takes the fields that `config` leaves None.
+        """Read a configuration as `generate` would, which takes missing fields from the model's own.
 
         Returns:
             the settings and None; or None and the fields that these settings cannot express.
@@ -163,16 +159,10 @@ class Sampler:
     def __call__(
         self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw one token per row.
+        """Draw tokens [rows] from logits [rows, vocabulary]; logprobs are under the temperature alone.
 
-        Args:
-            logits: [rows, vocabulary].
-            uniforms: [rows] in [0, 1), float64; None if the choice is greedy.
-            ids: [rows, tokens] of the rows so far, padded with repeats of their tokens; None unless
-                repetition is penalised.
-
-        Returns:
-            tokens [rows] and their log-probabilities [rows] in nats under the temperature alone.
+        `uniforms`: [rows] in [0, 1), float64; None if the choice is greedy. `ids`: [rows, tokens] so far,
+        padded with repeats of their tokens; None unless repetition is penalised.
         """
         rows = max(1, self.TABLE // logits.shape[1])
         if logits.shape[0] <= rows:
@@ -213,13 +203,7 @@ def _log_total(scores: Tensor) -> Tensor:
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     """Return the first token whose cumulative weight exceeds its row's uniform share of the total.
 
-    Args:
-        weights: [rows, vocabulary] >= 0, not normalised.
-        sums: their running sums.
-        uniforms: [rows, 1] in [0, 1).
-
-    Returns:
-        tokens [rows, 1], none of weight zero.
+    `sums` are the running sums of `weights` [rows, vocabulary]. No token [rows, 1] has weight zero.
     """
     total = sums[:, -1:]
     # A share that rounds up to the total would lie beyond every token.

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..threads import DaemonThread
-from .protocol import TurnRequest, TurnResult
-from .queued import QueuedBackend, cut
+from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +63,7 @@ class ServerBackend(QueuedBackend):
         super().__init__(capacity=capacity)
         self._server, self._weights, self._patience = server, weights, patience
         self._send_weights, self._awaits_weights = send_weights, awaits_weights
-        self._answers: queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]] = (
-            queue.SimpleQueue()
-        )
+        self._answers = queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]]()
         self._lost = threading.Event()  # the weights
         self._away_since: float | None = None
         self._warned = warned
@@ -161,9 +158,5 @@ class ServerBackend(QueuedBackend):
     def _warn(self, error: ServerError) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "The vLLM server has not sampled a turn (%s). Turns are requested again, for up to %g s "
-                "while it is away; `sampling/asked_again` counts them.",
-                error,
-                self._patience,
-            )
+            text = "The vLLM server has not sampled a turn (%s). Turns are requested again, for up to %g s."
+            logger.warning(text, error, self._patience)

@@ -26,10 +26,7 @@ def aligned(length: int) -> int:
 class SlotTensor:
     """A tensor [slots + 1, heads, length, width]; padding is written to the last slot.
 
-    Args:
-        like: states [rows, heads, tokens, width] that give heads, width, dtype and device.
-        slots: number of episodes.
-        length: tokens of each.
+    `like` [rows, heads, tokens, width] gives heads, width, dtype and device.
     """
 
     def __init__(self, like: Tensor, slots: int, length: int) -> None:
@@ -41,24 +38,8 @@ class SlotTensor:
         self.data = old.new_zeros(slots + 1, old.shape[1], length, old.shape[3])
         self.data[: old.shape[0], :, :used] = old
 
-    def move(self, sources: Tensor, targets: Tensor, used: int) -> None:
-        """Copy slots onto slots, all read before any is written."""
-        self.data[targets, :, :used] = self.data[:, :, :used].index_select(0, sources)
-
-    def clear(self, slots: Tensor, used: int) -> None:
-        """Zero slots."""
-        self.data[:, :, :used].index_fill_(0, slots, 0)
-
     def write(self, states: Tensor, span: Span) -> Tensor:
-        """Write new states of the span's rows and return all states of these rows.
-
-        Args:
-            states: [rows, heads, tokens, width].
-            span: which rows and where in them.
-
-        Returns:
-            [rows, heads, span.longest, width].
-        """
+        """Write new states [rows, heads, tokens, width] of the span's rows; return all of these rows."""
         data = self.data
         index = span.index(data.shape[0], data.shape[1], data.shape[2])
         data.view(-1, data.shape[3]).index_copy_(0, index, states.reshape(-1, data.shape[3]))
@@ -92,9 +73,8 @@ class Span:
         """Return the tokens' indices in a [slots * heads * length, width] view, computed once per pass."""
         shape = (slots, heads, length)
         if shape not in self._indices:
-            heads_of_rows = self._slots[:, None] * heads + torch.arange(
-                heads, device=self._slots.device
-            )
+            each = torch.arange(heads, device=self._slots.device)
+            heads_of_rows = self._slots[:, None] * heads + each
             index = heads_of_rows[:, :, None] * length + self.positions[:, None]
             if self.padded:
                 spare = (slots - 1) * heads * length
@@ -196,14 +176,15 @@ class SlotCache(Cache):
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy slots onto slots, all read before any is written."""
         for tensor in self._tensors():
-            device = tensor.data.device
-            pair = torch.tensor([sources, targets], device=device)
-            tensor.move(pair[0], pair[1], self.used)
+            pair = torch.tensor([sources, targets], device=tensor.data.device)
+            used = tensor.data[:, :, : self.used]
+            used[pair[1]] = used.index_select(0, pair[0])
 
     def clear(self, slots: list[int]) -> None:
         """Zero slots, which removes an earlier episode's values."""
         for tensor in self._tensors():
-            tensor.clear(torch.tensor(slots, device=tensor.data.device), self.used)
+            places = torch.tensor(slots, device=tensor.data.device)
+            tensor.data[:, :, : self.used].index_fill_(0, places, 0)
 
     def _tensors(self) -> list[SlotTensor]:
         of_layers = [t for layer in self.layers for t in (layer.keys, layer.values)]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from ..errors import HubError
 from ..redaction import redacted
-
-logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Files of a policy and its tokenizer.
@@ -30,13 +28,11 @@ def policy_folder(
     if Path(name).is_dir():
         return Path(name)
     wanted = [*_PLAIN, *(["*.py"] if code else [])]
+    options: Any = {"allow_patterns": wanted, "ignore_patterns": list(_NOT)}
     try:
-        found = snapshot_download(
-            name, revision=revision, token=token, allow_patterns=wanted, ignore_patterns=list(_NOT)
-        )  # fmt: skip
+        return Path(snapshot_download(name, revision=revision, token=token, **options))
     except Exception as error:
         raise unreachable(name, revision, error) from error
-    return Path(found)
 
 
 def unreachable(name: str, revision: str | None, error: Exception) -> HubError:
@@ -56,16 +52,15 @@ def critic_folder(
     Raises:
         HubError: the repository exists, but its critic could not be downloaded.
     """
-    if Path(name).is_dir():
-        folder = Path(name) / subfolder
-        return folder if folder.is_dir() else None
-    try:
-        wanted = [f"{subfolder}/*", "config.json", ADAPTER_CONFIG]  # a pattern must match something
-        found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-    except LocalEntryNotFoundError:  # offline, or no repository: loading the model raises
-        return None
-    except Exception as error:
-        raise unreachable(name, revision, error) from error
+    wanted = [f"{subfolder}/*", "config.json", ADAPTER_CONFIG]  # a pattern must match something
+    found = name
+    if not Path(name).is_dir():
+        try:
+            found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
+        except LocalEntryNotFoundError:  # offline, or no repository: loading the model raises
+            return None
+        except Exception as error:
+            raise unreachable(name, revision, error) from error
     folder = Path(found) / subfolder
     return folder if folder.is_dir() else None
 

@@ -30,21 +30,16 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # Unset, `trust_remote_code` makes transformers prompt in a terminal.
-    options = {
-        "padding_side": "left",
-        "truncation_side": "left",
-        "trust_remote_code": False,
-        **options,
-    }
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    options = {**sides, "trust_remote_code": False, **options}
     folder = Path(name)
     file = folder / "tokenizer_config.json"
     if not file.is_file() and adapter_base(folder) is not None:
         base, of_base = base_of(folder)
         return AutoTokenizer.from_pretrained(base, revision=of_base, **options)
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    plain = (
-        config.get("tokenizer_class") in PLAIN_TOKENIZERS and (folder / "tokenizer.json").is_file()
-    )
+    plain = config.get("tokenizer_class") in PLAIN_TOKENIZERS
+    plain = plain and (folder / "tokenizer.json").is_file()
     # transformers would use the usual class of the model, which may split words differently.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
     try:
@@ -86,13 +81,11 @@ def load_model(
     if is_adapter:
         base, revision = base_of(folder, base_model)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                base, **{"revision": revision, "token": token, **kwargs}
-            )
+            options = {"revision": revision, "token": token, **kwargs}
+            model = AutoModelForCausalLM.from_pretrained(base, **options)
         except OSError as error:
             raise ValueError(
-                f"The base model {base!r} of the adapter in `{folder}` could not be loaded: {error} Set "
-                f"`base_model` to its name or folder."
+                f"The adapter's base model {base!r} could not be loaded; set `base_model`. {error}"
             ) from error
         model = with_adapter(model, folder, trainable=False)
     else:
@@ -137,9 +130,7 @@ def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | Non
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if not base:
-        raise ValueError(
-            f"The adapter in `{folder}` does not name its base model. Set `base_model`."
-        )
+        raise ValueError(f"The adapter in `{folder}` names no base model. Set `base_model`.")
     return base, config.get("revision")
 
 
@@ -156,6 +147,5 @@ def _quantization(settings: AgentSettings, override: Any) -> Any:
         return BitsAndBytesConfig.from_dict(known)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"`quantization={known!r}` in agent.json is no configuration of bitsandbytes: {error} Set "
-            f"`quantization_config`, or False for none."
+            f"`quantization={known!r}` in agent.json is no configuration of bitsandbytes: {error}"
         ) from error

@@ -35,14 +35,8 @@ def failed_push(
     error: BaseException, repo: str, folder: Path, revision: str | None = None
 ) -> HubError:
     """Return the error for a push at the end of a run."""
-    words = [
-        "hf",
-        "upload",
-        repo,
-        str(folder),
-        ".",
-        *(["--revision", revision] if revision else []),
-    ]
+    words = ["hf", "upload", repo, str(folder), "."]
+    words += ["--revision", revision] if revision else []
     for pattern in (*LEFT_OUT, *LEFT_OUT_TOO):
         words += ["--exclude", pattern]
     return HubError(
@@ -61,13 +55,8 @@ def failed_creation(error: BaseException, repo: str) -> HubError:
 
 def warn_of_failed_push(error: BaseException, repo: str, folder: Path) -> None:
     """Warn of a failed push in the middle of a run; training goes on."""
-    logger.warning(
-        "The push of `%s` to %r failed, and training goes on: %s The checkpoint on this disk is complete, "
-        "and the next push includes it.",
-        folder,
-        repo,
-        reason(error),
-    )
+    text = "The push of `%s` to %r failed, and training goes on; the next push includes it: %s"
+    logger.warning(text, folder, repo, reason(error))
 
 
 def watch(job: Future[Any], on_error: Callable[[BaseException], None]) -> None:

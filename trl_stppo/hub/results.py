@@ -52,9 +52,7 @@ def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
 def results_table(evaluations: Sequence[Evaluation]) -> str:
     """Return a table of metrics (rows, with 95 % intervals) and evaluation datasets (columns)."""
     heads = [escaped(e.name, 60) if e.name else "held-out rows" for e in evaluations]
-    rows = [
-        [label, *(_shown(e.figures, name) for e in evaluations)] for name, label in FIGURES.items()
-    ]
+    rows = ([label, *(_shown(e.figures, n) for e in evaluations)] for n, label in FIGURES.items())
     return table(["", *heads], [row for row in rows if any(row[1:])])
 
 

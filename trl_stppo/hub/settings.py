@@ -77,8 +77,7 @@ class AgentSettings:
         unknown = sorted(set(changes) - set(known))
         if unknown:
             raise TypeError(
-                f"An agent has no setting named {', '.join(map(repr, unknown))}; there are "
-                f"{', '.join(known)}. Arguments of from_pretrained go into `model_init_kwargs`."
+                f"An agent has no setting {', '.join(map(repr, unknown))}; there are {', '.join(known)}."
             )
         return dataclasses.replace(self, **changes)
 
@@ -102,9 +101,7 @@ class AgentSettings:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"`{path}` is damaged ({type(error).__name__}: {error}).") from error
         if not isinstance(version, int) or version > FORMAT:
-            raise ValueError(
-                f"`{path}`: format is {version!r}, must be <= {FORMAT}. Upgrade trl_stppo."
-            )
+            raise ValueError(f"`{path}`: format is {version!r}, must be <= {FORMAT}.")
         known = {f.name for f in dataclasses.fields(cls)}
         try:
             return cls(**{name: value for name, value in found.items() if name in known})

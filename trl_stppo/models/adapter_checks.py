@@ -44,17 +44,11 @@ def _check_given_adapters(model: Any) -> None:
     """Refuse a PeftModel whose adapter is not the one that TRL and the checkpoints expect."""
     loaded = "PeftModel.from_pretrained(base, path, is_trainable=True)"
     if not hasattr(model, "get_base_model"):
-        raise ValueError(
-            f"`model` has an adapter that transformers has loaded. Load it by {loaded}."
-        )
+        raise ValueError(f"`model` has an adapter loaded by transformers. Load it by {loaded}.")
     if model.active_adapters != [POLICY]:
-        raise ValueError(
-            f"The active adapter of `model` is {model.active_adapters}; allowed: [{POLICY!r}]."
-        )
+        raise ValueError(f"`model` has {model.active_adapters} active; allowed: [{POLICY!r}].")
     if REFERENCE in model.peft_config:
-        raise ValueError(
-            f"`model` has an adapter {REFERENCE!r}, the name of the reference. Delete it."
-        )
+        raise ValueError(f"`model` has an adapter {REFERENCE!r}, the reference's name.")
     if not any(p.requires_grad for n, p in model.named_parameters() if POLICY in n.split(".")):
         raise ValueError(f"The adapter {POLICY!r} of `model` is frozen. Load it by {loaded}.")
 
@@ -74,9 +68,7 @@ def _check_lora(config: Any, prepared: bool) -> None:
 def check_loaded_policy(model: Any) -> None:
     """Refuse combinations of adapter and base model that fail in the first forward passes."""
     if not hasattr(model.get_output_embeddings(), "bias"):
-        raise ValueError(
-            "`trainable_token_indices` is not supported with tie_word_embeddings; use modules_to_save."
-        )
+        raise ValueError("`trainable_token_indices` is not supported with tie_word_embeddings.")
     config = model.peft_config[model.active_adapter]
     in_8_bit = getattr(model.get_base_model(), "is_loaded_in_8bit", False)
     if getattr(config, "use_dora", False) and in_8_bit and model.device.type == "cpu":
@@ -86,9 +78,7 @@ def check_loaded_policy(model: Any) -> None:
 def check_untouched_base(config: Any, who: str, instead: str) -> None:
     """Refuse trained biases: they are in the base weights, whichever adapter is active."""
     if getattr(config, "bias", "none") != "none":
-        raise ValueError(
-            f"`bias={config.bias!r}` would change {who} too. Allowed: 'none'; or {instead}."
-        )
+        raise ValueError(f"`bias={config.bias!r}` changes {who}. Allowed: 'none'; or {instead}.")
 
 
 def is_lora(config: Any) -> bool:

@@ -57,9 +57,7 @@ def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
     if CRITIC in model.peft_config:  # the caller has loaded one
         present = getattr(model.peft_config[CRITIC], "r", None)
         if rank not in (None, present):
-            raise ValueError(
-                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {present}."
-            )
+            raise ValueError(f"`critic_lora_r={rank}`: the adapter {CRITIC!r} has rank {present}.")
         return
     policy = model.peft_config[model.active_adapter]
     model.add_adapter(CRITIC, critic_lora_config(model, rank))
@@ -98,12 +96,8 @@ def _further_config(policy: Any) -> Any:
     """Copy the configuration for one more adapter, without the steps that change the base weights again."""
     config = copy.deepcopy(policy)
     config.inference_mode = False
-    for name, value in (
-        ("bias", "none"),  # PEFT allows biases in one adapter only
-        ("init_lora_weights", True),
-        ("modules_to_tie", None),
-        ("target_modules_to_tie", None),
-    ):
+    neutral = {"bias": "none", "init_lora_weights": True}  # PEFT allows biases in one adapter only
+    for name, value in {**neutral, "modules_to_tie": None, "target_modules_to_tie": None}.items():
         if hasattr(config, name):
             setattr(config, name, value)
     return config
@@ -114,12 +108,8 @@ def discard_saved_reference(folder: Path) -> None:
     saved = folder / REFERENCE
     if not (saved / "adapter_config.json").is_file():
         return
-    for name in (
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "adapter_model.bin",
-        "README.md",
-    ):
+    weights = ("adapter_model.safetensors", "adapter_model.bin")
+    for name in ("adapter_config.json", *weights, "README.md"):
         (saved / name).unlink(missing_ok=True)
     if not any(saved.iterdir()):
         saved.rmdir()
@@ -183,19 +173,11 @@ def _load_adapter(
 
 
 def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
-    file = folder / "adapter_config.json"
-    if not file.exists():
-        return
-    saved, present = (
-        json.loads(file.read_text()).get("r"),
-        getattr(model.peft_config[adapter], "r", None),
-    )
-    if saved == present:
-        return
-    option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
-    raise ValueError(
-        f"The adapter {adapter!r} in `{folder}` has rank {saved}; this run has `{option}={present}`."
-    )
+    file, present = folder / "adapter_config.json", getattr(model.peft_config[adapter], "r", None)
+    saved = json.loads(file.read_text()).get("r") if file.exists() else present
+    if saved != present:
+        option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
+        raise ValueError(f"`{option}={present}`, but `{folder}` has the rank {saved}.")
 
 
 def restore_module_dtypes(model: PreTrainedModel) -> None:

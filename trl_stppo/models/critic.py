@@ -141,13 +141,9 @@ class SharedCritic(Critic):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "adapter_config.json").exists():
             self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
-        save_file(
-            {
-                k: v.detach().cpu().contiguous()
-                for k, v in (self.full or self.head.state_dict()).items()
-            },
-            folder / HEAD_FILE,
-        )
+        head = self.full or self.head.state_dict()
+        head = {name: weight.detach().cpu().contiguous() for name, weight in head.items()}
+        save_file(head, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
         """See `Critic.load`."""
@@ -172,13 +168,10 @@ class SeparateCritic(Critic):
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not hasattr(base, "score") or not getattr(base, "base_model_prefix", ""):
             raise ValueError(
-                f"`value_model` is a {type(base).__name__}, which has no `score` head. Pass a model "
-                f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)."
+                f"`value_model` is a {type(base).__name__} without `score`, the head of a classifier."
             )
         if getattr(base.config, "num_labels", 1) != 1:
-            raise ValueError(
-                f"`value_model` has num_labels={base.config.num_labels}; a critic needs num_labels=1."
-            )
+            raise ValueError(f"`value_model`: num_labels={base.config.num_labels}; must be 1.")
         self.model, self._base, self.head = model, base, base.score
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
@@ -219,6 +212,4 @@ class SeparateCritic(Critic):
 
 def missing_critic(folder: Path) -> FileNotFoundError:
     """Return the error for a checkpoint that holds the policy but not its critic."""
-    return FileNotFoundError(
-        f"`{folder}` does not hold the critic that belongs to this checkpoint, of this run's kind."
-    )
+    return FileNotFoundError(f"`{folder}` does not hold this checkpoint's critic, of this kind.")

@@ -40,11 +40,6 @@ class _BackboneWithScore(GenericForSequenceClassification):
         self.score = nn.Linear(hidden, config.num_labels, bias=False)
         self.post_init()  # copies the backbone's attributes for sharding and loading
 
-    @classmethod
-    def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
-        """Make a model as `from_config` of transformers' classes does."""
-        return cls._from_config(config, dtype=dtype)
-
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save as upstream does, and add the repository's code files."""
         super().save_pretrained(save_directory, **kwargs)
@@ -57,27 +52,19 @@ def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
-            f"No critic can be made of a {kind.__name__}: `base_model_prefix={causal.base_model_prefix!r}` "
-            f"names no backbone of it. Pass `value_model`, or use a LoRA policy or STGRPOTrainer."
+            f"No critic can be made of a {kind.__name__}, whose prefix names no backbone. Pass `value_model`."
         )
-    family = next(
-        cls
-        for cls in kind.__mro__
-        if issubclass(cls, PreTrainedModel) and isinstance(backbone, cls)
-    )
+    parents = (cls for cls in kind.__mro__ if issubclass(cls, PreTrainedModel))
+    family = next(cls for cls in parents if isinstance(backbone, cls))
     name = re.sub("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", "", kind.__name__)
-    own_code = kind.__module__.startswith("transformers_modules.")
-    return type(
-        f"{name}ForSequenceClassification",
-        (_BackboneWithScore, family),
-        {
-            "__module__": kind.__module__,
-            "config_class": type(backbone.config),
-            "base_model_prefix": causal.base_model_prefix,
-            "backbone_class": type(backbone),
-            "has_own_code": own_code,
-        },
-    )
+    body = {
+        "__module__": kind.__module__,
+        "config_class": type(backbone.config),
+        "base_model_prefix": causal.base_model_prefix,
+        "backbone_class": type(backbone),
+        "has_own_code": kind.__module__.startswith("transformers_modules."),
+    }
+    return type(f"{name}ForSequenceClassification", (_BackboneWithScore, family), body)
 
 
 def _has_scored_class(config: PretrainedConfig) -> bool:
@@ -116,7 +103,7 @@ def critic_from_config(
         with torch.device("meta"):
             causal = AutoModelForCausalLM.from_config(config, **options)
         config = causal.config  # the text part's, if the model has several
-    return _class_like(causal).fresh(config, dtype)
+    return _class_like(causal)._from_config(config, dtype=dtype)
 
 
 def critic_from_policy(

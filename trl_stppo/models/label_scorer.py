@@ -60,9 +60,7 @@ class LabelTokenScorer:
         self.__name__ = str(model.name_or_path).rstrip("/").split("/")[-1] or "judge"
         first = [self._ids(label)[:1] for label in labels]
         if first[0] == first[1] or [] in first:
-            raise ValueError(
-                f"`labels={labels}`: their first tokens are {first}; they have to differ. Choose other words."
-            )
+            raise ValueError(f"`labels={labels}`: their first tokens {first} must differ.")
         self._yes, self._no = first[0][0], first[1][0]
         try:
             self._question([{"role": "user", "content": ""}], "")
@@ -116,10 +114,8 @@ class LabelTokenScorer:
             completions: the turns, as lists of one message or as text.
             **columns: ignored.
         """
-        rows = [
-            self._ids(self._question(prompt, _text(completion)))
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
+        pairs = zip(prompts, map(_text, completions), strict=True)
+        rows = [self._ids(self._question(prompt, turn)) for prompt, turn in pairs]
         scores = [0.0] * len(rows)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for start in range(0, len(order), self._batch_size):
@@ -149,9 +145,8 @@ class LabelTokenScorer:
         mask = torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows], device=device)
         ends = torch.tensor([len(row) - 1 for row in rows], device=device)
         kept, where = ends.unique(return_inverse=True)
-        logits = self.model(
-            input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=kept
-        ).logits
+        options = {"use_cache": False, "logits_to_keep": kept}
+        logits = self.model(input_ids=ids, attention_mask=mask, **options).logits
         last = logits[torch.arange(len(rows), device=device), where].float()
         return torch.sigmoid(last[:, self._yes] - last[:, self._no]).tolist()
 

@@ -186,21 +186,18 @@ def estimate(setup: Setup) -> Estimate:
         "others": setup.other,
     }
     others = setup.other + setup.gathered
-    step = {
-        **kept,
-        "gradients": _gradients(setup)[0],
-        "optimizer": state,
-        "step's tables": _step_tables(setup),
+    # Some optimizers loop over all parameters at once.
+    in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
+    trained = (setup.trainable + setup.critic_trainable) * setup.trainable_bytes
+    step = {"gradients": _gradients(setup)[0], "optimizer": state}
+    step["step's tables"] = trained if in_loops else 0
+    phases = {
+        "rollout": {**kept, "others": others, **_rollout(setup)},
+        "scoring": {**kept, **_scoring(setup)},
+        "update": {**kept, **_update(setup)},
+        "optimizer step": kept | step,
     }
-    return Estimate(
-        {
-            "rollout": {**kept, "others": others, **_rollout(setup)},
-            "scoring": {**kept, **_scoring(setup)},
-            "update": {**kept, **_update(setup)},
-            "optimizer step": step,
-        },
-        OVERHEAD,
-    )
+    return Estimate(phases, OVERHEAD)
 
 
 def _gradients(setup: Setup) -> tuple[int, int]:
@@ -212,13 +209,6 @@ def _gradients(setup: Setup) -> tuple[int, int]:
     # Embeddings and head get a gradient of full size each before the two are added.
     embedding = 2 * setup.geometry.vocab * setup.geometry.hidden * 4 if setup.full else 0
     return policy * (1 + setup.bias_buffers) + critic, max(fresh, embedding)
-
-
-def _step_tables(setup: Setup) -> int:
-    """Return temporary bytes of an optimizer that loops over all parameters at once."""
-    in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
-    trained = setup.trainable + setup.critic_trainable
-    return trained * setup.trainable_bytes if in_loops else 0
 
 
 def _update(setup: Setup) -> dict[str, int]:

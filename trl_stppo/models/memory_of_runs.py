@@ -87,9 +87,7 @@ def _of_zero(trained: int, engine: str, processes: int) -> int:
 
 def _gathering(setup: Setup, weights: int) -> Setup:
     """Add bytes of gathered weights to a rollout, if the policy plays it."""
-    if not (weights and setup.slots):
-        return setup
-    return replace(setup, gathered=weights)
+    return replace(setup, gathered=weights) if setup.slots else setup
 
 
 def hints(setup: Setup) -> list[tuple[str, int]]:

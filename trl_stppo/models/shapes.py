@@ -66,7 +66,7 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
         "critic_trainable": sum(map(elements, of_critic.values())),
         "adapters": byte_size([*added, *critic_added, *head]),
         "critic_weights": byte_size(critic_backbone),
-        "reference_weights": modules_size([reference]),
+        "reference_weights": 0 if reference is None else byte_size(reference.parameters()),
         "critic_geometry": None if separate is None else geometry_of(separate),
         "full": not hasattr(policy, "peft_config"),
         "critic_full": separate is not None and not hasattr(separate, "peft_config"),
@@ -111,8 +111,7 @@ def geometry_of(model: Any) -> Geometry:
         )
     except (AttributeError, ValueError) as error:
         raise ValueError(
-            f"The memory of a {config.model_type!r} model is unknown: its configuration does not give the "
-            f"shape of its layers ({error})."
+            f"The memory of a {config.model_type!r} model is unknown, as is the shape of its layers: {error}."
         ) from error
 
 
@@ -149,19 +148,11 @@ def elements(parameter: torch.Tensor) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def modules_size(candidates: Iterable[Any]) -> int:
-    """Return the bytes of the candidates that are modules."""
-    return sum(byte_size(m.parameters()) for m in candidates if isinstance(m, nn.Module))
-
-
 def _constants(parameter: Any) -> int:
     """Return the bytes of the block constants that bitsandbytes keeps beside a packed weight."""
     total, state = 0, getattr(parameter, "quant_state", None)
     while state is not None:  # double quantisation quantises the constants too
-        total += sum(
-            t.numel() * t.element_size()
-            for t in (state.absmax, state.code, getattr(state, "offset", None))
-            if isinstance(t, torch.Tensor)
-        )
+        kept = (state.absmax, state.code, getattr(state, "offset", None))
+        total += sum(t.numel() * t.element_size() for t in kept if isinstance(t, torch.Tensor))
         state = getattr(state, "state2", None)
     return total

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import inspect
 import logging
 import secrets
 import threading
@@ -25,7 +24,7 @@ from ..threads import DaemonThread
 from .agent_endpoint import AgentEndpoint
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
-from .driver import Call, Opening, Outcome
+from .driver import Call, Driver, Opening, Outcome
 from .episode import Episode, Limits
 from .openai_wire import (
     Answers,
@@ -37,6 +36,7 @@ from .openai_wire import (
     read_message,
 )
 from .record import StopReason, check_reward
+from .reward_funcs import is_async
 from .shared_loop import delegate_blocks
 from .tool_driver import ToolFormat
 
@@ -127,8 +127,7 @@ class AgentSession:
 
     async def start(self) -> AgentRequest | Any:
         """Start the agent; return its first request, or its result if it makes none."""
-        functions = self._agent, type(self._agent).__call__  # the other is of an instance
-        if any(map(inspect.iscoroutinefunction, functions)):
+        if is_async(self._agent):
             loop, context = asyncio.get_running_loop(), contextvars.copy_context()
             context.run(delegate_blocks, self)
             task = loop.create_task(self._run_async(), context=context)
@@ -176,16 +175,11 @@ def episode_over() -> RefusedRequest:
     return RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
-class AgentDriver:
-    """Drives an agent of the caller.
+class AgentDriver(Driver):
+    """Drives an agent of the caller; `answer` plays its turns.
 
-    Args:
-        agent: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
-        renderer: of messages.
-        format: reads tool calls and renders their answers.
-        limits: of each context.
-        renders: as of `AgentContexts`.
-        endpoint: address for agents in other processes; None without one.
+    `agent`: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
+    `limits` and `renders` are those of `AgentContexts`, `endpoint` is for agents in other processes.
     """
 
     trusted_text = False
@@ -209,9 +203,8 @@ class AgentDriver:
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """Start the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
-        contexts = AgentContexts(
-            episode, self._renderer, self._format.suffix, self._limits, renders=self._renders
-        )
+        limits, suffix = self._limits, self._format.suffix
+        contexts = AgentContexts(episode, self._renderer, suffix, limits, self._renders)
         row = copy.deepcopy(episode.columns)  # agents append to its messages
         session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session
@@ -239,9 +232,6 @@ class AgentDriver:
         if not request.reads_tools:
             return {"role": "assistant", "content": self._renderer.decode_action(ids)}
         return self._format.parse(ids, context.prompt_ids + context.ids, request.tools)
-
-    def turn(self, episode: Episode, message: Message) -> None:
-        """Return None: `answer` plays the turns of agents."""
 
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
         """Append a sampled turn and make the call that answers the agent.
@@ -292,11 +282,8 @@ class AgentDriver:
         session, refused = episode.env, episode_over()
         if reason is StopReason.TOKEN_BUDGET:
             session.refused += 1
-            refused = RefusedRequest(
-                400,
-                "The messages leave no token to sample. Shorten them.",
-                "context_length_exceeded",
-            )
+            full = "The messages leave no token to sample. Shorten them."
+            refused = RefusedRequest(400, full, "context_length_exceeded")
             if session.error is not None:
                 refused = RefusedRequest(400, f"The chat template fails: {session.error}")
             ends = session.refused >= MAX_REFUSED
@@ -316,18 +303,15 @@ class AgentDriver:
 
         return refusing
 
-    def scoring(self, episode: Episode) -> None:
-        """Return None: an agent returns its reward."""
-
     def release(self, episode: Episode) -> None:
-        """End the agent of an episode that is over."""
+        """See `Driver`."""
         if episode.env is not None:
             episode.env.close()
             if self._endpoint is not None:
                 self._endpoint.close(episode.env)
 
     def close(self) -> None:
-        """Close the address, if there is one."""
+        """See `Driver`."""
         if self._endpoint is not None:
             self._endpoint.stop()
 
@@ -335,11 +319,8 @@ class AgentDriver:
         new = [name for name in names if name not in self._warned]
         self._warned |= {*new}
         if new:
-            logger.warning(
-                "The agent sets %s, without effect: the policy samples as the run is set to, because another "
-                "distribution would falsify the ratios.",
-                ", ".join(f"`{name}`" for name in new),
-            )
+            text = "The agent sets `%s`, without effect: the policy samples as the run is set to."
+            logger.warning(text, "`, `".join(new))
 
 
 def outcome_of(episode: Any, event: Any) -> Outcome:
@@ -353,8 +334,7 @@ def outcome_of(episode: Any, event: Any) -> Outcome:
         reward = 0.0  # a limit ended the episode
     if any(key not in RESULT_KEYS for key in result):
         raise ValueError(
-            f"The agent returned {event!r:.200}; allowed are a finite number, a dict with the keys "
-            f"{list(RESULT_KEYS)}, and None."
+            f"The agent returned {event!r:.200}; allowed: a number, a dict of {list(RESULT_KEYS)}, None."
         )
     return Outcome(
         reward=None if reward is None else check_reward(reward, "the agent's result"),
@@ -381,7 +361,6 @@ def _turn_rewards(given: Any, names: dict[str, int], turns: int) -> list[float] 
         rewards = list(given)
     if len(rewards) != turns:
         raise ValueError(
-            f"`turn_rewards` is {given!r:.80}; allowed are {turns} numbers, one per call, or a dict "
-            f"by id of the completion."
+            f"`turn_rewards` is {given!r:.80}; allowed: {turns} numbers, or a dict by completion id."
         )
     return [check_reward(reward, f"turn_rewards[{n}]") for n, reward in enumerate(rewards)]

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..threads import DaemonThread
-from .openai_wire import RETRIES, Answers, RefusedRequest, Response, http
+from .openai_wire import RETRIES, Answers, RefusedRequest, http
 
 MAX_BODY = 16 * 2**20  # bytes of a request
 POLL_SECONDS = 0.1
@@ -56,37 +56,31 @@ class AgentEndpoint:
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         """Answer one request."""
-        headers, response, content = request.headers, None, b""
+        headers, content = request.headers, b""
         length = headers.get("Transfer-Encoding") or headers.get("Content-Length") or "0"
-        answers = self._answers_of(headers.get("Authorization") or "")
-        if answers is None:
-            response = RefusedRequest(401, "The API key is not that of a running episode.").response
-        elif not length.isdecimal() or int(length) > MAX_BODY:
-            response = RefusedRequest(
-                413, f"Content-Length is {length}; allowed: {MAX_BODY}."
-            ).response
-        if response is not None or answers is None:
-            request.close_connection = True  # its body is not read
-        else:
+        try:
+            answers = self._answers_of(headers.get("Authorization") or "")
+            if not length.isdecimal() or int(length) > MAX_BODY:
+                raise RefusedRequest(413, f"Content-Length is {length}; allowed: {MAX_BODY}.")
             content = request.rfile.read(int(length))
             repeats = headers.get(RETRIES, "0") != "0"
             response = answers.begin(request.command, request.path, content, repeats).result()
-        self._reply(request, response, content)
-
-    def _answers_of(self, header: str) -> Answers | None:
-        """Return the episode of the header's secret; all wrong secrets take equal time."""
-        found = None
-        for key, answers in list(self._sessions.items()):
-            if hmac.compare_digest(f"Bearer {key}".encode(), header.encode()):
-                found = answers
-        return found
-
-    @staticmethod
-    def _reply(request: BaseHTTPRequestHandler, response: Response | None, content: bytes) -> None:
-        assert response is not None
+        except RefusedRequest as refused:
+            request.close_connection = True  # its body is not read
+            response = refused.response
         status, kind, body = http(response, content)
         request.send_response(status)
         for name, value in (("Content-Type", kind), ("Content-Length", str(len(body)))):
             request.send_header(name, value)
         request.end_headers()
         request.wfile.write(body)
+
+    def _answers_of(self, header: str) -> Answers:
+        """Return the episode of the header's secret; all wrong secrets take equal time."""
+        found = None
+        for key, answers in list(self._sessions.items()):
+            if hmac.compare_digest(f"Bearer {key}".encode(), header.encode()):
+                found = answers
+        if found is None:
+            raise RefusedRequest(401, "The API key is not that of a running episode.")
+        return found

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .shared_loop import SharedLoop
@@ -76,8 +76,8 @@ class Job:
 
     make: Callable[[], Coroutine[Any, Any, Any]]
     call: Call | None
-    loop: SharedLoop
-    future: Future[Any]
+    loop: SharedLoop = field(init=False)
+    future: Future[Any] = field(init=False)
 
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:

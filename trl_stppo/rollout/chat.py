@@ -63,14 +63,10 @@ class ChatRenderer:
     def observation_ids(
         self, text: str, *, conversational: bool, turn_ended: bool, trusted: bool = False
     ) -> list[int]:
-        """Token ids between two turns.
+        """Token ids between two turns: a user message, or bare text if not `conversational`.
 
-        Args:
-            text: the observation.
-            conversational: render it as a user message of the template; if False, as bare text.
-            turn_ended: whether the turn before ended with an end-of-turn token of its own. If not
-                (it was cut), the observation begins with the template's end-of-turn token.
-            trusted: whether the text may hold control tokens.
+        `turn_ended`: whether the turn before ended with an end-of-turn token of its own. If not (it was
+        cut), the observation begins with the template's. `trusted` text may hold control tokens.
         """
         text = text if trusted else self.control.split(text)
         if not conversational:
@@ -99,9 +95,7 @@ class ChatRenderer:
         by_role = {"assistant": ControlTokens(self.tokenizer, written=False), "system": None}
         controls = [by_role.get(message["role"], self.control) for message in messages]
         pairs = zip(messages, controls, strict=True)
-        return [
-            message if control is None else control.split(message) for message, control in pairs
-        ]
+        return [control.split(message) if control else message for message, control in pairs]
 
     def check_template(self) -> None:
         """Raise ValueError unless conversations can grow by appending; the error names the template."""
@@ -130,9 +124,7 @@ class ChatRenderer:
     @property
     def _template_name(self) -> str:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
-        return f"{name!r}" + (
-            " (given as `chat_template`)" if self.template["chat_template"] else ""
-        )
+        return f"{name!r}{' (given as `chat_template`)' if self.template['chat_template'] else ''}"
 
     def _render(
         self,
@@ -159,8 +151,7 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
-            f"The prompts{rows} are messages, but the tokenizer ({name!r}) has no chat template. Set "
-            f"`tokenizer.chat_template`, or give prompts as text."
+            f"The prompts{rows} are messages, but the tokenizer {name!r} has no chat template."
         )
 
 

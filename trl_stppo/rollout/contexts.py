@@ -49,15 +49,10 @@ class _Checkpoint:
 
 
 class AgentContexts:
-    """The contexts of one episode of an agent.
+    """The contexts of one episode of an agent, each within `limits`.
 
-    Args:
-        episode: gets the contexts.
-        renderer: of messages.
-        tool_suffix: tool messages -> their token ids after a turn.
-        limits: of each context.
-        renders: whether each call is rendered anew ("render"), so that a template may drop earlier
-            reasoning; else the sampled tokens stay ("grow").
+    `tool_suffix`: tool messages -> their token ids after a turn. `renders`: whether each call is rendered
+    anew ("render"), so that a template may drop earlier reasoning; else the sampled tokens stay ("grow").
     """
 
     def __init__(
@@ -66,15 +61,12 @@ class AgentContexts:
         renderer: ChatRenderer,
         tool_suffix: Callable[[list[Message]], list[int]],
         limits: Limits,
-        *,
         renders: bool,
     ) -> None:
         self._episode, self._renderer, self._tool_suffix = episode, renderer, tool_suffix
         self._limits, self._renders = limits, renders
         self._checkpoints: list[_Checkpoint] = []
-        self.new: list[
-            Message
-        ] = []  # of the newest request, those after the turn that it continues
+        self.new: list[Message] = []  # of the newest request, after the turn that it continues
 
     def begin(self, request: AgentRequest) -> bool:
         """Set the episode's current context: the one whose next turn answers the request.
@@ -107,10 +99,8 @@ class AgentContexts:
                 reason = self._reason(said, tools, matched=match is not None)
         if not request.trains and prompt is None:  # it must not become part of the row
             context, prompt = Context(), context.prompt_ids + context.ids + more
-        trial = Context(
-            prompt_ids=context.prompt_ids if prompt is None else prompt, ids=context.ids + more
-        )
-        if trial.turn_limit(self._limits) < 1:
+        before = context.prompt_ids if prompt is None else prompt
+        if Context(prompt_ids=before, ids=context.ids + more).turn_limit(self._limits) < 1:
             return False
         if prompt is None:
             context.append_observation(more)

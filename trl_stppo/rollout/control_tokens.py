@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -105,17 +106,13 @@ class ControlTokens:
     def _ids(self, text: str) -> list[int]:
         first, *rest = text.split(MARK)
         ids = self._plain(first)
-        for piece in rest:
-            ids += self._continued(piece)
+        for piece in rest:  # in a line, or some tokenizers put a space first
+            line, more = self._plain("\n"), self._plain("\n" + piece)
+            ids += more[len(line) :] if more[: len(line)] == line else self._plain(piece)
         return ids
 
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _continued(self, text: str) -> list[int]:
-        """Return ids of text in the middle of a line, without the space that some tokenizers put first."""
-        line, ids = self._plain("\n"), self._plain("\n" + text)
-        return ids[len(line) :] if ids[: len(line)] == line else self._plain(text)
 
     @functools.cached_property
     def _contents(self) -> list[str]:
@@ -158,15 +155,10 @@ class ControlTokens:
     def _written_by_template(self) -> str:
         own, given = self.tokenizer.chat_template, self._template.get("chat_template")
         known = [str(template) for template in (own, given) if template]
+        options = {**self._template, "tokenize": False, "add_generation_prompt": True}
         for probe in _PROBES if known else ():
-            try:
-                known.append(
-                    self.tokenizer.apply_chat_template(
-                        probe, tokenize=False, add_generation_prompt=True, **self._template
-                    )
-                )
-            except Exception:  # a template may refuse tools; its source is read in any case
-                continue
+            with suppress(Exception):  # a template may refuse tools; its source is read in any case
+                known.append(self.tokenizer.apply_chat_template(probe, **options))
         return "\n".join(known)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from .chat import Message
 from .contexts import AgentRequest
@@ -60,8 +60,8 @@ class Outcome:
     over: StopReason | None = None  # the limit that has ended an agent's episode
 
 
-class Driver(Protocol):
-    """Plays one kind of environment.
+class Driver:
+    """Plays one kind of environment; by default one that is neither reset nor scored.
 
     `episode.pays_turns` may be set when a call is made, not while it runs: an abandoned call may end
     long after its episode, so it writes at most `turn_rewards_seen`.
@@ -69,23 +69,19 @@ class Driver(Protocol):
 
     tools: list[Any]  # tools that the model can call
     trusted_text: bool  # whether observations may hold control tokens
-
-    @property
-    def type_name(self) -> str | None:
-        """Name of the environment's class; None without an environment."""
-        ...
+    type_name: str | None  # the environment's class; None without an environment
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
         """Return the call that resets the environment and returns an `Opening`; None without one."""
-        ...
+        return None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
         """A sampled turn of the episode as a message."""
-        ...
+        raise NotImplementedError
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Return the call that plays the turn and returns an `Outcome`; None without an action."""
-        ...
+        return None
 
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that scores the ended episode; None if the environment has no score.
@@ -93,4 +89,10 @@ class Driver(Protocol):
         It returns the final reward and the last turn's additional reward, None for either if there
         is none.
         """
-        ...
+        return None
+
+    def release(self, episode: Episode) -> None:
+        """End the agent of an episode that is over."""
+
+    def close(self) -> None:
+        """Close the address of agents, if there is one."""

@@ -16,11 +16,9 @@ from typing import Any
 from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
-from .agent_driver import AgentDriver
 from .chat import ChatRenderer, Message
 from .episode import Durations, Episode
-from .loop import EpisodeLoop
-from .parts import Parts
+from .loop import EpisodeLoop, Parts
 from .record import FAILURES, culprit
 
 logger = logging.getLogger(__name__)
@@ -79,8 +77,7 @@ class RolloutEngine(Parts):
             except ThreadStartError:  # the interpreter is ending and starts no more threads
                 logger.debug("environments are not closed: the interpreter is ending")
         for driver in self.drivers.values():
-            if isinstance(driver, AgentDriver):
-                driver.close()
+            driver.close()
         self.calls.close()
 
     def _episodes(
@@ -91,15 +88,10 @@ class RolloutEngine(Parts):
         for position, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
             name = row.get("environment") if named else None
             if name not in self.drivers:
-                raise ValueError(
-                    f"Row has `environment={name!r}`; allowed are {list(self.drivers)}, the keys of "
-                    f"`environment_factory`."
-                )
+                raise ValueError(f"`environment={name!r}`: allowed are {list(self.drivers)}.")
             driver = self.drivers[name]
             if driver.tools and isinstance(prompt, str):
-                raise ValueError(
-                    "`prompt` is a string, but tools need a conversation. Give the prompt as messages."
-                )
+                raise ValueError("`prompt` is a string; tools need messages.")
             columns = {k: v for k, v in row.items() if not (named and k == "environment")}
             episodes.append(Episode(position, columns, prompt, name, driver.type_name))
             indices.append(used[name])
@@ -115,10 +107,8 @@ class RolloutEngine(Parts):
         who = culprit(e.stop_reason for e in episodes)
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
-            logger.warning(
-                "%d of %d episodes ended in a failure of their %s: %s",
-                len(errors), len(episodes), who, common,
-            )  # fmt: skip
+            text = "%d of %d episodes ended in a failure of their %s: %s"
+            logger.warning(text, len(errors), len(episodes), who, common)
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0  # the next run counts anew
             raise EnvironmentFailureError(

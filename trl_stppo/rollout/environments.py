@@ -28,25 +28,22 @@ def split_environments(
         `(text, tools, probes)`: factories by name (None is the single unnamed one), and the instance
         that each made for the probe.
     """
+    text: Factories = {}
+    tools: Factories = {}
+    probes: dict[str | None, Any] = {}
     factories: Factories = {}
     if isinstance(environment_factory, dict):
         factories = {name: make for name, make in environment_factory.items()}
     elif environment_factory is not None:
         factories = {None: environment_factory}
-    text: Factories = {}
-    tools: Factories = {}
-    probes: dict[str | None, Any] = {}
     for name, factory in factories.items():
         if not callable(factory):
             kind = factory if isinstance(factory, str) else type(factory).__name__
-            raise ValueError(
-                f"`environment_factory` is or holds {kind!r}; allowed: classes and functions."
-            )
+            raise ValueError(f"`environment_factory` is or holds {kind!r}; allowed: callables.")
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(
-                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. It needs "
-                f"`reset(**row)`, and `step(action)` or public methods with type hints (tools)."
+                f"`environment_factory` made a {type(probe).__name__} without a `reset` method."
             )
         (text if is_text_environment(probe) else tools)[name] = factory
     return text, tools, probes

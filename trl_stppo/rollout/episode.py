@@ -90,9 +90,7 @@ class Context:
         self.logprobs += logprobs
         self._fingerprint = hash(tuple(self.ids))
         if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
-            raise RuntimeError(
-                f"{self!r}: {len(logprobs)} log-probabilities for {len(ids)} tokens."
-            )
+            raise RuntimeError(f"{self!r}: {len(logprobs)} logprobs for {len(ids)} tokens.")
 
     def check_prefix(self) -> None:
         """Raise RuntimeError if tokens have changed since they were appended."""
@@ -111,17 +109,6 @@ class Context:
         """Return the number of tokens that the next turn may have."""
         room = self.room(limits)
         return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
-
-    def close(self, placeholder_id: int) -> None:
-        """Verify the row once more.
-
-        Args:
-            placeholder_id: the token, outside every mask, of a row without any token; TRL cannot
-                collate an empty completion.
-        """
-        if not self.ids:
-            self.append_observation([placeholder_id])
-        self.check_prefix()
 
 
 @dataclass(eq=False, repr=False)

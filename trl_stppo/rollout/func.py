@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from ..errors import TurnSpanError
 from .chat import Message
@@ -39,13 +39,12 @@ def read_rollout(
     episodes: dict[int, Episode] = {}
     for row, (number, ids) in enumerate(zip(owners, completions, strict=True)):
         prompt_ids, ids = list(output["prompt_ids"][row]), [int(i) for i in ids]
-        episode = episodes.get(number)
-        if episode is None:
-            context: Context = Episode(number, dict(rows[number]), prompts[number])
-            episode = episodes[number] = cast(Episode, context)
+        context: Context = Context()
+        if number in episodes:
+            episodes[number].more.append(context)
         else:
-            context = Context()
-            episode.more.append(context)
+            context = episodes[number] = Episode(number, dict(rows[number]), prompts[number])
+        episode = episodes[number]
         context.prompt_ids = prompt_ids
         _append(episode, context, ids, None if logprobs is None else logprobs[row], spans[row])
         episode.messages.append(read(ids, prompt_ids))
@@ -73,9 +72,7 @@ def _pay(episode: Episode, context: Context, row: int, turn_rewards: Any) -> Non
         return
     rewards, name = turn_rewards[row], f"turn_rewards[{row}]"
     if len(rewards) != len(context.turns):
-        raise ValueError(
-            f"`{name}` has {len(rewards)} entries for the {len(context.turns)} turns of the row."
-        )
+        raise ValueError(f"`{name}` has {len(rewards)} entries for {len(context.turns)} turns.")
     for place, reward in enumerate(rewards):
         episode.turn_rewards[context.turns[place]] = check_reward(reward, f"{name}[{place}]")
     episode.pays_turns = True
@@ -93,38 +90,29 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
     """Refuse a result that lacks keys or entries; return the episode of each row."""
     missing = [key for key in NEEDED if key not in output]
     if missing:
-        raise ValueError(
-            f"rollout_func must return keys {missing} in its output dict: {', '.join(NEEDED)}."
-        )
+        raise ValueError(f"rollout_func must return keys {missing} in its output dict.")
     completions, owners = output["completion_ids"], output.get("episode_of")
     if owners is None:
         owners = range(count)
         if len(completions) != count:
             raise ValueError(
-                f"`rollout_func` returned {len(completions)} episodes: `completion_ids` has "
-                f"{len(completions)} entries for {count} prompts. Return one per prompt, in their order, or "
-                f"several with `episode_of`."
+                f"`rollout_func` returned {len(completions)} `completion_ids` for {count} prompts."
             )
     owners, prompts, count = [int(number) for number in owners], count, len(completions)
     if set(owners) != set(range(prompts)):
         wrong = sorted(set(owners) ^ set(range(prompts)))
         raise ValueError(
-            f"`episode_of` must have each number from 0 to {prompts - 1}, the prompts' own, and no other; "
-            f"{wrong[0]} is {'missing' if wrong[0] in range(prompts) else 'not allowed'}."
+            f"`episode_of` must have each number from 0 to {prompts - 1} and no other; wrong: {wrong[0]}."
         )
     lengths = [len(ids) for ids in completions]
     if 0 in lengths:
-        raise ValueError(
-            f"`completion_ids[{lengths.index(0)}]` is empty: return at least one token."
-        )
+        raise ValueError(f"`completion_ids[{lengths.index(0)}]` is empty.")
     for key in (*NEEDED, *RECORD):
         value, by_token = output.get(key), key in ("env_mask", "logprobs")
         if value is None:
             continue
         if len(value) != count or (by_token and list(map(len, value)) != lengths):
-            raise ValueError(
-                f"`{key}` must have an entry per row{', each of one per token' * by_token}."
-            )
+            raise ValueError(f"`{key}` needs an entry per row{' and token' * by_token}.")
     return owners
 
 
@@ -140,7 +128,5 @@ def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tu
     for episode, mask in enumerate([] if masks is None else masks):
         cover = mask_from_spans(spans[episode], len(completions[episode]))
         if [int(flag) for flag in mask] != cover:
-            raise TurnSpanError(
-                f"`turn_spans[{episode}]` and `env_mask[{episode}]` contradict each other; return one."
-            )
+            raise TurnSpanError(f"`turn_spans[{episode}]` contradicts `env_mask[{episode}]`.")
     return [[(int(start), int(end)) for start, end in turns] for turns in spans]

@@ -81,28 +81,23 @@ class IsolatedEnvironment:
         self.methods: frozenset[str] = frozenset()
         self._lock, self._killed = threading.Lock(), False
         self._connection, theirs = multiprocessing.Pipe()
-        with (
-            theirs
-        ):  # a session of its own keeps the terminal's Ctrl-C away before SIGINT is ignored
-            arguments = [str(theirs.fileno()), str(os.getpid()), *sys.path]
+        own = os.getpid()
+        with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, *arguments],
+                [sys.executable, "-c", _CODE, str(theirs.fileno()), str(own), *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                start_new_session=True,  # the terminal's Ctrl-C does not reach it
             )
-        self._release = weakref.finalize(
-            self, _release, os.getpid(), self._connection, self._process
-        )
+        self._release = weakref.finalize(self, _release, own, self._connection, self._process)
         try:
             made = self._ask("the factory", "make", body, seconds=start_timeout)
-        except _Late:
+        except BaseException as error:
             self.kill()
-            raise TimeoutError(
-                f"the environment of `{name}` was not there after {start_timeout:g} s"
-            ) from None
-        except BaseException:
-            self.kill()
+            if isinstance(error, _Late):
+                raise TimeoutError(
+                    f"no environment of `{name}` after {start_timeout:g} s"
+                ) from None
             raise
         self.pid, self.env_type_name, self.methods = made
 

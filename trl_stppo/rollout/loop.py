@@ -6,6 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from .agent_driver import AgentDriver
 from .calls import CallResult
 from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
-from .environments import close_environment
-from .episode import Context, Episode
-from .parts import Parts
+from .environments import EnvironmentPool, close_environment
+from .episode import Context, Episode, Limits
 from .record import FINAL, StopReason
-from .turns import Turn, candidate
+from .turns import Selection, Turn, candidate
+from .workers import EnvironmentCalls
 
 # Longest observation that is tokenised, in characters per token of room; the rest is cut before.
 MAX_CHARS_PER_TOKEN = 256
@@ -30,6 +31,33 @@ OPENING_CHARS_PER_TOKEN = 8
 # Seconds for more episodes to become ready before a backend samples a batch at once.
 LINGER_SECONDS = 0.05
 PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(eq=False, repr=False)
+class Parts:
+    """The parts of an engine that are made once and used by every batch.
+
+    Args:
+        drivers: by key of the environment factory; None is the single unnamed one, or no factory.
+        pool: environment instances, None if there are only tools.
+        calls: runs the environments.
+        limits: budgets of an episode.
+        tool_suffix: tool messages -> their token ids, TRL's own function.
+        on_env_error: treatment of an episode whose environment failed: `"penalise"` rewards its last
+            turn with `-env_error_penalty`, `"mask"` does not train on it, `"drop"` also leaves it out
+            of the batch's metrics.
+        env_error_penalty: reward units.
+        selection: plays the best of several turns; None plays the sampled turn.
+    """
+
+    drivers: dict[str | None, Driver]
+    pool: EnvironmentPool | None
+    calls: EnvironmentCalls
+    limits: Limits
+    tool_suffix: Callable[[list[Message]], list[int]] | None = None
+    on_env_error: str = "mask"
+    env_error_penalty: float = 1.0
+    selection: Selection | None = None
 
 
 class EpisodeLoop:
@@ -71,7 +99,7 @@ class EpisodeLoop:
                 if row in self._calls:  # its environment may still be busy
                     self._discard(episode)
                 self._backend.release(row)
-                self._end_agent(episode)
+                self._driver(episode).release(episode)
             self._parts.calls.rest()
 
     # ---------------------------------------------------------------- scheduling
@@ -132,9 +160,8 @@ class EpisodeLoop:
                 self._parts.calls.cancel(row)
                 del self._calls[row]
                 self._discard(episode)
-            episode.error = (
-                f"episode_timeout_seconds={self._limits.episode_timeout_seconds} is over"
-            )
+            limit = self._limits.episode_timeout_seconds
+            episode.error = f"episode_timeout_seconds={limit} is over"
             self._finish(episode, StopReason.EPISODE_TIMEOUT)
 
     def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
@@ -218,10 +245,9 @@ class EpisodeLoop:
             most *= 4
 
     def _prompt_ids(self, episode: Episode, opening: str | list[Any] = "") -> list[int]:
-        driver = self._driver(episode)
-        return self._renderer.prompt_ids(
-            episode.prompt, driver.tools, opening=opening, trusted=driver.trusted_text
-        )
+        driver, render = self._driver(episode), self._renderer.prompt_ids
+        trusted = driver.trusted_text
+        return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
 
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
         """Sample the next turn, of at most `limit` tokens."""
@@ -236,13 +262,13 @@ class EpisodeLoop:
             )
         )
 
-    def _proceed(self, episode: Episode) -> None:
+    def _proceed(self, episode: Episode, end: StopReason | None) -> None:
         """Sample the turn that an agent has requested, or refuse it."""
         agent = self._driver(episode)
         assert isinstance(agent, AgentDriver)
-        request = agent.begin(episode)
+        request = None if end else agent.begin(episode)
         if request is None:
-            self._call(episode, "turn", agent.refuse(episode, StopReason.TOKEN_BUDGET))
+            self._call(episode, "turn", agent.refuse(episode, end or StopReason.TOKEN_BUDGET))
             return
         if self._held.get(episode.row) is not episode.context:
             self._backend.release(episode.row)
@@ -309,14 +335,10 @@ class EpisodeLoop:
         reason = outcome.over or self._reason(episode, outcome)
         if outcome.request is not None and not outcome.request.trains and not episode.env.over:
             reason = None  # no turn
-        if reason is not None and outcome.request is not None:
-            agent = self._driver(episode)
-            assert isinstance(agent, AgentDriver)
-            self._call(episode, "turn", agent.refuse(episode, reason))
+        if outcome.request is not None:
+            self._proceed(episode, reason)
         elif reason is not None:
             self._end(episode, reason)
-        elif outcome.request is not None:
-            self._proceed(episode)
         else:
             self._observe(episode, outcome.messages)
 
@@ -359,12 +381,9 @@ class EpisodeLoop:
             end = [] if ended else [self._renderer.tokenizer.eos_token_id]
             marked = messages if trusted else self._renderer.control.split(messages)
             return end + self._parts.tool_suffix(marked)
-        return self._renderer.observation_ids(
-            messages[0]["content"],
-            conversational=episode.conversational,
-            turn_ended=ended,
-            trusted=trusted,
-        )
+        text, options = messages[0]["content"], {"turn_ended": ended, "trusted": trusted}
+        is_chat = episode.conversational
+        return self._renderer.observation_ids(text, conversational=is_chat, **options)
 
     # ----------------------------------------------------------------------- end
 
@@ -402,18 +421,15 @@ class EpisodeLoop:
         episode.terminated = reason in FINAL
         self._backend.release(episode.row)
         del self._running[episode.row]
-        self._end_agent(episode)
+        self._driver(episode).release(episode)
         self._deadlines.pop(episode.row, None)
         if not episode.prompt_ids:  # `reset` never returned
             episode.prompt_ids = self._prompt_ids(episode)
         episode.more = [context for context in episode.more if context.turns]
         for context in episode.contexts:
-            context.close(self._renderer.tokenizer.eos_token_id)
-
-    def _end_agent(self, episode: Episode) -> None:
-        driver = self._driver(episode)
-        if isinstance(driver, AgentDriver):
-            driver.release(episode)
+            if not context.ids:  # TRL cannot collate an empty row; no mask covers this token
+                context.append_observation([self._renderer.tokenizer.eos_token_id])
+            context.check_prefix()
 
 
 def _blocked(result: CallResult) -> str:

@@ -6,7 +6,6 @@ Source: platform.openai.com/docs/api-reference/chat; the package `openai`, 3.54.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -14,8 +13,6 @@ from typing import Any
 
 from .chat import Message
 from .contexts import AgentRequest
-
-logger = logging.getLogger(__name__)
 
 MODEL = "policy"
 RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
@@ -100,19 +97,15 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         with suppress(ValueError):  # or it stays as the model wrote it
             arguments = json.loads(arguments)
-    return {
-        "type": "function",
-        "function": {"name": call["function"]["name"], "arguments": arguments},
-    }
+    function = {"name": call["function"]["name"], "arguments": arguments}
+    return {"type": "function", "function": function}
 
 
 def _text(content: Any) -> str:
     if isinstance(content, list):
         other = [part.get("type") for part in content if part.get("type") != "text"]
         if other:
-            raise RefusedRequest(
-                400, f"`content` has a part of type {other[0]!r}; allowed is 'text'."
-            )
+            raise RefusedRequest(400, f"`content` has a part {other[0]!r}; allowed is 'text'.")
         return "".join(part["text"] for part in content)
     return content or ""
 
@@ -125,15 +118,9 @@ def completion(
     tokens: list[tuple[str, float]] | None,
     count: int,
 ) -> dict[str, Any]:
-    """Make a chat completion.
+    """Make a chat completion of `count` sampled tokens after `prompt` tokens.
 
-    Args:
-        name: its id.
-        message: the answer; its tool calls have ids.
-        finish: reason of its end.
-        prompt: tokens of the prompt.
-        tokens: text and log-probability of each token, None if they were not requested.
-        count: sampled tokens.
+    `tokens`: text and log-probability of each, None if they were not requested.
     """
     listed = None
     if tokens is not None:
@@ -157,28 +144,19 @@ def answer_message(message: Message, name: str, *, stopped: str | None) -> Messa
     for key in ("reasoning_content", "reasoning", "thinking"):
         if message.get(key):
             answer["reasoning_content"] = message[key]
-    calls = message.get("tool_calls") or []
-    if calls:
-        answer["tool_calls"] = [
-            {
-                "id": f"call_{name}_{number}",
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": json.dumps(call["function"]["arguments"]),
-                },
-            }
-            for number, call in enumerate(calls)
-        ]
+    for number, call in enumerate(message.get("tool_calls") or []):
+        called, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
+        function = {"name": called, "arguments": arguments}
+        entry = {"id": f"call_{name}_{number}", "type": "function", "function": function}
+        answer.setdefault("tool_calls", []).append(entry)
         answer["content"] = answer["content"] or None
     return answer
 
 
 def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
     """Yield a completion as the lines of a stream: role, text, calls, end, usage."""
-    head = {key: whole[key] for key in ("id", "created", "model")} | {
-        "object": "chat.completion.chunk"
-    }
+    head = {key: whole[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
     (choice,) = whole["choices"]
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -260,9 +238,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         import httpx2
         import openai
     except ImportError as error:
-        raise ImportError(
-            "`agent` needs the package openai: pip install 'trl-stppo[agents]'."
-        ) from error
+        raise ImportError("`agent` needs openai: pip install 'trl-stppo[agents]'.") from error
     import asyncio
 
     def begin(request: Any, content: bytes) -> Future[Response]:
@@ -271,9 +247,8 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
 
     def made(request: Any, response: Response, content: bytes) -> Any:
         status, kind, body = http(response, content)
-        return httpx2.Response(
-            status, headers={"content-type": kind}, content=body, request=request
-        )
+        head = {"content-type": kind}
+        return httpx2.Response(status, headers=head, content=body, request=request)
 
     class Asynchronous(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any:
@@ -293,9 +268,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
     session = httpx2.AsyncClient(transport=Asynchronous(), timeout=None)
     blocking = httpx2.Client(transport=Synchronous(), timeout=None)
-    clients: tuple[Any, Any] = (
-        openai.AsyncOpenAI(**options, http_client=session),
-        openai.OpenAI(**options, http_client=blocking),
-    )
+    clients: list[Any] = [openai.AsyncOpenAI(**options, http_client=session)]
+    clients += [openai.OpenAI(**options, http_client=blocking)]
     clients[0].http_client, clients[1].http_client = session, blocking
-    return clients
+    return clients[0], clients[1]

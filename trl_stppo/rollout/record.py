@@ -70,9 +70,7 @@ def check_reward(value: Any, name: str) -> float:
         number = math.nan
     if isinstance(value, str) or not math.isfinite(number):
         kind = "" if isinstance(value, float) else f" (a {type(value).__name__})"
-        raise ValueError(
-            f"`{name}` is {value!r}{kind}; a reward must be a finite number. Fix the source of the reward."
-        )
+        raise ValueError(f"`{name}` is {value!r}{kind}; a reward must be a finite number.")
     return number
 
 

@@ -45,32 +45,26 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
     """
     if not is_function(func):
         return func
-    name = name_of(func)
 
-    def checked(rewards: Any, count: int) -> list[float | None]:
-        return [
-            None if reward is None else check_reward(reward, f"{name}()[{i}]")
-            for i, reward in enumerate(listed(rewards, name, count))
-        ]
-
-    if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(
-        getattr(func, "__call__", None)  # noqa: B004
-    ):
-
-        async def asynchronous(**kwargs: Any) -> list[float | None]:
-            kept, selected = _select(kwargs, current.episodes)
-            check_columns(func, selected, _columns(kwargs))
-            rewards = checked(await func(**selected), len(kept)) if kept else []
-            return _spread(rewards, kept, kwargs)
-
-        return _named_like(asynchronous, func, name)
+    async def asynchronous(**kwargs: Any) -> list[float | None]:
+        kept, selected = _select(kwargs, current.episodes)
+        check_columns(func, selected, _columns(kwargs))
+        rewards = checked(await func(**selected), func, len(kept)) if kept else []
+        return _spread(rewards, kept, kwargs)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
         check_columns(func, selected, _columns(kwargs))
-        return _spread(checked(func(**selected), len(kept)) if kept else [], kept, kwargs)
+        return _spread(checked(func(**selected), func, len(kept)) if kept else [], kept, kwargs)
 
-    return _named_like(synchronous, func, name)
+    wrapper = functools.update_wrapper(asynchronous if is_async(func) else synchronous, func)
+    wrapper.__name__ = name_of(func)
+    return wrapper
+
+
+def is_async(func: Callable[..., Any]) -> bool:
+    """Whether it is a coroutine function, or an object that is called like one."""
+    return any(map(inspect.iscoroutinefunction, (func, type(func).__call__)))
 
 
 def is_function(func: Any) -> bool:
@@ -83,15 +77,19 @@ def name_of(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def listed(rewards: Any, name: str, count: int) -> list[Any]:
-    """The returned rewards as a list; any iterable is allowed."""
+def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:
+    """Return what a function gave for `count` completions, any iterable, as finite numbers or None."""
+    name, values = name_of(func), None
     if not isinstance(rewards, dict | str):
         with suppress(TypeError):
-            return list(rewards)
-    raise ValueError(
-        f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
-        f"completions. Return a list with one number per completion, None if it does not apply."
-    )
+            values = list(rewards)
+    if values is None:
+        kind = type(rewards).__name__
+        raise ValueError(
+            f"`{name}` returned {rewards!r:.80} (a {kind}), not a list of {count} numbers."
+        )
+    pairs = enumerate(values)
+    return [None if value is None else check_reward(value, f"{name}()[{i}]") for i, value in pairs]
 
 
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
@@ -99,8 +97,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
     missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
-            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`; besides the prompt "
-            f"the rows have {', '.join(columns) or 'none'}."
+            f"`{name_of(func)}` needs `{'`, `'.join(missing)}`; the rows have {', '.join(columns) or 'none'}."
         )
     if left:
         raise TypeError(
@@ -135,12 +132,8 @@ def _select(
     kept = [row for row in range(rows) if row not in left_out]
     if len(kept) == rows:
         return kept, kwargs
-    selected = {
-        name: [value[row] for row in kept]
-        if isinstance(value, list) and len(value) == rows
-        else value
-        for name, value in kwargs.items()
-    }
+    columns = {k: v for k, v in kwargs.items() if isinstance(v, list) and len(v) == rows}
+    selected = kwargs | {name: [value[row] for row in kept] for name, value in columns.items()}
     if (log_extra := kwargs.get("log_extra")) is not None:
         # A column of the completions table has an entry for every row.
         selected["log_extra"] = lambda column, values: log_extra(
@@ -156,12 +149,6 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
         return values  # GRPOTrainer raises for a wrong number
     by_row = dict(zip(kept, values, strict=True))
     return [by_row.get(row) for row in range(rows)]
-
-
-def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:
-    functools.update_wrapper(wrapper, func)
-    wrapper.__name__ = name
-    return wrapper
 
 
 def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:

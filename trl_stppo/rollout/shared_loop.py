@@ -95,18 +95,17 @@ class SharedLoop:
     ) -> asyncio.Task[Any]:
         return asyncio.Task(_Watched(coroutine, self), loop=loop, **options)
 
-    def begin(self) -> None:
-        """Record that a task begins to run."""
+    def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a task to its next yield, and record that it runs."""
         owner = _OWNER.get()
         self._holder = getattr(owner, "owner", owner), time.monotonic()
-
-    def end(self) -> None:
-        """Record that the task yields or ends."""
-        assert self._holder is not None
-        (owner, since), self._holder = self._holder, None
-        took = time.monotonic() - since
-        if took >= BLOCKING:
-            self._blocked(self, owner, took)
+        try:
+            return step(*arguments)
+        finally:
+            (owner, since), self._holder = self._holder, None
+            took = time.monotonic() - since
+            if took >= BLOCKING:
+                self._blocked(self, owner, took)
 
 
 class _Watched(Coroutine[Any, Any, Any]):
@@ -117,19 +116,11 @@ class _Watched(Coroutine[Any, Any, Any]):
 
     def send(self, value: Any) -> Any:
         """Run to the next yield."""
-        self._loop.begin()
-        try:
-            return self._coroutine.send(value)
-        finally:
-            self._loop.end()
+        return self._loop.run(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
         """Raise an exception at the current yield and run to the next one."""
-        self._loop.begin()
-        try:
-            return self._coroutine.throw(*error)
-        finally:
-            self._loop.end()
+        return self._loop.run(self._coroutine.throw, *error)
 
     def close(self) -> None:
         """Close the coroutine."""

@@ -9,12 +9,12 @@ from typing import Any
 from ..envs._check_values import check_step, short
 from ..errors import EnvironmentContractError
 from .chat import Message
-from .driver import Call, Opening, Outcome, readable, trusts
+from .driver import Call, Driver, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 
 
-class TextDriver:
+class TextDriver(Driver):
     """Drives the text environments of one factory.
 
     If `isolated`, instances live in processes of their own, whose methods are synchronous here.
@@ -28,7 +28,7 @@ class TextDriver:
         decode: Callable[[list[int]], str],
         run_async: Callable[[Any], Any],
         *,
-        isolated: bool = False,
+        isolated: bool,
     ) -> None:
         self.tools: list[Any] = []
         self.type_name, self.trusted_text = type(probe).__name__, trusts(probe)
@@ -80,9 +80,6 @@ class TextDriver:
 
             return stepping
         return lambda: self._checked_step(env.step(action))
-
-    def scoring(self, episode: Episode) -> None:
-        """Return None: text environments give their rewards in `step`."""
 
     def _checked_opening(self, env: Any, result: Any) -> Opening:
         observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result

@@ -1,4 +1,4 @@
-"""Plays TRL's tool-method environments, and plain tools, by TRL's own contract.
+"""Plays TRL's tool-method environments, plain tools and plain prompts, by TRL's own contract.
 
 Per turn: the synchronous calls in their order, then the asynchronous ones together. The error of a
 tool that raises is its answer, and the episode continues. A turn that calls no tool ends the episode.
@@ -17,7 +17,7 @@ from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .calls import caught
 from .chat import Message, has_image
-from .driver import Call, Opening, Outcome, readable, trusts
+from .driver import Call, Driver, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied
@@ -38,8 +38,8 @@ class ToolFormat:
     suffix: Callable[[list[Message]], list[int]]
 
 
-class ToolDriver:
-    """Drives the tool environments of one factory, or tools without an environment.
+class ToolDriver(Driver):
+    """Drives the tool environments of one factory, tools without an environment, or neither.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.
@@ -61,7 +61,8 @@ class ToolDriver:
         self._run_async, self._isolated = run_async, isolated
         self._run_on_main = run_on_main
         self._main_only: set[str] = set()
-        self.type_name = type(probe).__name__ if probe is not None else "tools"
+        without = "tools" if standalone else None
+        self.type_name = without if probe is None else type(probe).__name__
         self.trusted_text = trusts(*([] if probe is None else [probe]), *standalone)
         self._methods = [] if probe is None else tool_names(probe)
         self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
@@ -86,11 +87,8 @@ class ToolDriver:
                     f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
                 )
             _check_text(result, f"{self.type_name}.reset")
-            return Opening(
-                env,
-                readable(result) if isinstance(result, str) else result or "",
-                getattr(env, TURN_REWARDS, None) is not None,
-            )
+            text = readable(result) if isinstance(result, str) else result or ""
+            return Opening(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
 
@@ -101,7 +99,7 @@ class ToolDriver:
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Execute the turn's tool calls."""
         requests = message.get("tool_calls")
-        if not requests:
+        if not (self.tools and requests):
             return None
         turn = _ToolTurn(self._tools_of(episode.env), self._signatures, self._run_tool)
         turn.sort(requests)
@@ -188,13 +186,10 @@ class ToolDriver:
         name = f"{self.type_name}.{TURN_REWARDS}"
         if not isinstance(rewards, list):
             raise EnvironmentContractError(
-                f"`{name}` is a {type(rewards).__name__}; it must be a list of floats that is "
-                f"cleared in `reset` and appended to by the tools."
+                f"`{name}` is a {type(rewards).__name__}; must be a list that `reset` clears."
             )
         if len(rewards) < episode.turn_rewards_seen:
-            raise EnvironmentContractError(
-                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries in an episode."
-            )
+            raise EnvironmentContractError(f"`{name}` shrank to {len(rewards)} entries.")
         new = rewards[episode.turn_rewards_seen :]
         episode.turn_rewards_seen = len(rewards)
         return sum(check_reward(reward, f"{name}[-1]") for reward in new)
@@ -247,16 +242,12 @@ class _ToolTurn:
         for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):
             self._record(name, result, error)
 
-    def _fits(self, name: str, arguments: Any) -> bool:
+    def _schedule(self, name: str, arguments: Any) -> None:
+        tool, fits = self._tools[name], True
         try:
             self._signatures[name].bind(**arguments)
         except TypeError:
-            return False
-        return True
-
-    def _schedule(self, name: str, arguments: Any) -> None:
-        tool, fits = self._tools[name], self._fits(name, arguments)
-        self.malformed = self.malformed or not fits
+            fits, self.malformed = False, True
         # A call that does not fit fails at once, asynchronous or not, with Python's own message.
         if fits and inspect.iscoroutinefunction(tool):
             self.waiting.append((name, tool, arguments))
@@ -289,9 +280,7 @@ class _ToolTurn:
 
 def _check_text(result: Any, name: str) -> None:
     if has_image(result):
-        raise EnvironmentContractError(
-            f"{name} returned a content block of the type `image`, and images are not supported."
-        )
+        raise EnvironmentContractError(f"{name} returned an `image`; images are not supported.")
 
 
 def _tool_message(name: str, result: Any) -> Message:

@@ -8,8 +8,7 @@ from typing import Any
 
 from .chat import Message
 from .episode import Episode
-from .record import check_reward
-from .reward_funcs import check_columns, listed, name_of
+from .reward_funcs import check_columns, checked, name_of
 
 # Columns that reward functions get under another name, or do not get.
 RESERVED = ("prompt", "completion", "completion_ids")
@@ -69,12 +68,7 @@ def scores_of(
     """
     arguments = arguments_of(turns) | more
     check_columns(func, arguments, [key for key in turns[0].columns if key not in RESERVED])
-    scores = listed(wait(func(**arguments)), name_of(func), len(turns))
+    scores = checked(wait(func(**arguments)), func, len(turns))
     if len(scores) != len(turns):
-        raise ValueError(
-            f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)} turns."
-        )
-    return [
-        None if score is None else check_reward(score, f"{name_of(func)}()[{i}]")
-        for i, score in enumerate(scores)
-    ]
+        raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
+    return scores

@@ -189,7 +189,8 @@ class EnvironmentCalls:
     # ------------------------------------------------------------------ threads
 
     def _staff(self) -> None:
-        while self._live < self.workers and self._live - self._busy() < len(self._waiting):
+        busy = sum(not call.asynchronous for call in self._running.values())
+        while self._live < self.workers and self._live - busy < len(self._waiting):
             try:
                 DaemonThread(self._worker, "environment").start()
             except ThreadStartError:
@@ -197,9 +198,6 @@ class EnvironmentCalls:
                 raise
             self._live += 1
         self._work.notify(len(self._waiting))
-
-    def _busy(self) -> int:
-        return sum(not call.asynchronous for call in self._running.values())
 
     def _worker(self) -> None:
         while (call := self._next_call()) is not None:
@@ -265,9 +263,8 @@ class EnvironmentCalls:
                 assert call.started is not None
                 by, seconds = call.blocked_by(now), now - call.started
                 self._abandon(call)
-                self._finished.append(
-                    CallResult(call.key, timed_out=True, blocked=by, seconds=seconds)
-                )
+                late = CallResult(call.key, timed_out=True, blocked=by, seconds=seconds)
+                self._finished.append(late)
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
@@ -289,20 +286,17 @@ class EnvironmentCalls:
 
     # --------------------------------------------------------------- event loop
 
-    def _event_loop(self) -> SharedLoop:
-        if self._loop is None:
-            self._loop = SharedLoop(self._postpone)
-        return self._loop
-
     def _start(self, make: Callable[[], Coroutine[Any, Any, Any]], call: Call | None) -> Job:
         self._drop_blocked_loops()
-        job = Job(make, call, self._event_loop(), Future())
+        job = Job(make, call)
         self._jobs.append(job)
         self._put_on_loop(job)
         return job
 
     def _put_on_loop(self, job: Job) -> None:
-        loop = job.loop = self._event_loop()
+        if self._loop is None:
+            self._loop = SharedLoop(self._postpone)
+        loop = job.loop = self._loop
         job.future = loop.start(self._begin(job, loop), job.call)
         if job.call is not None:
             job.call.loop, job.call.future = loop, job.future

@@ -143,7 +143,7 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path):
     with pytest.raises(NonFiniteError) as caught:
         trainer.train()
     for part in (
-        "The logits of episode",
+        "Logits of episode",
         "The run ends after step 4.",
         f"is saved in {tmp_path / 'checkpoint-4'}",
         "bf16=False",

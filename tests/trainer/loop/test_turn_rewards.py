@@ -295,9 +295,9 @@ def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
 
 
 BROKEN = [
-    (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8 turns"),
-    (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8 turns"),
-    (lambda n: None, r"`broken` returned None \(a NoneType\) for 8"),
+    (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8"),
+    (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8"),
+    (lambda n: None, r"`broken` returned None \(a NoneType\)"),
     (lambda n: [0.0] * (n - 1) + [float("nan")], r"`broken\(\)\[7\]` is nan; a reward must"),
     (lambda n: [float("inf")] + [0.0] * (n - 1), r"`broken\(\)\[0\]` is inf"),
     (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` is '1.0'"),

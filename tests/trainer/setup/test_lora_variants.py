@@ -280,8 +280,8 @@ REFUSED = {
     "`megatron_config=": (lambda: lora(megatron_config={"a": 1}), {}),
     "`inference_mode=True`": (lambda: lora(inference_mode=True), {}),
     "`task_type='SEQ_CLS'`": (lambda: lora(task_type="SEQ_CLS"), {}),
-    "`bias='all'` would change the reference": (lambda: lora(bias="all"), {}),
-    "`bias='all'` would change the shared critic": (lambda: lora(bias="all"), {"kl_coef": 0.0}),
+    "`bias='all'` changes the reference": (lambda: lora(bias="all"), {}),
+    "`bias='all'` changes the shared critic": (lambda: lora(bias="all"), {"kl_coef": 0.0}),
     "`critic_lora_r=2` is not supported with init_lora_weights='pissa'": (
         lambda: lora(init_lora_weights="pissa"),
         {"critic_lora_r": 2},
@@ -328,11 +328,11 @@ def loaded_by_transformers(model):
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (loaded_by_transformers, "`model` has an adapter that transformers has loaded"),
-    (lambda model: trained_adapter(model, "other"), "active adapter of `model` is ['other']"),
+    (loaded_by_transformers, "`model` has an adapter loaded by transformers"),
+    (lambda model: trained_adapter(model, "other"), "`model` has ['other'] active"),
     (frozen, "The adapter 'default' of `model` is frozen"),
     (with_reference, "`model` has an adapter 'ref'"),
-    (with_critic, "`critic_lora_r=2`, but the adapter 'critic' of `model` has rank 4"),
+    (with_critic, "`critic_lora_r=2`: the adapter 'critic' has rank 4"),
 ])  # fmt: skip
 @pytest.mark.parametrize("kl_coef", quick([0.0, 0.05], 0.05))
 def test_adapters_that_come_with_the_model_are_checked_too(make, message, kl_coef, tmp_path):

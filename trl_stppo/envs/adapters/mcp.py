@@ -35,9 +35,7 @@ class McpEnv:
         self.close = weakref.finalize(self, server.end)
         if wrong := [t.name for t in server.tools if t.name in TAKEN or t.name.startswith("_")]:
             self.close()
-            raise ValueError(
-                f"The server has a tool {wrong[0]!r}: must not be one of {TAKEN}, or _*."
-            )
+            raise ValueError(f"The server has a tool {wrong[0]!r}; not allowed: {TAKEN}, _*.")
         methods = {tool.name: _method(tool, server) for tool in server.tools}
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 
@@ -60,10 +58,8 @@ class _Server:
         try:
             from mcp import ClientSession, StdioServerParameters, stdio_client
 
-            parameters, over = (
-                StdioServerParameters(command=command, args=args, env=env),
-                asyncio.Event(),
-            )
+            over = asyncio.Event()
+            parameters = StdioServerParameters(command=command, args=args, env=env)
             async with (
                 stdio_client(parameters, sys.__stderr__) as streams,
                 ClientSession(*streams) as session,
@@ -114,9 +110,8 @@ def _method(tool: Any, server: _Server) -> Any:
             shared = {"$defs": schema["$defs"]} if "$ref" in str(each) else {}
             text = f"{text} JSON schema: {json.dumps(each | shared)}"
         arguments.append(f"\n    {name}: {' '.join(text.split())}")
-        default = (
-            inspect.Parameter.empty if name in schema.get("required", ()) else each.get("default")
-        )
+        required = name in schema.get("required", ())
+        default = inspect.Parameter.empty if required else each.get("default")
         kind = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": _hint(each)}
         parameters.append(inspect.Parameter(name, default=default, **kind))
     method.__name__ = method.__qualname__ = tool.name

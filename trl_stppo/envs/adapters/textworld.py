@@ -69,8 +69,7 @@ class TextWorldEnv:
         self._state, self._score, self._steps = self._env.reset(), 0.0, 0
         if self._reward == "dense" and not 0 < self._state.max_score < float("inf"):
             raise ValueError(
-                f"reward is 'dense', but {self._loaded} gives {self._state.max_score} points; allowed are "
-                f"'score' and 'sparse'."
+                f"reward is 'dense', but {self._loaded} has no maximum score; allowed: 'score', 'sparse'."
             )
         self._limit = self._max_steps or row.get("max_turns")
         return self._text(self._state), {}
@@ -107,9 +106,7 @@ class TextWorldEnv:
         if game == self._loaded:
             return
         if not (game.endswith(".z8") and os.path.isfile(game)):
-            raise ValueError(
-                f"game is {game!r}; must be the path of a .z8 file, in the constructor or the column game."
-            )
+            raise ValueError(f"game is {game!r}; must be the path of a .z8 file.")
         self.close()
         wanted = textworld.EnvInfos(
             won=True,

@@ -122,17 +122,14 @@ class SearchEnv:
         the column, answers that are all letters are scored by the letter.
         """
         answers = row.get("answers")
-        if (
-            not isinstance(answers, list | tuple)
-            or not answers
-            or not all(isinstance(answer, str) and answer.strip() for answer in answers)
-        ):
+        listed = answers if isinstance(answers, list | tuple) else ()
+        if not listed or not all(isinstance(text, str) and text.strip() for text in listed):
             raise ValueError(
                 f"answers is {answers!r} (columns: {', '.join(sorted(row)) or 'none'}); must be a "
                 'non-empty list of strings, for example ["csv"].'
             )
-        self._by_letter = self._metric == "letter" and _is_choice(answers, row)
-        self._answers, self._choices = tuple(answers), row.get("choices")
+        self._by_letter = self._metric == "letter" and _is_choice(listed, row)
+        self._answers, self._choices = tuple(listed), row.get("choices")
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -198,11 +195,8 @@ def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:
     choices = row.get("choices")
     if not has_choices(choices):
         # An empty column marks an open question.
-        return "choices" not in row and all(
-            len(gold.strip("() .")) == 1 and letter_of(gold) for gold in answers
-        )
+        letters = all(len(gold.strip("() .")) == 1 and letter_of(gold) for gold in answers)
+        return "choices" not in row and letters
     if any(letter_of(gold, choices) for gold in answers):
         return True
-    raise ValueError(
-        f"answers is {answers!r}; must have a letter or a text of the choices {choices!r}."
-    )
+    raise ValueError(f"answers is {answers!r}; must have a letter or text of {choices!r}.")

@@ -103,7 +103,5 @@ def import_bm25s() -> Any:
     try:
         import bm25s
     except ImportError as error:
-        raise ImportError(
-            "BM25 needs bm25s: pip install bm25s, or pass another retriever."
-        ) from error
+        raise ImportError("BM25 needs bm25s: pip install bm25s.") from error
     return bm25s

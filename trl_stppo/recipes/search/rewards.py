@@ -61,16 +61,13 @@ def multiple_choice_reward(
     Returns:
         One reward per completion; None for rows without answers, or without choices in that column.
     """
-    rows = _per_row(choices, len(completions))
-    rewards: list[float | None] = []
-    for completion, golds, texts in zip(
-        completions, _gold(answers, len(completions)), rows, strict=True
-    ):
-        if not golds or (choices is not None and not has_choices(texts)):
-            rewards.append(None)
-        else:
-            rewards.append(float(letter_match(final_answer(completion), golds, texts)))
-    return rewards
+
+    def score(answer: str | None, golds: list[str], texts: Any) -> float | None:
+        if choices is not None and not has_choices(texts):
+            return None
+        return float(letter_match(answer, golds, texts))
+
+    return _scores(completions, answers, choices, score)
 
 
 def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -142,19 +139,25 @@ def _open_question(
     choices: Any,
     score: Callable[[str, Iterable[str]], float],
 ) -> list[float | None]:
+    return _scores(
+        completions,
+        answers,
+        choices,
+        lambda answer, golds, texts: None if has_choices(texts) else score(answer or "", golds),
+    )
+
+
+def _scores(
+    completions: Sequence[Any],
+    answers: Any,
+    choices: Any,
+    score: Callable[[str | None, list[str], Any], float | None],
+) -> list[float | None]:
+    """Score each final answer with its row's usable gold answers and its choices."""
     number = len(completions)
-    rewards: list[float | None] = []
-    for completion, golds, texts in zip(
-        completions, _gold(answers, number), _per_row(choices, number), strict=True
-    ):
-        skipped = not golds or has_choices(texts)
-        rewards.append(None if skipped else score(final_answer(completion) or "", golds))
-    return rewards
-
-
-def _gold(answers: Any, number: int) -> list[list[str]]:
-    """Return the usable gold answers of every row."""
-    return [_as_texts(row) for row in _per_row(answers, number)]
+    golds = map(_as_texts, _per_row(answers, number))
+    rows = zip(completions, golds, _per_row(choices, number), strict=True)
+    return [score(final_answer(c), gold, texts) if gold else None for c, gold, texts in rows]
 
 
 def _as_texts(value: Any) -> list[str]:

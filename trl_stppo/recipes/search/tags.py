@@ -16,9 +16,7 @@ class Turn:
 
     kind: Kind = ""  # of its only action; "" without a valid one
     content: str = ""  # of the action, stripped; not empty if there is one
-    tidy: bool = (
-        False  # whether the turn is one thought with words, then the action, and nothing else
-    )
+    tidy: bool = False  # whether it is one thought with words, then the action, and nothing else
 
 
 class _Tag(NamedTuple):

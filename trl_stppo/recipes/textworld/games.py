@@ -127,8 +127,7 @@ def _generate(kind: GameKind, seed: int) -> tuple[Any, Any]:
                 _score_steps(game)
             return options, game
     raise ValueError(
-        f"seed {seed}: no world of {TRIES} with rooms={kind.rooms}, objects={kind.objects} has a quest of "
-        f"quest_length={kind.quest_length} steps. Lower it, or raise rooms and objects."
+        f"seed {seed}: none of {TRIES} worlds of {kind} has a quest of quest_length={kind.quest_length}."
     )
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from ...generation.batched import BatchedBackend, GenerateBatch
+from ...generation.batched import BatchedBackend, CollectiveBackend, GenerateBatch
 from ...generation.cached import CachedBackend
-from ...generation.collective import CollectiveBackend
 from ...generation.policy_copy import PolicyCopy
 from ...generation.probe import why_unlike
 from ...generation.protocol import Backend

@@ -14,7 +14,6 @@ from ...rollout.driver import Driver
 from ...rollout.engine import RolloutEngine
 from ...rollout.environments import EnvironmentPool
 from ...rollout.episode import Limits
-from ...rollout.plain_driver import PlainDriver
 from ...rollout.text_driver import TextDriver
 from ...rollout.tool_driver import ToolDriver, ToolFormat
 from ...rollout.workers import EnvironmentCalls
@@ -116,10 +115,8 @@ def assemble(
         drivers[None] = AgentDriver(
             rollout.agent, renderer, form, limits, renders=renders, endpoint=endpoint
         )
-    if not drivers and tools:
-        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
     if not drivers:
-        drivers[None] = PlainDriver(lambda ids, before: form.parse(ids, before, []))
+        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
     return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **options)
 
 

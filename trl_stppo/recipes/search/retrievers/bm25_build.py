@@ -87,9 +87,7 @@ def build_bm25(
             counts.flush()
             writer.close()
             if not counts.vocabulary:
-                raise ValueError(
-                    f"the corpus has {len(writer)} passages; one must have an indexed word."
-                )
+                raise ValueError(f"the corpus has {len(writer)} passages without an indexed word.")
             _save(counts, building, Path(scratch), k1, b)
         settings = {"stop_words": stop_words_name, "k1": k1, "b": b, "passages": len(writer)}
         write_manifest(building, KIND, settings)
@@ -121,12 +119,11 @@ class _Counts:
         keys |= np.repeat(np.arange(self._first, self._first + len(lengths)), lengths)
         keys.sort()
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        paths = tuple(
-            self._scratch / f"{len(self.blocks)}.{kind}.npy" for kind in ("keys", "counts")
-        )
+        block = self._scratch / str(len(self.blocks))
+        paths = block.with_suffix(".keys.npy"), block.with_suffix(".counts.npy")
         np.save(paths[0], keys[starts])
         np.save(paths[1], np.diff(starts, append=len(keys)).astype(np.int32))
-        self.blocks.append((paths[0], paths[1]))
+        self.blocks.append(paths)
         self._terms, self._first = array("i"), len(self.lengths)
 
 
@@ -168,18 +165,14 @@ def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
     On a full disk, writing to a mapped hole of a sparse file would kill the process.
     """
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):
-        _reserve(path)
-    return array
-
-
-def _reserve(path: Path) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        return array
     size = path.stat().st_size
     try:
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # not supported by the file system
-            return
-        what = f"{os.strerror(error.errno or 0)}: {size:,} bytes cannot be reserved"
-        raise OSError(error.errno, what, str(path)) from error
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system has no such call
+            what = f"{os.strerror(error.errno or 0)}: {size:,} bytes cannot be reserved"
+            raise OSError(error.errno, what, str(path)) from error
+    return array

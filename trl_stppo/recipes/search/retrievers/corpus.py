@@ -27,8 +27,7 @@ def passage_of(record: object) -> Passage:
         if isinstance(text, str) and isinstance(title, str | None):
             return Passage(_unquoted(title or ""), text)
     raise ValueError(
-        f"a passage is {record!r:.120}; must have a string `contents` (its first line the title), or a "
-        "string `text` and perhaps a string `title`."
+        f"a passage is {record!r:.120}; must have the string `contents`, or `text` and perhaps `title`."
     )
 
 
@@ -73,9 +72,8 @@ class PassageWriter:
         """Append one passage."""
         line = json.dumps([passage.title, passage.text], ensure_ascii=False)
         # UTF-8 has no lone surrogates, which undecodable input leaves.
-        self._ends.append(
-            self._ends[-1] + self._file.write(line.encode("utf-8", "replace") + b"\n")
-        )
+        written = self._file.write(line.encode("utf-8", "replace") + b"\n")
+        self._ends.append(self._ends[-1] + written)
 
     def close(self) -> None:
         """Write the offsets."""

@@ -120,15 +120,13 @@ class DenseIndex(RankingRetriever):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._encode is not None:
             raise TypeError(
-                "a DenseIndex with `encode` cannot be pickled; open it in the other process, or set an "
-                "encoder of sentence-transformers."
+                "a DenseIndex with `encode` cannot be pickled; open it in the other process."
             )
         return DenseIndex, (self.folder,)
 
     def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        scores, numbers = self._index.search(
-            self._encoder.queries([query]), min(top_k, len(self._passages))
-        )
+        vectors, most = self._encoder.queries([query]), min(top_k, len(self._passages))
+        scores, numbers = self._index.search(vectors, most)
         order = np.lexsort((numbers[0], -scores[0]))
         found = zip(numbers[0][order].tolist(), scores[0][order].tolist(), strict=True)
         # -1: an approximate index has searched too few passages.
@@ -142,8 +140,7 @@ class DenseIndex(RankingRetriever):
         cosine = float(found @ expected / lengths) if same else 0.0
         if cosine < _SAME_ENCODER:
             raise IndexFolderError(
-                f"the encoder {self.settings.encoder!r} is not the one of {self.folder}: vectors of "
-                f"{found.shape[0]} and {expected.shape[0]} numbers, cosine {cosine:.3f} < {_SAME_ENCODER}."
+                f"{self.settings.encoder!r} is not the encoder of {self.folder}: the cosine is {cosine:.3f}."
             )
 
 
@@ -167,8 +164,7 @@ class _Encoder:
         vectors = np.ascontiguousarray(np.asarray(result, dtype=np.float32))
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
             raise ValueError(
-                f"the encoder returned shape {vectors.shape} for {len(texts)} texts; must be one row of "
-                "finite numbers per text."
+                f"the encoder returned shape {vectors.shape} for {len(texts)} texts; must be finite rows."
             )
         if self._settings.normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -198,9 +194,7 @@ def _import_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError(
-            "dense retrieval needs faiss: pip install faiss-cpu, or use an index of kind bm25."
-        ) from error
+        raise ImportError("dense retrieval needs faiss: pip install faiss-cpu.") from error
     return faiss
 
 
@@ -209,8 +203,7 @@ def _sentence_encoder(name: str) -> Encode:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ImportError(
-            f"the encoder {name!r} needs sentence-transformers: pip install sentence-transformers, or "
-            "pass a callable as encode."
+            f"the encoder {name!r} needs sentence-transformers: pip install sentence-transformers."
         ) from error
     model = SentenceTransformer(name)
     return lambda texts: model.encode(texts, show_progress_bar=False, convert_to_numpy=True)

@@ -41,29 +41,20 @@ def read_manifest(folder: str | Path, kind: str) -> dict[str, Any]:
     """Return the settings of a complete index; raise `IndexFolderError` for any other folder."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise IndexFolderError(
-            f"{folder} is no folder. Build an index there with scripts/search/build_index.py."
-        )
+        raise IndexFolderError(f"{folder} is no folder of an index.")
     try:
         content = json.loads((folder / MANIFEST).read_text())
         found = (content["format"], content["kind"])
         settings, files = dict(content["settings"]), dict(content["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(
-            f"{folder} has no readable {MANIFEST} ({type(error).__name__}): it is no index, or building "
-            "it was interrupted."
+            f"{folder} has no readable {MANIFEST} ({type(error).__name__}): it is no complete index."
         ) from error
     if found != (FORMAT, kind):
-        raise IndexFolderError(
-            f"{folder} has an index of kind {found[1]!r}, format {found[0]}; must be of kind {kind!r}, "
-            f"format {FORMAT}."
-        )
+        raise IndexFolderError(f"{folder}: format and kind are {found}; must be {(FORMAT, kind)}.")
     for name, size in files.items():
         path = folder / name
         actual = path.stat().st_size if path.is_file() else None
         if actual != size:
-            raise IndexFolderError(
-                f"{path} has {actual if actual is not None else 'no'} bytes; must have {size}. The folder is "
-                f"damaged or incomplete."
-            )
+            raise IndexFolderError(f"{path}: size is {actual}; must be {size}.")
     return settings

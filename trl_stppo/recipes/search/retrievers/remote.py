@@ -102,8 +102,7 @@ class HttpRetriever:
                 failure = f"status {answer.status_code}: {answer.text[:200]!r}"
                 if answer.status_code < 500 and answer.status_code not in _RETRIED:
                     raise RetrievalError(
-                        f"{self.url} rejected a request with {failure}; must be a server of Search-R1's "
-                        f"form (docs/recipes.md)."
+                        f"{self.url} rejected a request with {failure}; must be of Search-R1's form."
                     )
             except httpx.TransportError as error:
                 failure = f"{type(error).__name__}: {error}"

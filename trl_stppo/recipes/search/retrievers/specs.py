@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 
 from trl_stppo.recipes.search.retrieval import BM25Retriever, Retriever
 
@@ -37,47 +36,38 @@ def open_retriever(name: str) -> Retriever:
         ValueError: a name of another form.
         IndexFolderError: the folder has no complete index of that kind.
     """
-    opener = _opener(name)
+    check_name(name)
     with _lock:
         lock = _locks.setdefault(name, threading.Lock())
     # One lock per name: opening a large index must not block other names.
     with lock:
         if name not in _opened:
-            _opened[name] = opener()
+            _opened[name] = _open(name)
         return _opened[name]
 
 
 def check_name(name: str) -> None:
     """Raise a ValueError if the name has none of the allowed forms."""
-    _opener(name)
+    kind, _, rest = name.partition(":")
+    is_address = kind in ("http", "https") and rest.strip("/")
+    if not (name == STDLIB or is_address or (kind in ("bm25", "dense") and rest)):
+        raise ValueError(f"retriever is {name!r}; allowed are {_ALLOWED}, or an object.")
 
 
-def _opener(name: str) -> Callable[[], Retriever]:
+def _open(name: str) -> Retriever:
     kind, _, rest = name.partition(":")
     if name == STDLIB:
-        return _open_stdlib
-    if kind in ("http", "https") and rest.strip("/"):
-        from .remote import HttpRetriever
+        from trl_stppo.recipes.search.stdlib_docs import passages
 
-        return lambda: HttpRetriever(name)
-    if kind in ("bm25", "dense") and rest:
-        return lambda: _open_folder(kind, rest)
-    raise ValueError(
-        f"retriever is {name!r}; allowed are {_ALLOWED}, or an object with a method search."
-    )
-
-
-def _open_stdlib() -> Retriever:
-    from trl_stppo.recipes.search.stdlib_docs import passages
-
-    return BM25Retriever(passages())
-
-
-def _open_folder(kind: str, folder: str) -> Retriever:
+        return BM25Retriever(passages())
     if kind == "bm25":
         from .bm25 import BM25Index
 
-        return BM25Index(folder)
-    from .dense import DenseIndex
+        return BM25Index(rest)
+    if kind == "dense":
+        from .dense import DenseIndex
 
-    return DenseIndex(folder)
+        return DenseIndex(rest)
+    from .remote import HttpRetriever
+
+    return HttpRetriever(name)

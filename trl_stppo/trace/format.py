@@ -211,10 +211,11 @@ class TracedEpisode:
         if known.get("seed") is not None:
             known["seed"] = tuple(known["seed"])
         episode = cls(**{**known, "update": update})
-        episode._check_lengths()
+        episode.check_lengths()
         return episode
 
-    def _check_lengths(self) -> None:
+    def check_lengths(self) -> None:
+        """Raise ValueError if a figure has not one value per token."""
         length = len(self.pieces) - self.prompt_tokens
         per_token = {name: getattr(self, name) for name in (*FIGURES, *PER_TOKEN)}
         wrong = [name for name, x in per_token.items() if x is not None and len(x) != length]

@@ -27,10 +27,9 @@ def local_config(name: str | None, revision: str | None = None, *, fetch: bool =
     """Return a model's configuration, from this machine or with `fetch` from the Hub; None if not found."""
     from transformers import AutoConfig
 
+    options = {"revision": revision, "local_files_only": not fetch, "trust_remote_code": False}
     try:
-        return AutoConfig.from_pretrained(
-            name, revision=revision, local_files_only=not fetch, trust_remote_code=False
-        )
+        return AutoConfig.from_pretrained(name, **options)
     except Exception:
         return None
 

@@ -114,18 +114,11 @@ def turn_gae(
     check_turn_index(turn_index)
     _check_inputs("turn_index", turn_index, rewards, values, gamma, lam, bootstrap_values)
     starts = turn_starts(turn_index)
-    advantages, returns = _gae_over_steps(
-        _steps(rewards, turn_index),
-        _steps(zero_off_mask(values, starts), turn_index),
-        num_turns(turn_index),
-        gamma,
-        lam,
-        bootstrap_values,
-    )
-    return (
-        broadcast_turns(advantages, turn_index),
-        zero_off_mask(broadcast_turns(returns, turn_index), starts),
-    )
+    gains, states = _steps(rewards, turn_index), _steps(zero_off_mask(values, starts), turn_index)
+    count = num_turns(turn_index)
+    advantages, returns = _gae_over_steps(gains, states, count, gamma, lam, bootstrap_values)
+    returns = zero_off_mask(broadcast_turns(returns, turn_index), starts)
+    return broadcast_turns(advantages, turn_index), returns
 
 
 def whiten(

@@ -328,14 +328,12 @@ class CachedBackend:
         return ended
 
 
-_FLAGS = ("training", "gradient_checkpointing")
-
-
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Context of evaluation mode without gradient checkpointing; restores all flags on exit."""
     # With checkpointing a model computes no cache. Only the flag changes; its options stay.
-    flags = [(module, name) for module in model.modules() for name in _FLAGS]
+    names = ("training", "gradient_checkpointing")
+    flags = [(module, name) for module in model.modules() for name in names]
     was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]
     try:
         for module, name in was_on:

@@ -15,7 +15,7 @@ class EngineBackend(QueuedBackend):
     Args:
         engine: vLLM's `LLMEngine`, or an object with its `add_request`, `step` and `abort_request`.
         options: `add_request`'s options for a turn: `params`, and `lora_request` if an adapter samples.
-        capacity: maximum number of episodes between `add` and `release`; None is any number.
+        capacity: as of `QueuedBackend`.
     """
 
     def __init__(

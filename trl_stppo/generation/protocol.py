@@ -63,10 +63,7 @@ class Backend(Protocol):
 
 
 class QueuedBackend:
-    """Holds one turn per episode at a time, and at most `capacity` episodes.
-
-    `capacity`: maximum number of episodes between `add` and `release`; None is any number.
-    """
+    """Holds a turn per episode, of at most `capacity` (None: any number) between `add` and `release`."""
 
     version: int | None = None  # of the weights, as in `TurnResult`
 

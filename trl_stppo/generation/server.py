@@ -46,7 +46,7 @@ class ServerBackend(QueuedBackend):
         send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
         warned: whether repetitions were logged before.
-        capacity: episodes between `add` and `release`; None is any number.
+        capacity: as of `QueuedBackend`.
     """
 
     def __init__(

@@ -111,10 +111,8 @@ def section(run: Description, repo: str, results: str, transcript: str | None) -
     shown = [name for name in SETTINGS if run.settings.get(name)]
     shown += [name for name in OF_CRITIC if run.critic != "none" and run.settings.get(name)]
     rows = [(code(name), code(run.settings[name], 120)) for name in shown]
-    about = [
-        f"{code(each.class_name, 80)}: {escaped(each.about, 500) or 'no description.'}"
-        for each in run.environments
-    ]
+    shown_about = ((code(e.class_name, 80), escaped(e.about, 500)) for e in run.environments)
+    about = [f"{name}: {text or 'no description.'}" for name, text in shown_about]
     critic = {"none": "", "shared": " `critic/` holds the critic's adapter and value head."}
     parts = [
         "## Agent",

@@ -100,9 +100,8 @@ def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
     """Put the adapter of a folder onto a base model, in the saved precision."""
     from peft import PeftModel
 
-    loaded = PeftModel.from_pretrained(
-        model, str(folder), is_trainable=trainable, autocast_adapter_dtype=False
-    )
+    options = {"is_trainable": trainable, "autocast_adapter_dtype": False}
+    loaded = PeftModel.from_pretrained(model, str(folder), **options)
     # On quantised layers PEFT makes float32 adapters.
     dtypes = _saved_dtypes(folder / "adapter_model.safetensors")
     for name, parameter in loaded.named_parameters():

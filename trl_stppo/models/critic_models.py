@@ -40,6 +40,11 @@ class _BackboneWithScore(GenericForSequenceClassification):
         self.score = nn.Linear(hidden, config.num_labels, bias=False)
         self.post_init()  # copies the backbone's attributes for sharding and loading
 
+    @classmethod
+    def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
+        """Make a model as `from_config` of transformers' classes does."""
+        return cls._from_config(config, dtype=dtype)
+
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save as upstream does, and add the repository's code files."""
         super().save_pretrained(save_directory, **kwargs)
@@ -103,7 +108,7 @@ def critic_from_config(
         with torch.device("meta"):
             causal = AutoModelForCausalLM.from_config(config, **options)
         config = causal.config  # the text part's, if the model has several
-    return _class_like(causal)._from_config(config, dtype=dtype)
+    return _class_like(causal).fresh(config, dtype)
 
 
 def critic_from_policy(

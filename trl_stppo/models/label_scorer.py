@@ -161,10 +161,8 @@ class LabelTokenScorer:
         )
         if self.tokenizer.chat_template is None:
             return question + "\n"
-        messages = [{"role": "user", "content": question}]
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+        messages, options = [{"role": "user", "content": question}], {"tokenize": False}
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
 
 
 def _parts(prompt: Any) -> tuple[str, str]:

@@ -175,9 +175,8 @@ def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
 
 def estimate(setup: Setup) -> Estimate:
     """Add up the memory in use in each phase."""
-    state = optimizer_bytes(
-        setup.optim, setup.trainable + setup.critic_trainable, setup.trainable_bytes
-    )
+    trained = setup.trainable + setup.critic_trainable
+    state = optimizer_bytes(setup.optim, trained, setup.trainable_bytes)
     kept = {
         "weights": setup.weights + setup.critic_weights + setup.reference_weights,
         "adapters": setup.adapters,
@@ -188,9 +187,8 @@ def estimate(setup: Setup) -> Estimate:
     others = setup.other + setup.gathered
     # Some optimizers loop over all parameters at once.
     in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
-    trained = (setup.trainable + setup.critic_trainable) * setup.trainable_bytes
     step = {"gradients": _gradients(setup)[0], "optimizer": state}
-    step["step's tables"] = trained if in_loops else 0
+    step["step's tables"] = trained * setup.trainable_bytes if in_loops else 0
     phases = {
         "rollout": {**kept, "others": others, **_rollout(setup)},
         "scoring": {**kept, **_scoring(setup)},

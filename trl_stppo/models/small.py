@@ -47,9 +47,10 @@ def tiny_tokenizer(
     tokenizer = blank.train_new_from_iterator(
         texts, vocab_size=vocab_size, new_special_tokens=special, show_progress=False
     )
+    pairs = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     trained = Qwen2Tokenizer(
         vocab=tokenizer.get_vocab(),
-        merges=_merges(tokenizer),
+        merges=[tuple(p) if isinstance(p, list) else tuple(p.split(" ")) for p in pairs],
         unk_token=PAD_TOKEN,
         eos_token=END_OF_TURN,
         pad_token=PAD_TOKEN,
@@ -76,8 +77,3 @@ def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Con
     }
     # With tied embeddings copying a name is easier to learn: input and output share its vector.
     return Qwen2Config(**{**settings, **overrides}, bos_token_id=None, tie_word_embeddings=True)
-
-
-def _merges(tokenizer: Qwen2Tokenizer) -> list[tuple[str, str]]:
-    pairs = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    return [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in pairs]

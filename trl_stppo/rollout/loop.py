@@ -437,8 +437,7 @@ def _blocked(result: CallResult) -> str:
         return ""
     who = "it" if result.blocked == "itself" else "another episode's environment"
     return (
-        f"; {who} blocks the event loop that asynchronous environments share. Await what takes time, "
-        f"there `asyncio.to_thread(function)`, or leave out `async`"
+        f"; {who} blocks the event loop that asynchronous environments share; await what takes time"
     )
 
 

@@ -32,9 +32,8 @@ class RefusedRequest(Exception):
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.response: Response = (
-            status, {"error": {"message": message, "type": "invalid_request_error", "code": code}}
-        )  # fmt: skip
+        error = {"message": message, "type": "invalid_request_error", "code": code}
+        self.response: Response = status, {"error": error}
 
 
 def read_request(body: dict[str, Any]) -> AgentRequest:
@@ -130,10 +129,8 @@ def completion(
         ]}  # fmt: skip
     choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": listed}
     usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-    return {
-        "id": name, "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice],
-        "usage": usage,
-    }  # fmt: skip
+    head = {"id": name, "object": "chat.completion", "created": 0, "model": MODEL}
+    return {**head, "choices": [choice], "usage": usage}
 
 
 def answer_message(message: Message, name: str, *, stopped: str | None) -> Message:

@@ -28,9 +28,7 @@ def last_word(text: str, words: Iterable[str]) -> str | None:
 
 def missing(package: str, extra: str = "") -> ImportError:
     """Return the error for a missing package. By default the extra has the package's name."""
-    return ImportError(
-        f"`{package}` is not installed. Install it with pip install 'trl-stppo[{extra or package}]'."
-    )
+    return ImportError(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")
 
 
 def no_episode() -> RuntimeError:

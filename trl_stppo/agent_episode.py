@@ -48,6 +48,15 @@ class AgentEpisode:
         """Return the sum of all rewards of the environment."""
         return sum(self.rewards) + (self.final_reward or 0.0)
 
+    def __str__(self) -> str:
+        """Return the conversation as a dialogue, and how it ended."""
+        lines = [
+            f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}"
+            for m in self.messages
+        ]
+        solved = {True: "solved", False: "failed", None: "not judged"}[self.success]
+        return "\n".join([*lines, f"({solved}, score {self.score:g}, {self.stop_reason})"])
+
     @classmethod
     def of(cls, episode: Episode, decode: Callable[..., str]) -> AgentEpisode:
         """Make the result of a finished episode."""

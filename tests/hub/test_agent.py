@@ -76,6 +76,9 @@ def test_an_episode_tells_what_happened(agent):
     assert len(episode.rewards) == 2
     assert episode.score == sum(episode.rewards)
     assert (episode.stop_reason, episode.success, episode.error) == ("terminated", False, None)
+    said = str(episode).splitlines()
+    assert said[1] == f"assistant: {episode.turns[0]}"
+    assert said[-1] == f"(failed, score {episode.score:g}, terminated)"
 
 
 class Closable(CountEnv):

@@ -58,6 +58,11 @@ EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
 )
+# Ends of episodes -> the setting that makes room.
+CUT_OFF = {
+    "stop_reason/token_budget": "max_completion_length",
+    "stop_reason/max_turns": "max_turns",
+}
 # Running totals of guards -> the message for an increase.
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
@@ -85,7 +90,7 @@ class ProgressLines(TrainerCallback):
         self._since: dict[str, list[float]] = {}
         self._guards: dict[str, float] = {}
         self._best = -math.inf  # success or score of a line
-        self._explains = self._bars = False
+        self._explains = self._bars = self._warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
@@ -95,9 +100,10 @@ class ProgressLines(TrainerCallback):
         for entry in state.log_history:  # a resumed run keeps its columns and counts
             self._take(entry)
         self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
-        self._known, self._since = set(self._since), {}
         self._began, self._evaluating, self._at_line = time.monotonic(), 0.0, 0.0
-        self._best = -math.inf
+        outcomes = self._since.get(SUCCESS) or self._since.get(SCORE) or [-math.inf]
+        self._best = max(outcomes)
+        self._known, self._since = set(self._since), {}
         self._explains = getattr(args, "log_level", None) in ("info", "debug")
         # Bars of shards would stand between the lines.
         self._bars = is_progress_bar_enabled()
@@ -221,6 +227,13 @@ class ProgressLines(TrainerCallback):
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         say(f"{place}{''.join(cells)}{times}{word}")
+        for metric, setting in CUT_OFF.items():
+            cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
+            if not self._warned and cut is not None and cut > 0.95 and not solved:
+                self._warned = True
+                say(
+                    f"! {cut:.0%} of the episodes end by {metric[12:]} and none is solved: raise {setting}?"
+                )
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:

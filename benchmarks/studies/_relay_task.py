@@ -30,9 +30,15 @@ PAGE, CONTEXT, NOTE = 17, 32, 4  # tokens of a page, of a context, of a turn
 GROUPS = {"grpo": "turn-grpo", "rloo": "turn-rloo"}
 EPISODES, MINI_BATCHES, WARM_UP = 64, 4, 2  # of a rollout; rollouts that train the critic alone
 RATE, CRITIC_RATE = 1e-3, 3e-3
-FIGURES = ("episode/score", "episode/success_rate", "completions/mean_length", "study/explained", "policy/entropy")
+FIGURES = (
+    "episode/score",
+    "episode/success_rate",
+    "completions/mean_length",
+    "study/explained",
+    "policy/entropy",
+)
 WINDOW, LEVEL = 5, 0.9
-DROPPED, SWAPPED = 0.16, 0.08  # of the taught agent's turns: words of the page, another code
+MISTAKES = 0.25  # of the taught agent's turns
 
 
 def codes(dice: random.Random) -> str:
@@ -86,8 +92,11 @@ async def facts(client: Any, row: dict[str, Any]) -> dict[str, Any]:
 AGENTS = {"relay": relay, "facts": facts}
 
 
-def lesson(dice: random.Random) -> list[dict[str, str]]:
-    """A call and a careless answer: the code is copied in three of four turns."""
+def lesson(dice: random.Random, swaps: float) -> list[dict[str, str]]:
+    """A call and a careless answer.
+
+    A mistake is two words such as pages have, or another code, with a share of `swaps`.
+    """
     note = codes(dice) if dice.random() < 0.7 else "".join(dice.choices(FILLERS, k=2))
     shown, after = note, "ask"
     if (kind := dice.random()) < 0.8:
@@ -95,17 +104,15 @@ def lesson(dice: random.Random) -> list[dict[str, str]]:
         note = "none" if kind < 0.15 else note
         after = page(dice.randrange(PAGES + 1), dice, fresh)
         shown = fresh or note
-    draw = dice.random()
-    if draw < DROPPED:
-        shown = "".join(dice.choices(FILLERS, k=2))
-    elif draw < DROPPED + SWAPPED:
-        shown = codes(dice)
+    if dice.random() < MISTAKES:
+        swapped = dice.random() < swaps
+        shown = codes(dice) if swapped else "".join(dice.choices(FILLERS, k=2))
     return [*prompt(note, after), {"role": "assistant", "content": shown}]
 
 
-def build_agent(folder: Path, seed: int, steps: int = 300) -> Path:
+def build_agent(folder: Path, seed: int, swaps: float = 0.0, steps: int = 500) -> Path:
     """Teach the agent of a seed by imitation of careless notes, unless it is there."""
-    target = folder / f"agent-{seed}"
+    target = folder / f"agent-{swaps}-{seed}"
     if target.is_dir():
         return target
     set_seed(seed)
@@ -118,7 +125,7 @@ def build_agent(folder: Path, seed: int, steps: int = 300) -> Path:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, 2e-4)
     for _ in range(steps):
         batch = tokenizer.apply_chat_template(
-            [lesson(dice) for _ in range(128)],
+            [lesson(dice, swaps) for _ in range(128)],
             padding=True,
             return_tensors="pt",
             return_dict=True,
@@ -201,9 +208,8 @@ def explained(values: Tensor, returns: Tensor) -> float:
 class Reached(TrainerCallback):
     """Keeps each rollout's figures; ends the run once the last `WINDOW` rollouts average `LEVEL`."""
 
-    def __init__(self, until: float = LEVEL) -> None:
+    def __init__(self) -> None:
         self.curves: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self.until = until
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Take in a rollout."""
@@ -211,28 +217,31 @@ class Reached(TrainerCallback):
             return
         for name, curve in self.curves.items():
             curve.append(float(f"{logs.get(name, 0.0):.4g}"))
-        control.should_training_stop |= self.level >= self.until
-
-    @property
-    def level(self) -> float:
-        """Mean reward of the last rollouts; 0 before there are so many."""
         last = self.curves[FIGURES[0]][-WINDOW:]
-        return sum(last) / WINDOW
+        control.should_training_stop |= sum(last) >= LEVEL * WINDOW
 
 
-def train(agent: Path, task: str, arm: str, lam: float, seed: int, rollouts: int, **others: Any) -> dict[str, Any]:
-    """Train an arm; return its curves."""
-    critic = arm not in GROUPS
+def train(
+    agent: Path,
+    task: str,
+    arm: str,
+    lam: float,
+    seed: int,
+    rollouts: int,
+    episodes: int = EPISODES,
+    **others: Any,
+) -> dict[str, list[float]]:
+    """Train an arm until it has learnt the task, or for so many rollouts; return its curves."""
     settings: dict[str, Any] = {
-        "variant": "turn-ppo" if critic else GROUPS[arm],
+        "variant": GROUPS.get(arm, "turn-ppo"),
         "seed": seed,
         "learning_rate": RATE,
         "lr_scheduler_type": "constant",
         "num_ppo_epochs": 1,
         "num_mini_batches": MINI_BATCHES,
         "gradient_accumulation_steps": MINI_BATCHES,
-        "per_device_train_batch_size": EPISODES // MINI_BATCHES,
-        "total_episodes": EPISODES * rollouts,
+        "per_device_train_batch_size": episodes // MINI_BATCHES,
+        "total_episodes": episodes * rollouts,
         "max_turns": 2 * PAGES,
         "max_turn_tokens": NOTE,
         "max_completion_length": 2 * NOTE,
@@ -244,20 +253,24 @@ def train(agent: Path, task: str, arm: str, lam: float, seed: int, rollouts: int
         "report_to": "none",
         "disable_tqdm": True,
     }
-    if critic:
-        level = "turn" if arm == "turn" else "token"
-        settings |= {"kl_coef": 0.0, "critic_learning_rate": CRITIC_RATE, "lam": lam, "advantage_level": level, "local_rollout_forward_batch_size": 1024}
-        settings["critic_warmup_steps"] = WARM_UP * MINI_BATCHES
-    else:
+    if arm in GROUPS:
         settings["num_generations"] = 8
-    settings |= others
-    rows = [{"prompt": [{"role": "user", "content": "relay"}], "seed": 10**6 * (1 + seed) + n} for n in range(EPISODES * rollouts)]
-    reached = Reached()
-    kind = STPPOTrainer if critic else STGRPOTrainer
+    else:
+        settings |= {"lam": lam, "advantage_level": "turn" if arm == "turn" else "token"}
+        settings |= {"kl_coef": 0.0, "critic_learning_rate": CRITIC_RATE}
+        settings["critic_warmup_steps"] = WARM_UP * MINI_BATCHES
+    begin = [{"role": "user", "content": "relay"}]
+    first = 10**6 * (1 + seed)
+    rows = [{"prompt": begin, "seed": first + n} for n in range(episodes * rollouts)]
+    kind, reached = STGRPOTrainer if arm in GROUPS else STPPOTrainer, Reached()
     with tempfile.TemporaryDirectory() as folder:
-        config = kind.config_class(output_dir=folder, **settings)
-        made = type("Relay", (kind,), {"loop_class": CreditLoop, "arm": arm})
-        trainer = made(model=str(agent), args=config, train_dataset=Dataset.from_list(rows), agent=AGENTS[task], callbacks=[reached])
+        trainer = type("RelayTrainer", (kind,), {"loop_class": CreditLoop, "arm": arm})(
+            model=str(agent),
+            args=kind.config_class(output_dir=folder, **settings | others),
+            train_dataset=Dataset.from_list(rows),
+            agent=AGENTS[task],
+            callbacks=[reached],
+        )
         trainer.remove_callback(ProgressLines)
         trainer.train()
     return reached.curves

@@ -29,7 +29,7 @@ WORDS = ["note", "none", "page", "code", "ask", *map(str, range(PAGES + 1)), *SY
 PAGE, CONTEXT, NOTE = 17, 32, 4  # tokens of a page, of a context, of a turn
 GROUPS = {"grpo": "turn-grpo", "rloo": "turn-rloo"}
 EPISODES, MINI_BATCHES, WARM_UP = 64, 4, 2  # of a rollout; rollouts that train the critic alone
-RATE, CRITIC_RATE = 1e-3, 3e-3
+RATE, CRITIC_RATE = 5e-4, 3e-3
 FIGURES = (
     "episode/score",
     "episode/success_rate",
@@ -222,37 +222,18 @@ class Reached(TrainerCallback):
 
 
 def train(
-    agent: Path,
-    task: str,
-    arm: str,
-    lam: float,
-    seed: int,
-    rollouts: int,
-    episodes: int = EPISODES,
-    **others: Any,
+    agent: Path, task: str, arm: str, lam: float, seed: int, rollouts: int, episodes: int = EPISODES
 ) -> dict[str, list[float]]:
     """Train an arm until it has learnt the task, or for so many rollouts; return its curves."""
     settings: dict[str, Any] = {
-        "variant": GROUPS.get(arm, "turn-ppo"),
-        "seed": seed,
-        "learning_rate": RATE,
-        "lr_scheduler_type": "constant",
-        "num_ppo_epochs": 1,
-        "num_mini_batches": MINI_BATCHES,
-        "gradient_accumulation_steps": MINI_BATCHES,
+        "variant": GROUPS.get(arm, "turn-ppo"), "seed": seed, "learning_rate": RATE,
+        "lr_scheduler_type": "constant", "num_ppo_epochs": 1, "num_mini_batches": MINI_BATCHES,
+        "gradient_accumulation_steps": MINI_BATCHES, "total_episodes": episodes * rollouts,
         "per_device_train_batch_size": episodes // MINI_BATCHES,
-        "total_episodes": episodes * rollouts,
-        "max_turns": 2 * PAGES,
-        "max_turn_tokens": NOTE,
-        "max_completion_length": 2 * NOTE,
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "use_cpu": True,
-        "trace_episodes": 0,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+        "max_turns": 2 * PAGES, "max_turn_tokens": NOTE, "max_completion_length": 2 * NOTE,
+        "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "trace_episodes": 0,
+        "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+    }  # fmt: skip
     if arm in GROUPS:
         settings["num_generations"] = 8
     else:
@@ -266,7 +247,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         trainer = type("RelayTrainer", (kind,), {"loop_class": CreditLoop, "arm": arm})(
             model=str(agent),
-            args=kind.config_class(output_dir=folder, **settings | others),
+            args=kind.config_class(output_dir=folder, **settings),
             train_dataset=Dataset.from_list(rows),
             agent=AGENTS[task],
             callbacks=[reached],

@@ -99,18 +99,18 @@ class Runs(Records):
 
 
 def best(records: Runs, arm: str) -> float:
-    """The lambda whose runs of tuning needed the fewest episodes; the larger one of equals."""
+    """The lambda whose runs of tuning needed the fewest episodes; of equals the best on average."""
     if arm in FIXED:
         return FIXED[arm]
-    runs = [row for row in records.rows if row["stage"] == "tune" and row["arm"] == arm]
-    needed = {
-        lam: statistics.fmean(min(episodes(row), FIRST_CAP * EPISODES) for row in own)
-        for lam in TUNED[arm]
-        if len(own := [row for row in runs if row["lam"] == lam]) == len(SEEDS["tune"])
-    }
-    if len(needed) < len(TUNED[arm]):
-        raise SystemExit(f"{arm}: not all runs of the stage tune are there.")
-    return min(needed, key=lambda lam: (needed[lam], -lam))
+    ranks = {}
+    for lam in TUNED[arm]:
+        keys = [Run("tune", arm, lam, seed, 0).key for seed in SEEDS["tune"]]
+        rows = [row for row in records.rows if tuple(row["key"]) in keys]
+        if len(rows) < len(keys):
+            raise SystemExit(f"{arm}: not all runs of the stage tune are there.")
+        needed = sum(min(episodes(row), FIRST_CAP * EPISODES) for row in rows)
+        ranks[lam] = needed, -sum(statistics.fmean(row["curves"][FIGURES[0]]) for row in rows)
+    return min(ranks, key=ranks.__getitem__)
 
 
 def jobs(records: Runs, stage: str) -> list[Run]:
@@ -128,12 +128,17 @@ def jobs(records: Runs, stage: str) -> list[Run]:
     return [*ours, *(Run(stage, arm, best(records, arm), seed, cap) for seed, arm in others)]
 
 
+def taught(run: Run, folder: str, quick: bool) -> Path:
+    """The agent with which a run begins; each seed has its own, all arms of a seed the same."""
+    swaps = SWAPS if run.stage == "swaps" else 0.0
+    return build_agent(Path(folder), run.seed, swaps, 20 if quick else 500)
+
+
 def work(run: Run, folder: str, quick: bool) -> dict[str, Any]:
     """One run, in a process that stays for others."""
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    swaps = SWAPS if run.stage == "swaps" else 0.0
-    agent = build_agent(Path(folder), run.seed, swaps, 20 if quick else 500)
+    agent = taught(run, folder, quick)
     started, sizes = time.process_time(), {"episodes": 16} if quick else {}
     try:
         curves, error = train(agent, run.task, run.arm, run.lam, run.seed, run.cap, **sizes), None
@@ -153,6 +158,7 @@ def run_all(stage: str, records: Runs, args: argparse.Namespace, deadline: float
             todo = [run for run in wanted if run not in running.values()]
             while todo and len(running) < args.workers and time.monotonic() < deadline:
                 run = todo.pop(0)
+                taught(run, str(args.output), args.quick)  # here, so that no two runs do it
                 running[pool.submit(work, run, str(args.output), args.quick)] = run
             if not running:
                 return len(wanted)

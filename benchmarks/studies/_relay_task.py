@@ -226,8 +226,8 @@ def train(
 ) -> dict[str, list[float]]:
     """Train an arm until it has learnt the task, or for so many rollouts; return its curves."""
     settings: dict[str, Any] = {
-        "variant": GROUPS.get(arm, "turn-ppo"), "seed": seed, "learning_rate": RATE,
-        "lr_scheduler_type": "constant", "num_ppo_epochs": 1, "num_mini_batches": MINI_BATCHES,
+        "variant": GROUPS.get(arm, "ppo" if arm.endswith("-ppo") else "turn-ppo"),
+        "seed": seed, "learning_rate": RATE, "lr_scheduler_type": "constant", "num_ppo_epochs": 1, "num_mini_batches": MINI_BATCHES,
         "gradient_accumulation_steps": MINI_BATCHES, "total_episodes": episodes * rollouts,
         "per_device_train_batch_size": episodes // MINI_BATCHES,
         "max_turns": 2 * PAGES, "max_turn_tokens": NOTE, "max_completion_length": 2 * NOTE,
@@ -245,7 +245,8 @@ def train(
     rows = [{"prompt": begin, "seed": first + n} for n in range(episodes * rollouts)]
     kind, reached = STGRPOTrainer if arm in GROUPS else STPPOTrainer, Reached()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = type("RelayTrainer", (kind,), {"loop_class": CreditLoop, "arm": arm})(
+        own = {"loop_class": CreditLoop, "arm": arm.removesuffix("-ppo")}
+        trainer = type("RelayTrainer", (kind,), own)(
             model=str(agent),
             args=kind.config_class(output_dir=folder, **settings),
             train_dataset=Dataset.from_list(rows),

@@ -39,13 +39,13 @@ from _relay_task import EPISODES, FIGURES, LEVEL, WARM_UP, WINDOW, build_agent, 
 from _rivals_stages import Records
 
 HERE = Path(__file__).parent
-ARMS = {
+ARMS = {  # `-ppo`: with ratios of tokens, as advantages are; the others' are of turns
     "turn": "turn GAE over contexts",
-    "each": "every context ends with the reward of the episode",
-    "factor": "the same, times (gamma lambda)^(tokens after it)",
     "grpo": "the group's comparison for every turn",
     "rloo": "the same, by leaving one out",
-    "token": "token GAE on the joined view",
+    "each-ppo": "every context ends with the reward of the episode",
+    "factor-ppo": "the same, times (gamma lambda)^(tokens after it)",
+    "token-ppo": "token GAE on the joined view",
 }
 # 30 tokens are sampled in an episode of relay, 48 in one of facts.
 FIXED = {"each": 1.0, "factor": 0.978, "grpo": 0.0, "rloo": 0.0}
@@ -53,12 +53,9 @@ TUNED = {
     "turn": (0.5, 0.7, 0.95),
     "token": (0.79, 0.89, 0.98),
 }  # those of a turn, per token of three
-SEEDS = {"tune": (50, 51), "relay": range(5), "facts": range(5), "swaps": range(5)}
+SEEDS = {"tune": (50, 51), "relay": range(5), "facts": range(3), "swaps": range(3)}
 SWAPS = 0.33  # of the mistakes of the stage swaps
-FIRST_CAP, PATIENCE = (
-    48,
-    4,
-)  # rollouts of tuning and of our arm; the others' over the median of ours
+FIRST_CAP, PATIENCE = 48, 4  # rollouts of tuning and of our arm; the others' over its median
 
 
 @dataclass(frozen=True)
@@ -100,6 +97,7 @@ class Runs(Records):
 
 def best(records: Runs, arm: str) -> float:
     """The lambda whose runs of tuning needed the fewest episodes; of equals the best on average."""
+    arm = arm.removesuffix("-ppo")
     if arm in FIXED:
         return FIXED[arm]
     ranks = {}
@@ -171,7 +169,7 @@ def run_all(stage: str, records: Runs, args: argparse.Namespace, deadline: float
 def quick_jobs() -> list[Run]:
     """Two rollouts of each arm."""
     lams = {**FIXED, **{arm: lams[1] for arm, lams in TUNED.items()}}
-    runs = [Run("relay", arm, lams[arm], 0, 2) for arm in ARMS]
+    runs = [Run("relay", arm, lams[arm.removesuffix("-ppo")], 0, 2) for arm in ARMS]
     return [*runs, Run("facts", "turn", 0.7, 0, WARM_UP + 1)]
 
 

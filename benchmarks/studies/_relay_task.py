@@ -227,7 +227,8 @@ def train(
     """Train an arm until it has learnt the task, or for so many rollouts; return its curves."""
     settings: dict[str, Any] = {
         "variant": GROUPS.get(arm, "ppo" if arm.endswith("-ppo") else "turn-ppo"),
-        "seed": seed, "learning_rate": RATE, "lr_scheduler_type": "constant", "num_ppo_epochs": 1, "num_mini_batches": MINI_BATCHES,
+        "seed": seed, "learning_rate": RATE, "lr_scheduler_type": "constant",
+        "num_ppo_epochs": 1, "num_mini_batches": MINI_BATCHES,
         "gradient_accumulation_steps": MINI_BATCHES, "total_episodes": episodes * rollouts,
         "per_device_train_batch_size": episodes // MINI_BATCHES,
         "max_turns": 2 * PAGES, "max_turn_tokens": NOTE, "max_completion_length": 2 * NOTE,

@@ -20,7 +20,7 @@ def test_a_driver_imports_and_ends_in_json(name, script):
     assert name == "plot_stability" or "finish(" in text.rpartition("def main(")[2]
 
 
-@pytest.mark.parametrize("name", ["rivals", "practitioner"])
+@pytest.mark.parametrize("name", ["rivals", "practitioner", "relay"])
 def test_the_recorded_runs_read_to_the_last_line(name, script):
     with gzip.open(STUDIES / f"{name}.jsonl.gz", "rt") as file:
         *_, last = file

@@ -159,8 +159,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     save_best: bool = option(
         False,
-        "Save the policy that played the most successful rollout so far, and keep that checkpoint "
-        "beyond save_total_limit.",
+        "Save the policy that played the most successful rollout so far (by the score if nothing reports a "
+        "success), and keep that checkpoint beyond save_total_limit.",
     )
     enable_jit_checkpoint: bool = option(
         True,

@@ -333,7 +333,9 @@ class TrainingLoop:
         """Log and record the rollout; `all_rewards` [W * B, F] are those of all processes."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
+        self.guards.keep_best(
+            rollout.episodes, rollout.earnings
+        )  # nothing of the rollout is logged yet
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
         figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)

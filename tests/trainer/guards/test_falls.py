@@ -164,16 +164,17 @@ def test_the_best_checkpoint_survives_a_resume(tmp_path):
     assert outages.saved(tmp_path) == ["checkpoint-12", "checkpoint-2"]
 
 
-def test_without_a_verdict_there_is_no_best(tmp_path):
+def test_without_a_success_the_best_goes_by_the_score(tmp_path):
     class Silent(outages.Asking):
         def step(self, action):
-            *result, _ = super().step(action)
-            return (*result, {})
+            observation, _, *ends, _ = super().step(action)
+            return (observation, {2: 0.5, 3: -1.0}.get(trainer.state.global_step, -2.0), *ends, {})
 
     arguments = {"environment_factory": lambda: Silent(lambda n: False)}
-    trainer = outages.build(tmp_path, arguments=arguments, save_best=True)
-    with pytest.raises(ValueError, match="save_best"):
-        trainer.train()
+    options = {"save_best": True, "save_strategy": "steps", "save_steps": 100}
+    trainer = outages.build(tmp_path, arguments=arguments, **options)
+    trainer.train()
+    assert outages.saved(tmp_path)[-1] == "checkpoint-2"
 
 
 def test_the_kl_of_an_update_is_the_mean_of_its_mini_batches(tmp_path, monkeypatch):

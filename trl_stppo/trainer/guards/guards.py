@@ -42,7 +42,7 @@ class GuardState:
     rollout_stopped: bool = False
     # `policy/approx_kl` of this update's mini-batches.
     kls: list[float] = dataclasses.field(default_factory=list)
-    best: float = -1.0  # success of the best rollout, with `save_best`
+    best: float = -math.inf  # success, or score, of the best rollout, with `save_best`
     best_step: int | None = None  # optimizer steps of the policy that played it
 
 
@@ -123,21 +123,21 @@ class Guards:
             self._host.state.global_step, fall, good[-1] if good else "none",
         )  # fmt: skip
 
-    def keep_best(self, episodes: list[Episode]) -> None:
-        """Save the policy of a rollout, before it trains on it, if it is the best so far (`save_best`)."""
+    def keep_best(self, episodes: list[Episode], scores: list[float]) -> None:
+        """Save the policy of a rollout, before it trains on it, if it is the best so far (`save_best`).
+
+        It goes by the success, or by the score if no environment reports a success.
+        """
         host, state = self._host, self._state
         if not host.args.save_best:
             return
-        local = [e.success for e in episodes if e.counted and e.success is not None]
-        known = [success for part in gather_object([local]) for success in part]
-        if not known and any(gather_object([any(e.counted for e in episodes)])):
-            raise ValueError(
-                "`save_best=True` needs environments that report `info['success']`, and none did."
-            )
-        success = statistics.fmean(known) if known else -1.0
-        if success <= state.best:
+        local = [(e.success, s) for e, s in zip(episodes, scores, strict=True) if e.counted]
+        played = [result for part in gather_object([local]) for result in part]
+        known = [success for success, _ in played if success is not None]
+        known = known or [score for _, score in played if not math.isnan(score)]
+        if not known or statistics.fmean(known) <= state.best:
             return
-        state.best, state.best_step = success, host.state.global_step
+        state.best, state.best_step = statistics.fmean(known), host.state.global_step
         self.ending.save_before_rollout()
 
     @property

@@ -22,7 +22,7 @@ class RunLockError(RuntimeError):
 
 
 class NonFiniteError(RuntimeError):
-    """Weights that are not finite, or too many losses and gradients in a row that are not."""
+    """Weights are not finite, or losses and gradients were not finite too many times in a row."""
 
 
 class EnvironmentFailureError(RuntimeError):

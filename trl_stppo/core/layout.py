@@ -117,7 +117,7 @@ def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
 def put_back(
     parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
 ) -> Tensor:
-    """Put the parts' results at the batch's rows and last `num_tokens` columns, [B, N]; 0 at padding.
+    """Reassemble the parts in batch order as the last `num_tokens` columns, [B, N]; padding gets 0.
 
     `parts` hold every row once; `tails`: [b, K] each, of the part's last K columns; carries gradients.
     """

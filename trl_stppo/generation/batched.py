@@ -47,7 +47,7 @@ class BatchedBackend(QueuedBackend):
 
 
 class CollectiveBackend(BatchedBackend):
-    """Every `step` of every process is one common round; call `finish` when all episodes have ended.
+    """Backend whose `step` runs on all processes together.
 
     Processes whose episodes have different numbers of turns would otherwise deadlock, or get each other's
     completions: TRL's vLLM server mode, and colocated vLLM over several GPUs, gather the prompts of all

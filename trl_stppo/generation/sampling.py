@@ -201,7 +201,7 @@ def _log_total(scores: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first token whose cumulative weight exceeds its row's uniform share of the total.
+    """Return each row's first token whose cumulative weight exceeds a uniform draw times the total weight.
 
     `sums` are the running sums of `weights` [rows, vocabulary]. No token [rows, 1] has weight zero.
     """

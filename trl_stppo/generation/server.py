@@ -71,7 +71,7 @@ class ServerBackend(QueuedBackend):
 
     @property
     def has_lost(self) -> bool:
-        """Whether the server lacks the weights and has not received them again."""
+        """Return whether the server lost the weights and still needs them."""
         return self._lost.is_set()
 
     def add(self, request: TurnRequest) -> None:

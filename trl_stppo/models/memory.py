@@ -258,7 +258,7 @@ def _tile(setup: Setup, *, backward: bool) -> int:
 
 
 def _working(setup: Setup, tokens: int) -> int:
-    """Return the bytes of a forward pass without graph, which is the peak of one layer."""
+    """Return the peak bytes of a forward pass without gradients, estimated from one layer."""
     shape, c, r = setup.geometry, setup.compute_bytes, setup.weight_bytes
     widest = max(4 * shape.intermediate, 6 * shape.query + 4 * shape.key) * c
     largest = shape.largest if setup.four_bit or r != c else 0

@@ -95,4 +95,4 @@ class Driver:
         """End the agent of an episode that is over."""
 
     def close(self) -> None:
-        """Close the address of agents, if there is one."""
+        """Stop the HTTP endpoint that agents call, if there is one."""

@@ -79,7 +79,7 @@ class StepHooks(StepScale):
 
 
 class ShardedStepHooks(StepScale):
-    """`StepScale` for an optimizer that an engine steps; DeepSpeed steps once per shard."""
+    """`StepScale` for an optimizer that DeepSpeed steps, once per shard."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ TAKEN = ("reset", "step", "close", "get_reward")
 
 
 class McpEnv:
-    """A tool environment whose tools are those of an MCP server, `command args` with variables `env`.
+    """A tool environment that starts an MCP server (`command`, `args`, `env`) and offers its tools.
 
     Each instance has a server process of its own, which `close` ends. An error of a tool is its answer. A
     subclass may define `reset`, which returns a text or None, and `get_reward`.

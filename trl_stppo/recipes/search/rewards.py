@@ -38,7 +38,7 @@ def exact_match_reward(
 def f1_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """Return SQuAD's F1 of the answer and the closest gold answer; otherwise as `exact_match_reward`."""
+    """Return SQuAD's F1 with the closest gold answer; arguments and None as in `exact_match_reward`."""
     return _open_question(completions, answers, choices, f1_score)
 
 

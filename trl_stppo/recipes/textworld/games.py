@@ -107,7 +107,7 @@ def _make(path: Path, kind: GameKind, seed: int) -> Row:
 
 
 def _generate(kind: GameKind, seed: int) -> tuple[Any, Any]:
-    """Return options and game of the seed's first try with this quest length."""
+    """Generate games from the seed until one has this quest length; return its options and the game."""
     from textworld.generator import GameOptions, QuestGenerationError, make_game
 
     if seed < 0:

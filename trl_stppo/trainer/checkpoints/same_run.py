@@ -52,7 +52,7 @@ def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) ->
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse a checkpoint that this trainer cannot resume from; warn if its batches are cut anew."""
+    """Refuse a checkpoint that cannot be resumed from; warn if its batches will be split differently."""
     if not saved["resumable"]:
         raise CheckpointError(
             f"`{folder}` was written with save_only_model=True and has no optimizer state."

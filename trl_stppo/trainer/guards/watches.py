@@ -45,7 +45,7 @@ class FallWatch:
         return {name: value for name, value in vars(self).items() if name != "episodes"}
 
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:
-        """Check a rollout after `step` optimizer steps; return a new fall with its numbers, None without one.
+        """Check a rollout for a fall; return its description if one has just begun, else None.
 
         `kl`: the mean `policy/approx_kl` of the update before it, nats, None if there was none.
         """

@@ -96,7 +96,7 @@ class RolloutLog:
         pending.clear()
 
     def _means(self, sums: dict[str, tuple[float, float]]) -> None:
-        """Add means over all processes from this process's sums and counts by name."""
+        """Add the metrics' means over all processes to the log; `sums`: sum and count of this process."""
         accelerator = self._host.accelerator
         # Sorted, so that all processes reduce the same metric, also one that only some have.
         for name in sorted(set(gather_object(list(sums)))):

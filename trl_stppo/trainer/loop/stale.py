@@ -47,7 +47,7 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Return the optimizer steps of the past policy at a step; None without staleness."""
+        """Return the optimizer steps that the stale policy had taken by `step`; None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:

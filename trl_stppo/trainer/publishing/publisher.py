@@ -171,7 +171,7 @@ class Publisher(TrainerCallback):
                 pushing.watch(job, self._warn_of(folder))
 
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy the files beside the policy that upstream leaves out when it pushes from a checkpoint.
+        """Copy the agent's and critic's files; upstream omits them when it pushes from a checkpoint.
 
         Upstream calls it after the decision to push and before it copies any file.
         """

@@ -72,7 +72,7 @@ class OpenRecord:
             kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
 
     def outcomes_of_rows(self) -> list[Counter[str]]:
-        """Return the number of passes by outcome, for each recorded row."""
+        """Count each recorded row's training passes by outcome."""
         counts = [Counter[str]() for _ in self.episodes]
         if self.outcomes:
             rows = torch.cat([rows for _, rows in self.outcomes]).tolist()

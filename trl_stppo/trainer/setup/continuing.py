@@ -74,7 +74,7 @@ class GivenCritic:
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
-    """Resolve a critic's name; a critic that was published with a policy precedes the policy."""
+    """Resolve a critic's name; a published policy that has its own critic gives that critic."""
     named = args.value_model_name_or_path
     if not has_critic:
         return GivenCritic(value_model, named)

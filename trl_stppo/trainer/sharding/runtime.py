@@ -120,7 +120,7 @@ def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContex
 
 
 def cut(value: Any, like: Any) -> Any:
-    """Shard the first process's tensor like another one of its shape; other values stay unchanged."""
+    """Shard a full tensor as `like` is sharded, if their shapes match; return other values unchanged."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
@@ -137,7 +137,7 @@ def keep_precision(accelerator: Any) -> None:
 
 
 def pass_over_empty_steps(engine: Any) -> None:
-    """Keep DeepSpeed from failing, or stepping by its moments, if the loss has no graph, as in warm-up."""
+    """Skip DeepSpeed's backward pass if the loss has no graph, as in a warm-up."""
     backward = engine.backward
 
     def backward_if_any(loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from .folders import read_manifest
 
 
 class BM25Index(RankingRetriever):
-    """An index in a folder by `build_bm25`. Deterministic, thread-safe; processes share its memory.
+    """An index that `build_bm25` wrote to a folder; deterministic and thread-safe.
 
     bm25s scores every passage that has a word of the query; a search needs 4 bytes per passage of the
     corpus, and about 20 if most passages have one.

@@ -232,7 +232,7 @@ class ProgressLines(TrainerCallback):
             if not self._warned and cut is not None and cut > 0.95 and not solved:
                 self._warned = True
                 say(
-                    f"! {cut:.0%} of the episodes end by {metric[12:]} and none is solved: raise {setting}?"
+                    f"! {cut:.0%} of the episodes end by {metric[12:]} and none is solved: {setting} too small?"
                 )
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))

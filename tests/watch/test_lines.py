@@ -215,6 +215,36 @@ def test_only_the_main_process_prints(main, capsys):
     assert printed.splitlines()[-1].startswith("stopped after rollout 2/4, step 2/4, in ")
 
 
+def rollout_of(success: float, cut_off: float) -> dict:
+    return {
+        "policy/clip_fraction": 0.5, "episode/success_rate": success,
+        "stop_reason/token_budget": cut_off, "stop_reason/max_turns": 0.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("success", "cut_off", "warnings"), [(0.0, 1.0, 1), (0.1, 1.0, 0), (0.0, 0.5, 0)]
+)
+def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_setting(
+    success, cut_off, warnings, capsys
+):
+    two_rollouts([rollout_of(success, cut_off)] * 2)
+    assert capsys.readouterr().out.count("max_completion_length too small?") == warnings
+
+
+def test_the_best_rollout_is_marked_and_a_resumed_run_knows_it(capsys):
+    history = [rollout_of(success, 0.0) for success in (0.5, 0.4, 0.6)]
+    lines, args, _ = two_rollouts(history)
+    printed = capsys.readouterr().out
+    assert [line.split()[2] for line in printed.splitlines() if "rollout" in line[:8]] == [
+        "0.500", "0.400", "0.600*",
+    ]  # fmt: skip
+    lines = ProgressLines()
+    lines.on_train_begin(args, state_of(3, history, True, 4), None)
+    lines.on_log(args, state_of(4, [*history, rollout_of(0.55, 0.0)], True, 4), None)
+    assert "0.550 " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "the terminal has gone")])
 def test_a_terminal_that_has_gone_does_not_end_a_training(error, tmp_path, monkeypatch):
     class Gone(io.StringIO):

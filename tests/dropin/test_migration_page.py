@@ -67,7 +67,7 @@ def test_the_tables_are_read():
 
 def test_no_setting_of_trls_ppo_is_left_out():
     text = PAGE.read_text()
-    section = text[text.index("## From TRL's PPOTrainer") : text.index("## From GRPOTrainer")]
+    section = text[text.index("## From TRL's PPOTrainer") : text.index("## From verl")]
     assert [name for name in OF_PPO_CONFIG if f"`{name}`" not in section] == []
 
 

@@ -9,17 +9,13 @@ python scripts/agents/langgraph_agent.py --model Qwen/Qwen3-0.6B   # any model w
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-from datasets import Dataset
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from taught import sums, taught
-
-from trl_stppo import STPPOConfig, STPPOTrainer
+from taught import train
 
 SYSTEM = "Use the tool add."
 
@@ -51,30 +47,5 @@ async def adder(client: Any, row: dict[str, Any]) -> float:
     return float(row["answer"] in str(state["messages"][-1].content))
 
 
-def main() -> None:
-    """Train."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="Name or folder of a model; a tiny taught one by default.")
-    parser.add_argument("--updates", type=int, default=30)
-    parser.add_argument("--output_dir", default="runs/langgraph")
-    options = parser.parse_args()
-    rows, calls = sums(SYSTEM)
-    tiny = options.model is None
-    model, tokenizer = taught(calls, loss=0.08) if tiny else (options.model, None)
-    args = STPPOConfig(
-        output_dir=options.output_dir, max_steps=options.updates, num_mini_batches=1,
-        num_ppo_epochs=1, per_device_train_batch_size=32, gradient_accumulation_steps=1,
-        logging_steps=1, learning_rate=6e-4 if tiny else 1e-6, max_turns=4,
-        max_turn_tokens=64 if tiny else 512,
-        max_completion_length=512 if tiny else 4096, report_to="none", bf16=not tiny, use_cpu=tiny,
-    )  # fmt: skip
-    trainer = STPPOTrainer(
-        model=model, processing_class=tokenizer, args=args, agent=adder,
-        train_dataset=Dataset.from_list(rows * 8),
-    )  # fmt: skip
-    trainer.train()
-    trainer.save_model()
-
-
 if __name__ == "__main__":
-    main()
+    train(adder, SYSTEM, __doc__.splitlines()[0], "runs/langgraph")

@@ -1,14 +1,17 @@
-"""A tiny model that has memorised the answers to a few calls; an agent trains on it in seconds."""
+"""A tiny model that has memorised the answers to a few calls, and an agent's training on it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import Qwen2ForCausalLM
 from trl.chat_template_utils import qwen3_template
 
+from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
 # Qwen's form of a conversation with tools; of their schemas only the names, which keeps rows short.
@@ -96,3 +99,28 @@ def sums(system: str) -> tuple[list[dict[str, Any]], list[Call]]:
         ]
         calls.append((messages, tools, f"It is {a + b}."))
     return rows, calls
+
+
+def train(agent: Any, system: str, about: str, output_dir: str) -> None:
+    """Train an agent on sums, as the command line has it; `about` is its help."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--model", help="Name or folder of a model; a tiny taught one by default.")
+    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--output_dir", default=output_dir)
+    options = parser.parse_args()
+    rows, calls = sums(system)
+    tiny = options.model is None
+    model, tokenizer = taught(calls, loss=0.08) if tiny else (options.model, None)
+    args = STPPOConfig(
+        output_dir=options.output_dir, max_steps=options.updates, num_mini_batches=1,
+        num_ppo_epochs=1, per_device_train_batch_size=32, gradient_accumulation_steps=1,
+        logging_steps=1, learning_rate=6e-4 if tiny else 1e-6, max_turns=4,
+        max_turn_tokens=64 if tiny else 512,
+        max_completion_length=512 if tiny else 4096, report_to="none", bf16=not tiny, use_cpu=tiny,
+    )  # fmt: skip
+    trainer = STPPOTrainer(
+        model=model, processing_class=tokenizer, args=args, agent=agent,
+        train_dataset=Dataset.from_list(rows * 8),
+    )  # fmt: skip
+    trainer.train()
+    trainer.save_model()

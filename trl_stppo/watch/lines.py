@@ -47,7 +47,7 @@ WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_ov
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
-    Column("turns", "turns/mean", ".2f", 6, "per episode"),
+    Column("turns", "turns/mean", ".2f", 7, "per episode"),
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
     Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
@@ -218,22 +218,22 @@ class ProgressLines(TrainerCallback):
         left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
         means = {c: mean(self._since.get(c.metric)) for c in columns}
         cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
-        if columns and columns[0].metric in (SUCCESS, SCORE):
-            value = means[columns[0]]
-            best = value is not None and value > self._best
-            self._best = max(self._best, -math.inf if value is None else value)
-            cells[0] += "*" if best and self._lines else " "
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
+        figures = "".join([*cells, times])
+        outcome = next((v for c, v in means.items() if c.metric in (SUCCESS, SCORE)), None)
+        if outcome is not None and outcome > self._best:
+            self._best = outcome
+            if self._lines:  # in the space behind the first cell
+                figures = f"{cells[0]}*{figures[len(cells[0]) + 1 :]}"
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
-        say(f"{place}{''.join(cells)}{times}{word}")
+        say(f"{place}{figures}{word}")
         for metric, setting in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
             if not self._warned and cut is not None and cut > 0.95 and not solved:
                 self._warned = True
-                say(
-                    f"! {cut:.0%} of the episodes end by {metric[12:]} and none is solved: {setting} too small?"
-                )
+                ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
+                say(f"! {ends} and none is solved: {setting} too small?")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:
@@ -263,10 +263,8 @@ def legend(columns: list[Column], before: list[Column], indent: int, explains: b
         meanings += ["left: without evaluations"]
     if not explains:
         meanings = [] if before else ["*: best so far; log_level='info' explains the columns"]
-    labels = [f"{column.label:>{column.width}}" for column in columns]
-    if columns and columns[0].metric in (SUCCESS, SCORE):
-        labels[0] += " "
-    heading = f"{'':{indent}}{''.join(labels)}{'time':>8}{'left':>8}"
+    labels = "".join(f"{column.label:>{column.width}}" for column in columns)
+    heading = f"{'':{indent}}{labels}{'time':>8}{'left':>8}"
     return [*wrapped("; ".join(meanings), longest=100), heading]
 
 

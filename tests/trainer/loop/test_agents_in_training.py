@@ -16,6 +16,17 @@ from tests.kit.fakes import CountEnv
 from trl_stppo import Agent, PPOTrainer, STGRPOTrainer, STPPOTrainer
 
 
+def play_once(folder: Any, agent: Any) -> Any:
+    """A trainer that has played one episode of an agent with an address."""
+    trainer = build(
+        folder, Kept, arguments={"agent": agent, "train_dataset": prompts(1)}, **LIMITS,
+        max_steps=1, num_mini_batches=1, gradient_accumulation_steps=1, per_device_train_batch_size=1,
+        agent_endpoint=True,
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
 class AtTheEnd(CountEnv):
     """Rewards the last turn alone."""
 
@@ -219,12 +230,7 @@ def test_an_address_is_open_to_the_secret_of_a_running_episode_alone(tmp_path):
         assert ask(client.api_key).choices[0].message.content
         return 1.0
 
-    trainer = build(
-        tmp_path, Kept, arguments={"agent": agent, "train_dataset": prompts(1)}, **LIMITS,
-        max_steps=1, num_mini_batches=1, gradient_accumulation_steps=1, per_device_train_batch_size=1,
-        agent_endpoint=True,
-    )  # fmt: skip
-    trainer.train()
+    trainer = play_once(tmp_path, agent)
     assert [(str(e.stop_reason), e.error) for e in trainer.episodes] == [("terminated", None)]
     with pytest.raises(openai.AuthenticationError):  # it has expired
         ask(known["key"])
@@ -259,12 +265,7 @@ def test_an_address_answers_odd_requests_and_logs_nothing_of_clients_that_are_go
         send("retry", f"x-stainless-retry-count: x\r\nContent-Length: {len(body)}", body)
         return 1.0
 
-    trainer = build(
-        tmp_path, Kept, arguments={"agent": agent, "train_dataset": prompts(1)}, **LIMITS,
-        max_steps=1, num_mini_batches=1, gradient_accumulation_steps=1, per_device_train_batch_size=1,
-        agent_endpoint=True,
-    )  # fmt: skip
-    trainer.train()
+    play_once(tmp_path, agent)
     assert {name: answer[-3:] for name, answer in answers.items()} == {
         "chunked": b"413", "digits": b"413", "deep": b"400", "retry": b"200",
     }  # fmt: skip

@@ -135,9 +135,10 @@ class Guards:
         played = [result for part in gather_object([local]) for result in part]
         known = [success for success, _ in played if success is not None]
         known = known or [score for _, score in played if not math.isnan(score)]
-        if not known or statistics.fmean(known) <= state.best:
+        level = statistics.fmean(known) if known else -math.inf
+        if level <= state.best:
             return
-        state.best, state.best_step = statistics.fmean(known), host.state.global_step
+        state.best, state.best_step = level, host.state.global_step
         self.ending.save_before_rollout()
 
     @property

@@ -5,10 +5,12 @@ Sampler and update have a thread of torch each.
     a    tools take 200 ms; as many epochs as make the update about as long as the rollout
     b    tools answer at once, both compute in one process: the interpreter is shared, nothing is claimed
     c    one episode in 32 takes 5 s (1 s with --quick)
+    d    tools take 20 to 200 ms; a vLLM server on one core samples, the other core trains (`--server`)
     e    a, to the same success: the synchronous trainer, the overlapped one, TRL's GRPOTrainer
 
     python benchmarks/overlap.py            # half an hour on two idle cores
     python benchmarks/overlap.py --quick    # under a minute; a, b and c, one pair each
+    .venv-vllm/bin/python benchmarks/overlap.py --server    # d alone, with what `make test-vllm` installs
 
 `ideal` is max(G, U), of the synchronous run's rollout and update. The last line is JSON.
 """
@@ -18,10 +20,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,20 +57,22 @@ SETTINGS: dict[str, Any] = {
 
 
 class Tool:
-    """Rewards the share of one word; an answer takes `seconds`, one row's last one `late` more."""
+    """Rewards the share of one word. An answer takes `seconds` to `seconds + spread`; one row's last, `late` more."""
 
-    seconds = late = 0.0
+    seconds = late = spread = 0.0
 
     def reset(self, number: int = 0, **row: Any) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
         self.turns, self.is_late = 0, number % EPISODES == 0
+        self.delays = random.Random(number)
         return "say yes", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Answer, late."""
         self.turns += 1
         done = self.turns >= TURNS
-        time.sleep(self.seconds + (self.late if done and self.is_late else 0.0))
+        extra = self.spread * self.delays.random() + (self.late if done and self.is_late else 0.0)
+        time.sleep(self.seconds + extra)
         share = action.count("yes") / max(1, len(action.split()))
         return "again", min(1.0, share), done, False, {"success": share > 0.5}
 
@@ -105,7 +111,7 @@ def measured(way: str, blocks: int, epochs: int, width: int, **settings: Any) ->
         args = STPPOConfig(
             folder,
             **SETTINGS,
-            **WAYS[way],
+            **(WAYS[way] if not settings.get("use_vllm") or way == "overlapped" else {}),
             num_ppo_epochs=epochs,
             max_steps=steps * blocks,
             **settings,
@@ -134,12 +140,12 @@ def median_gap(times: list[float]) -> float:
     return statistics.median(gaps[2:-1])
 
 
-def compared(pairs: int, blocks: int, epochs: int, width: int) -> dict[str, Any]:
+def compared(pairs: int, blocks: int, epochs: int, width: int, **settings: Any) -> dict[str, Any]:
     """Both ways by turns, so that a busy machine slows both."""
     runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(pairs):
         for way in WAYS:
-            runs[way].append(measured(way, blocks, epochs, width))
+            runs[way].append(measured(way, blocks, epochs, width, **settings))
     names = runs["in turn"][0]
     sync, over = (
         {n: statistics.median(run[n] for run in runs[way]) for n in names} for way in WAYS
@@ -158,12 +164,56 @@ def compared(pairs: int, blocks: int, epochs: int, width: int) -> dict[str, Any]
 def case(name: str, pairs: int, blocks: int, width: int, late: float) -> dict[str, Any]:
     """One of a, b and c."""
     Tool.seconds, Tool.late = {"a": (0.2, 0.0), "b": (0.0, 0.0), "c": (0.0, late)}[name]
-    epochs = 1
-    if name != "b":  # an update about as long as the rollout
-        first = measured("in turn", max(6, blocks // 2), 2, width)
-        update = (first["block"] - first["rollout"]) / 2
-        epochs = max(1, min(8, round(first["rollout"] / update)))
+    epochs = 1 if name == "b" else epochs_as_long_as_the_rollout(blocks, width)
     return compared(pairs, blocks, epochs, width)
+
+
+def epochs_as_long_as_the_rollout(blocks: int, width: int, **settings: Any) -> int:
+    """The epochs that make the update about as long as the rollout."""
+    first = measured("in turn", max(6, blocks // 2), 2, width, **settings)
+    update = (first["block"] - first["rollout"]) / 2
+    return max(1, min(8, round(first["rollout"] / update)))
+
+
+def served(pairs: int, blocks: int, width: int) -> dict[str, Any]:
+    """Case d."""
+    from trl.generation import vllm_generation
+
+    from tests.real_vllm.run import FileClient
+    from tests.real_vllm.server import Server
+
+    pushes: list[float] = []
+
+    class Client(FileClient):  # TRL's transport of weights needs a GPU; a file stands for it
+        def update_named_params(self, *weights: Any) -> None:
+            began = time.perf_counter()
+            super().update_named_params(*weights)
+            pushes.append(time.perf_counter() - began)
+
+    vllm_generation.VLLMClient = Client
+    Tool.seconds, Tool.spread, Tool.late = 0.02, 0.18, 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        model, tokenizer = model_and_tokenizer(width)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        server = Server(Path(folder) / "log", "--model", folder)
+        run_on(1)
+        try:
+            server.start()
+            run_on(0)
+            options = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url}
+            epochs = epochs_as_long_as_the_rollout(blocks, width, **options)
+            figures = compared(pairs, blocks, epochs, width, **options)
+        finally:
+            server.kill()
+    push = round(statistics.median(pushes), 3)
+    return {"parameters": model.num_parameters(), "push": push, **figures}
+
+
+def run_on(core: int) -> None:
+    """Bind this process and what it starts to one core."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {core})
 
 
 def seconds_to_success(train: Callable[[str, list[Any]], Any], goal: float) -> float | None:
@@ -233,11 +283,18 @@ def to_the_same_success(seeds: int, width: int, goal: float = 0.8) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="under a minute")
-    quick = parser.parse_args().quick
+    parser.add_argument("--server", action="store_true", help="case d alone")
+    options = parser.parse_args()
+    quick = options.quick
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     pairs, blocks, width, late = (1, 5, 64, 1.0) if quick else (3, 10, 96, 5.0)
     figures: dict[str, Any] = {"quick": quick, "load": os.getloadavg()[0]}
+    if options.server:
+        for name, width in {"d": 192, "d, larger": 640}.items():
+            figures[name] = served(pairs, blocks, width)
+            print(name, figures[name], flush=True)
+        return finish(figures)
     for name in ("a", "b", "c"):
         figures[name] = case(name, pairs, blocks, width, late)
         print(name, figures[name], flush=True)

@@ -229,6 +229,7 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     client = None if server is None else LocalClient(server.url, server)
     trainer.use_vllm, trainer.vllm_mode = True, "server"
     trainer._last_loaded_step = -1
+    del trainer.generation_config, trainer.generation_kwargs  # upstream makes none with vLLM
     trainer.vllm_generation = ServerGeneration(
         client, model=trainer.model, accelerator=trainer.accelerator,
         processing_class=trainer.processing_class, temperature=trainer.temperature,

@@ -175,6 +175,11 @@ def why_not_cached(host: Bridge) -> str | None:
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
     """Return settings of token sampling, or the reason why `generate` has to sample."""
+    if host.use_vllm:
+        if (args := host.args).generation_kwargs:
+            return None, f"`generation_kwargs={args.generation_kwargs!r}`"
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return SamplingSettings(**{name: getattr(args, name) for name in names}), None
     model = host.accelerator.unwrap_model(host.model)
     return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
 

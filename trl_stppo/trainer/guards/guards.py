@@ -101,7 +101,7 @@ class Guards:
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context of a new rollout batch: clear `target_kl`'s stop, then check the rollout for a collapse."""
+        """Context of a new rollout batch: reset the stop by `target_kl`, then check for a collapse."""
         self._state.rollout_stopped = False
         metrics = self._host.internals.metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}

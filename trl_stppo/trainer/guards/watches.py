@@ -101,7 +101,7 @@ class SamplerWatch:
     last: float = 0.0  # gap of the last rollout batch
 
     def look(self, gap: float, *, exact: bool) -> str | None:
-        """Return a message if a rollout's gap, in nats, exceeds the limit for exact or for rough samplers."""
+        """Return a message if the sampler's gap, in nats, exceeds its limit, which is lower if `exact`."""
         limit, rises = EXACT if exact else ROUGH, exact or gap > RISE * self.last
         self.last = gap
         if not gap > limit:

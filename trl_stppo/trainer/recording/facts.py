@@ -24,7 +24,7 @@ def facts(
     reward_names: Sequence[str],
     engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
-    """Return a dictionary per context of the episodes `numbers`, counted from this process's `first`."""
+    """Return plain data of the contexts of some episodes; `first` numbers the process's first episode."""
     rewards = rollout.rewards.tolist()
     result = []
     for number in numbers:

@@ -1,4 +1,4 @@
-"""Everything we borrow from TRL's and transformers' private side, in one place.
+"""All uses of private parts of TRL and transformers, in one file.
 
 `OVERRIDDEN` names each upstream method that our trainers wrap or replace, `BORROWED_ATTRIBUTES` the
 undocumented state that they read. `tests/test_trl_contract.py` compares both with the installed
@@ -140,7 +140,7 @@ TORCH_TILE_TOKENS = 256
 
 
 class SingleGeneration(int):
-    """The number one, which never compares as "less than".
+    """The integer 1, for which every comparison `<` is false.
 
     `GRPOConfig.__post_init__` refuses `num_generations < 2` halfway through its checks and offers no
     switch. With this value in place the comparison is false and the later checks still run.
@@ -152,7 +152,7 @@ class SingleGeneration(int):
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Context in which attributes of an object have other values."""
+    """Context that sets attributes of `owner` to `values`, and restores them at its end."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -165,7 +165,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def small_tiles(device: torch.device) -> Iterator[None]:
-    """Limit the fused head to fewer tokens at a time if it computes in torch.
+    """Context with smaller tiles of log-probabilities if TRL's fused head runs without Triton.
 
     With Triton a tile of log-probabilities takes two bytes per entry of the vocabulary. Without it, on the
     CPU, eight tables of its size are alive at once: a gigabyte per thousand tokens of a tile, without any
@@ -179,14 +179,14 @@ def small_tiles(device: torch.device) -> Iterator[None]:
 
 
 def new_token_limit(trainer: Any, max_new_tokens: int) -> AbstractContextManager[None]:
-    """Cap the tokens of one generation call, on whichever backend the trainer uses."""
+    """Return a context that caps the new tokens of a generation call, with vLLM or transformers."""
     if trainer.use_vllm:
         return replaced(trainer.vllm_generation, max_completion_length=max_new_tokens)
     return replaced(trainer.generation_config, max_new_tokens=max_new_tokens)
 
 
 def open_trackio(trainer: Any) -> None:
-    """Open trackio for TRL's profiling; upstream opens it only when training begins or at the first log."""
+    """Open trackio early, because TRL's profiling logs before upstream opens it."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TrackioCallback) and not callback._initialized:
             callback.setup(trainer.args, trainer.state, trainer.model)
@@ -194,7 +194,7 @@ def open_trackio(trainer: Any) -> None:
 
 @contextmanager
 def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
-    """Exclude more files from upstream's uploads; upstream has no argument for that."""
+    """Context that excludes files that match `patterns` from upstream's uploads."""
     original = upstream_trainer.hf_api
 
     def api() -> Any:
@@ -213,14 +213,14 @@ def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
 
 
 def max_context_tokens(trainer: Any) -> int | None:
-    """Return the longest context of the generating model, prompt and completion, in tokens."""
+    """Return the maximum length of prompt plus completion of the generating model, in tokens."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     return getattr(trainer.model.config, "max_position_embeddings", None)
 
 
 def overrides(trainer: Any, name: str) -> bool:
-    """Whether a trainer's class, or its instance, replaces a method of GRPOTrainer."""
+    """Whether a trainer's class or instance overrides the GRPOTrainer method `name`."""
     own = vars(trainer).get(name) or getattr(type(trainer), name)
     return own is not getattr(GRPOTrainer, name)
 
@@ -228,7 +228,7 @@ def overrides(trainer: Any, name: str) -> bool:
 def read_message(
     tokenizer: Any, ids: list[int], before: list[int], tools: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """Parse an assistant's turn as GRPOTrainer does: with tool calls if the tokenizer has a format."""
+    """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         return parse_response(tokenizer, ids, prefix=before, tools=list(tools))
     return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
@@ -245,7 +245,7 @@ def training_template(tokenizer: Any) -> str | None:
 def tool_suffix(
     tokenizer: Any, render: Callable[..., list[int]], template: dict[str, Any]
 ) -> Callable[[list[dict[str, Any]]], list[int]]:
-    """Return GRPOTrainer's rendering of tool messages as the suffix of a turn.
+    """Return a function that renders tool messages to the tokens after a turn, as GRPOTrainer does.
 
     Its method reads only these attributes, so that agents can be played without a trainer.
     `render` replaces the tokenizer's `apply_chat_template`.
@@ -273,7 +273,7 @@ def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Disable dropout as TRL does, also for rates that models store as numbers, such as OPT's `layerdrop`."""
+    """Disable dropout modules as TRL does, and rates stored as plain numbers, such as OPT's `layerdrop`."""
     disable_dropout_in_model(model)
     for module in model.modules():
         for name, value in list(vars(module).items()):
@@ -284,7 +284,7 @@ def disable_dropout(model: nn.Module) -> None:
 def prepare_reference(
     model: PreTrainedModel | nn.Module, *, temperature: float, args: GRPOConfig
 ) -> PreTrainedModel | nn.Module:
-    """Give a caller's reference policy the frozen, fused-head form that GRPOTrainer expects."""
+    """Freeze a caller's reference policy, and add the fused head that GRPOTrainer expects."""
     model.requires_grad_(False)
     model.eval()
     add_fused_lm_head(
@@ -294,7 +294,7 @@ def prepare_reference(
 
 
 def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: Any) -> Any:
-    """Place a frozen model as GRPOTrainer places its own reference."""
+    """Prepare a frozen model for DeepSpeed, FSDP or one device, as GRPOTrainer prepares its reference."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:

@@ -1,4 +1,4 @@
-"""The part of `_trl.py` that concerns vLLM: private sides of TRL's `VLLMGeneration` and `VLLMClient`."""
+"""All uses of private parts of TRL's `VLLMGeneration` and `VLLMClient`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STATUS = re.compile(r"Request failed: (\d+), ")
 
 @contextmanager
 def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """Build a colocated engine with more options than TRL has arguments for."""
+    """Context in which TRL builds its colocated vLLM engine with the additional `options`."""
     original = getattr(vllm_generation, "LLM", None)
 
     def make(**usual: Any) -> Any:
@@ -57,7 +57,7 @@ def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def awake(vllm: Any) -> Iterator[None]:
-    """Wake a colocated engine that sleeps between rollouts, as `VLLMGeneration.generate` does."""
+    """Context in which a colocated engine with sleep mode is awake, as in `VLLMGeneration.generate`."""
     if not vllm.enable_sleep_mode:
         yield
         return
@@ -72,7 +72,7 @@ def awake(vllm: Any) -> Iterator[None]:
 
 
 def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequest], Any]:
-    """Return options of the engine's `add_request`, from what `VLLMGeneration.generate` reads."""
+    """Return a function that makes the arguments of the engine's `add_request` for a turn."""
     structure = vllm.generation_kwargs.get("structured_outputs")
     if vllm.structured_outputs_regex is not None:
         structure = {"regex": vllm.structured_outputs_regex}
@@ -95,7 +95,7 @@ def _sampling(vllm: Any) -> dict[str, Any]:
 
 
 def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
-    """Return the turn's sampling options, and `generation_kwargs` bounded by them."""
+    """Return the user's `generation_kwargs` with the seed and token limits of one turn."""
     sampling = {"seed": number(request.seed)} if seeded else {}
     sampling |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
     sampling["max_tokens"] = request.max_new_tokens
@@ -105,17 +105,17 @@ def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
 
 
 def number(seed: tuple[int, ...]) -> int:
-    """Return a turn's seed for vLLM, below 2**63."""
+    """Convert a turn's seed to an integer for vLLM, below 2**63."""
     return turn_random(seed).getrandbits(63)
 
 
 def has_adapters(vllm: Any) -> bool:
-    """Whether a colocated engine takes the policy's adapter in place of merged weights."""
+    """Whether vLLM is a colocated engine that can load the policy's LoRA adapter."""
     return vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None
 
 
 def adapter(number: int, folder: str) -> Any:
-    """Return a version of the policy's adapter, in the form of vLLM's requests."""
+    """Return vLLM's `LoRARequest` for the adapter saved in `folder`."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"policy-{number}", number, folder)
@@ -125,7 +125,7 @@ def adapter(number: int, folder: str) -> Any:
 
 
 def new_client(vllm: Any, patience: float) -> Any:
-    """Make a TRL client for turns, without retries; the server must be up within `patience` seconds."""
+    """Make a TRL client without retries to sample turns. Connecting may take up to `patience` seconds."""
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
 
@@ -136,7 +136,7 @@ def new_client(vllm: Any, patience: float) -> Any:
 
 
 def limit_requests(client: Any, seconds: float) -> None:
-    """Bound the time of each request of a TRL client; unanswered requests are not repeated."""
+    """Limit each request of a TRL client to `seconds`, without repeating unanswered requests."""
     for adapter in client.session.adapters.values():
         adapter.max_retries = adapter.max_retries.new(read=False)
     timeout = (CONNECT_SECONDS, seconds)
@@ -150,7 +150,7 @@ def rejoin(vllm: Any) -> None:
 
 
 class TurnClient:
-    """Samples turns through TRL's client, for many threads at once."""
+    """Client that samples turns at a vLLM server, for use from several threads."""
 
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
@@ -159,7 +159,7 @@ class TurnClient:
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
-        """Return ids and log-probabilities of a turn."""
+        """Sample a turn; return its token ids and log-probabilities."""
         vllm = self._vllm
         settings = {**_sampling(vllm), "structured_outputs_regex": vllm.structured_outputs_regex}
         settings["generation_kwargs"] = _further(vllm, request, self._seeded)
@@ -171,7 +171,7 @@ class TurnClient:
     def _checked(
         self, request: TurnRequest, ids: list[int], logprobs: list[float | None]
     ) -> list[Any]:
-        """Check a turn and return its log-probabilities; None means NaN, which is unscored."""
+        """Check a turn's tokens and numbers; return its log-probabilities, with None for missing values."""
         vocabulary = self._vllm.model.config.get_text_config().vocab_size
         limited, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
         bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
@@ -187,7 +187,7 @@ class TurnClient:
         return logprobs
 
     def weights_name(self) -> str:
-        """Return the name of the server's weights; "" if it cannot name them."""
+        """Return the name stored on the server for its weights, or "" if the server stores no names."""
         if not self.names_weights:
             return ""
         with failures():
@@ -195,7 +195,7 @@ class TurnClient:
             return str(self.client._get(url)["weight_version"])
 
     def name_weights(self, name: str) -> str:
-        """Name the weights after a push, until the server loses them; return "" if it cannot name them."""
+        """Store `name` on the server for pushed weights; return it, or "" if the server stores no names."""
         url = self.client.base_url
         with failures():
             if not self._forget_prefixes():
@@ -210,7 +210,7 @@ class TurnClient:
         return name
 
     def _forget_prefixes(self) -> bool:
-        """Reset the prefix cache; vLLM refuses it while any turn runs, also an abandoned one."""
+        """Reset the server's prefix cache, also if turns are running; return whether the reset succeeded."""
         url = f"{self.client.base_url}/reset_prefix_cache?reset_running_requests=true"
         try:
             return bool(self.client._post(url, json={}).get("success", True))
@@ -220,7 +220,7 @@ class TurnClient:
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Context that raises a temporary failure as a ServerError, a refusal as a RuntimeError."""
+    """Context that raises a server's temporary failures as ServerError and its refusals as RuntimeError."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -238,6 +238,6 @@ def failures() -> Iterator[None]:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status in an error of TRL's client, which has no class of its own."""
+    """Return the HTTP status in the text of an error that TRL's client raised, or None."""
     found = _STATUS.match(str(error))
     return int(found[1]) if found else None

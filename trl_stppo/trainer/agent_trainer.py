@@ -1,4 +1,4 @@
-"""The trainer of agents: it builds the parts of a run, and wraps GRPOTrainer's methods around them."""
+"""Base of all trainers: it builds the parts of a run, and overrides GRPOTrainer's methods to call them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class AgentTrainer(Bridge):
         self._build_loop(run)
 
     def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
-        """Build the player of episodes and the parts that score them."""
+        """Build the player of episodes, the reward functions and the log of rollouts."""
         self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             self,
@@ -158,7 +158,7 @@ class AgentTrainer(Bridge):
         )
 
     def _build_loop(self, run: RunPlan) -> None:
-        """Build the training loop; checkpoints keep the state of its parts."""
+        """Build the training loop, and register its stabilizers, guards and trace for checkpoints."""
         stabilizers = [STABILIZERS[name](run.args) for name in run.args.stabilizers]
         self._run_state.stabilizers = stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
@@ -183,7 +183,7 @@ class AgentTrainer(Bridge):
     # ------------------------------------------------------------- the training loop's steps
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
-        """Make one rollout batch (`TrainingLoop.rollout`)."""
+        """Play `inputs` and return the rollout batch (see `TrainingLoop.rollout`)."""
         return self._loop.rollout(inputs)
 
     @profiling_decorator
@@ -198,7 +198,7 @@ class AgentTrainer(Bridge):
         return self._loop.loss(model, inputs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run upstream's step on one micro-batch; the last one closes the mini-batch."""
+        """Train on one micro-batch by upstream's method; end the mini-batch after its last micro-batch."""
         started = time.perf_counter()
         with small_tiles(self.accelerator.device):  # of backward passes too
             loss = super().training_step(*args, **kwargs)
@@ -209,7 +209,7 @@ class AgentTrainer(Bridge):
     # ---------------------------------------------------------------------- forward passes
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
-        """Call upstream's method on groups of rows of like lengths."""
+        """Compute log-probabilities by upstream's method, in groups of rows of similar lengths."""
         upstream = super()._get_per_token_logps_and_entropies
         return self._forward.logprobs(upstream, *args, **kwargs)
 
@@ -242,12 +242,12 @@ class AgentTrainer(Bridge):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return upstream's loader over entries of one episode each, with row and repetition."""
+        """Return upstream's dataloader over the evaluation rows, with one entry per episode."""
         self._set_signature_columns_if_needed()
         return self._evaluator.loader(super().get_eval_dataloader, eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the loader for `predict`."""
+        """Return the dataloader of `predict`, with one entry per episode."""
         return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(
@@ -258,18 +258,18 @@ class AgentTrainer(Bridge):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Run upstream's loop over the batches and return the metrics."""
+        """Run upstream's evaluation loop over a dataloader and return its metrics."""
         return self._evaluator.loop(
             super().evaluation_loop, dataloader, description, ignore_keys, metric_key_prefix
         )
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Play one batch; there is no loss and nothing to predict."""
+        """Play one evaluation batch; return None for loss, logits and labels."""
         self._evaluator.play(inputs)
         return None, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as upstream does; each evaluation gets a separate table of completions."""
+        """Log by upstream's method, with a separate table of completions for each evaluation."""
         self._run_state.set_final_loss(logs)
         with self._evaluator.table_of_its_own():
             super().log(logs, start_time)
@@ -277,11 +277,11 @@ class AgentTrainer(Bridge):
     # ------------------------------------------------------------- optimizers and engines
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create upstream's optimizer with groups for the critic; a sharded critic gets its own optimizer."""
+        """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
         return self._optimizers.create(super().create_optimizer, *args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator and keep its precision before models are wrapped."""
+        """Create the accelerator, and set FSDP2 to keep gradient sums and log-probabilities in float32."""
         super().create_accelerator_and_postprocess()
         runtime.keep_precision(self.accelerator)
 
@@ -314,25 +314,25 @@ class AgentTrainer(Bridge):
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """Return upstream's sampler; a checkpoint keeps its position."""
+        """Return upstream's sampler of training rows, and register it for checkpoints."""
         return self._run_state.notice(super()._get_train_sampler(dataset))
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        """Restore upstream's state, and the position in the rows."""
+        """Restore upstream's training state; return the epoch and the batch to start from."""
         return self._checkpoints.begin(super()._init_training_state, *args)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load the policy, critic and reference."""
+        """Load the policy, critic and reference from a checkpoint."""
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn of weights that a checkpoint lacks, except tied ones, of which it has one."""
+        """Warn of weights that a checkpoint lacks, except tied weights, which are stored only once."""
         tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
-        """Load the best policy and its critic."""
+        """Load policy and critic from the best checkpoint."""
         self._checkpoints.load_best(super()._load_best_model)
 
     def _get_output_dir(self, trial: Any = None) -> str:
@@ -340,11 +340,11 @@ class AgentTrainer(Bridge):
         return self._checkpoints.output_dir(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint with the run's state; it appears when it is complete."""
+        """Write a checkpoint with the run's state; its folder appears when all files are written."""
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """Finish as upstream does, but keep checkpoints that are still needed."""
+        """End a training by upstream's method, but keep the last checkpoint of a run that ended early."""
         return self._publisher.finish(super()._finalize_training, *args)
 
     # ------------------------------------------------------------------ an agent, and the Hub
@@ -352,7 +352,7 @@ class AgentTrainer(Bridge):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Save the files of the policy and of the agent."""
+        """Save the policy, the critic and the agent's settings into a folder."""
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -371,7 +371,7 @@ class AgentTrainer(Bridge):
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:  # type: ignore[override]
-        """Create the repository if it does not exist.
+        """Create the repository on the Hub if it does not exist.
 
         Raises:
             HubError: it cannot be created or reached.
@@ -379,7 +379,7 @@ class AgentTrainer(Bridge):
         publisher.make_repository(super().init_hf_repo, self, token, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the model and upload it, with critic, settings and card, as upstream does.
+        """Save the policy and upload it to the Hub, with critic, settings and model card.
 
         Args:
             *args: as `transformers.Trainer.push_to_hub` takes them.
@@ -391,5 +391,5 @@ class AgentTrainer(Bridge):
         return self._publisher.push(super().push_to_hub, *args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push the agent; a failure is logged and does not end the run."""
+        """Push the agent from a checkpoint to the Hub; log a failure without ending the run."""
         self._publisher.push_from_checkpoint(super()._push_from_checkpoint, checkpoint_folder)

@@ -1,4 +1,4 @@
-"""Types of the trainers' arguments: upstream's, and our extensions of them."""
+"""Type aliases of the trainers' arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch: its fields, and functions that join it, split it and deal it into micro-batches.
+"""Batches as tensors: their fields, and functions that join, split and shuffle them.
 
 Its rows are contexts; an episode that never rewrote its context is one row.
 """
@@ -18,7 +18,7 @@ from ._trl import pad, shuffle_sequence_dict, split_tensor_dict
 
 
 class Batch(TypedDict, total=False):
-    """Contexts as tensors, [B, P] before and [B, T] after the end of the prompt."""
+    """Tensors of a batch of contexts: prompts [B, P] and completions [B, T]."""
 
     # [B, P] int64, padded on the left.
     prompt_ids: Tensor
@@ -66,7 +66,7 @@ ADDED = ("loss_mask", "importance_sampling_ratio", "returns", "value_mask", "adv
 
 @dataclass
 class TurnBatch:
-    """The turn structure of a local rollout batch, by episode."""
+    """Turns, turn rewards and endings of the episodes in this process's rollout batch."""
 
     turn_index: Tensor  # [B, T] int64, k at the tokens of turn k, -1 elsewhere
     turn_rewards: Tensor | None  # [B, K] float, 0 where an episode has fewer turns, or None
@@ -81,11 +81,11 @@ class TurnBatch:
         return self.turn_index >= 0
 
     def earned(self, scores: Tensor) -> Tensor:
-        """Return the total reward of each episode, [B]: score plus turn rewards. Hidden turns count as 0."""
+        """Add each episode's turn rewards to `scores`, [B]; hidden turns count as 0."""
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
 
     def join(self, batch: Batch) -> Batch:
-        """Return the batch with a row per episode; the batch itself if each has one context."""
+        """Join the contexts of each episode; return a batch with one row per episode."""
         if self.view is None:
             return batch
         fields = cast(dict[str, Tensor], batch)
@@ -93,7 +93,7 @@ class TurnBatch:
         return cast(Batch, joined | {"turn_index": self.turn_index})
 
     def split(self, joined: Batch, batch: Batch) -> Batch:
-        """Add the fields of a joined batch to the rows of contexts."""
+        """Split the new fields of `joined`, a row per episode, and add them to `batch`, a row per context."""
         if self.view is None:
             return batch
         fields, owner = cast(dict[str, Tensor], joined), self.episodes.clamp(min=0)
@@ -130,7 +130,7 @@ def collate(
     has_logprobs: bool,
     hidden: Sequence[bool],
 ) -> Batch:
-    """Pad the tokens of contexts to multiples of `multiple_of`; no token of a `hidden` context counts."""
+    """Pad contexts into a batch of tensors; the masks of `hidden` contexts are 0."""
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
@@ -160,7 +160,7 @@ def build_turn_batch(
     completion_mask: Tensor,
     dtype: torch.dtype,
 ) -> TurnBatch:
-    """Collate the turns of episodes; `turn_rewards`, of each turn, are in reward units, `dtype` theirs.
+    """Collect the turns of episodes into tensors; `turn_rewards`, in reward units, are cast to `dtype`.
 
     `completion_mask`: [N, T], 0 past a context's end, and 0 throughout a hidden episode.
     """
@@ -191,7 +191,7 @@ def build_turn_batch(
 def _padded(
     turn_rewards: Sequence[Sequence[float]], turn_index: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Return turn rewards as [B, K]; those of hidden episodes do not count."""
+    """Return turn rewards as a padded tensor, [B, K], with 0 for hidden episodes."""
     counts = (turn_index.amax(dim=1) + 1).tolist()
     table = torch.zeros(len(turn_rewards), max(1, *counts), dtype=dtype)
     for episode, (rewards, turns) in enumerate(zip(turn_rewards, counts, strict=True)):
@@ -201,7 +201,7 @@ def _padded(
 
 
 def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
-    """Return ids and mask of prompt and completion, [B, P + T], and T."""
+    """Join prompt and completion; return token ids and mask, [B, P + T] each, and T."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)
@@ -213,7 +213,7 @@ def row_tokens(batch: Batch) -> Tensor:
 
 
 def num_episodes(batches: Sequence[Batch]) -> int:
-    """Count the episodes whose rows are in these batches."""
+    """Count the distinct episodes in a list of micro-batches."""
     if "episode" not in batches[0]:
         return sum(len(batch["loss_mask"]) for batch in batches)
     numbers = torch.cat([batch["episode"] for batch in batches])
@@ -221,7 +221,7 @@ def num_episodes(batches: Sequence[Batch]) -> int:
 
 
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle episodes into `count` micro-batches of equal size; the input may already be dealt."""
+    """Shuffle the episodes of a rollout batch, whole or in parts, into `count` equal micro-batches."""
     joined = join(batches)
     if "episode" not in joined:
         return cast(list[Batch], split_tensor_dict(shuffle_sequence_dict(joined), count))
@@ -235,7 +235,7 @@ def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 
 def group_by_length(batches: list[Batch]) -> list[Batch]:
-    """Deal the rows of one mini-batch into its micro-batches by length, shortest first, to save padding."""
+    """Sort a mini-batch's rows by length into its micro-batches, shortest first, to save padding."""
     if len(batches) == 1:
         return batches
     joined = join(batches)
@@ -244,12 +244,12 @@ def group_by_length(batches: list[Batch]) -> list[Batch]:
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Select rows of a batch, in this order; fields that are not per row stay unchanged."""
+    """Select rows of a batch by index; scalar fields stay unchanged."""
     return cast(Batch, {key: _take(value, rows) for key, value in batch.items()})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Join the rows of batches, in their order."""
+    """Concatenate batches along their rows."""
     if len(batches) == 1:
         return batches[0]
     joined: dict[str, Any] = {}
@@ -265,7 +265,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def without_padding(batch: Batch) -> Batch:
-    """Drop the final columns that are padding in all rows: few micro-batches hold the longest row."""
+    """Drop the last columns of a batch if they are padding in every row."""
     width = batch["completion_mask"].size(1)
     length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
     short = {

@@ -1,4 +1,4 @@
-"""The bridge to GRPOTrainer as helpers see it: its public side typed, its private state under our names."""
+"""Typed access to GRPOTrainer for the parts of a run, its private state included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 class Bridge(GRPOTrainer):
-    """GRPOTrainer with the attributes that helpers read; `AgentTrainer` overrides its methods."""
+    """GRPOTrainer with types for the attributes that the parts of a run read."""
 
     args: PPOConfig
     rollout_func: RolloutFunc | None
@@ -33,12 +33,12 @@ class Bridge(GRPOTrainer):
 
 
 def is_warming_up(host: Bridge) -> bool:
-    """Whether the coming step trains the critic alone."""
+    """Whether the next optimizer step trains only the critic."""
     return host.state.global_step < host.args.critic_warmup_steps
 
 
 class Private(Generic[Value]):
-    """An attribute or method of the trainer, read and set under its private name."""
+    """Descriptor that reads and sets a private attribute or method of the trainer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,7 +73,7 @@ class Internals:
 
     @property
     def figures(self) -> tuple[Any, ...]:
-        """Return all values of the next log, those passed to `log_metric` and `log_extra` included."""
+        """Return metrics, table columns, pending metrics and pending columns of the next log."""
         return self.metrics, self.logs, self.pending_metrics, self.pending_columns
 
     @figures.setter
@@ -82,7 +82,7 @@ class Internals:
 
     @property
     def loss(self) -> tuple[torch.Tensor, float, int]:
-        """Return the loss's sum since the last log, its sum before that, and the step of that log."""
+        """Return the sums of the loss since and before the last log, and the step of that log."""
         trainer = self.trainer
         return trainer._tr_loss, trainer._total_loss_scalar, trainer._globalstep_last_logged
 
@@ -97,11 +97,11 @@ class Internals:
 
     @property
     def end_ids(self) -> set[int]:
-        """Return the ids that end a complete completion for upstream: ends of turns and padding."""
+        """Return the last token ids of complete completions: ends of turns and padding."""
         return {*self.trainer.eos_token_ids, self.tokenizer.pad_token_id}
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Decode token ids to text, without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     # Methods that users override.
@@ -119,5 +119,5 @@ class Internals:
     finish_push = Private[Wrapped]("_finish_current_push")
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint of this step."""
+        """Write a checkpoint at the present optimizer step."""
         self.trainer._save_checkpoint(self.trainer.model, trial=None)

@@ -1,4 +1,4 @@
-"""Builds the description of a run, `hub.description`, from a trainer or from a plan."""
+"""Builds a run's `hub.description.Description` from a trainer or from a plan."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def describe(host: Bridge, rollout: RolloutPlan) -> Description:
 def description_of(
     trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
 ) -> Description:
-    """Describe a run, built or only planned. `rollout` and `rows` are None if unknown."""
+    """Describe a run from its settings. `rollout` and `rows` are None if unknown."""
     rollout, card = rollout or RolloutPlan(), Internals(trainer_class)
     player = rollout.user_func
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
@@ -85,7 +85,7 @@ def adapter_of(model: Any) -> Mapping[str, Any] | None:
 
 
 def algorithm_settings(args: Any) -> dict[str, Any]:
-    """Return the algorithm's settings: ours, and those of TRL and transformers that move weights."""
+    """Return this package's settings, and the settings of TRL and transformers that affect the weights."""
     names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
     names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
     names |= {"lr_scheduler_type", "max_grad_norm", "temperature"}
@@ -102,14 +102,14 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
 
 
 def hub_datasets(rows: Any) -> list[str]:
-    """Return ids of data sets on the Hub, from the paths of local copies: `<namespace>___<name>`."""
+    """Return the Hub ids of data sets, read from the cache paths `<namespace>___<name>`."""
     files = getattr(rows, "cache_files", None) or []
     parts = [_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts]
     return list(dict.fromkeys(f"{part[1]}/{part[2]}" for part in parts if part))
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value to plain data."""
+    """Convert a value to plain JSON data."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -131,7 +131,7 @@ def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
 
 
 def _arguments(factory: Any) -> str:
-    """Return `(largest=7)` for a `functools.partial`; long values and paths become a short digest."""
+    """Return a partial's arguments as text, such as `(largest=7)`; long values become digests."""
     if not isinstance(factory, functools.partial):
         return ""
     try:
@@ -146,7 +146,7 @@ def _arguments(factory: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return the value if it is a number or a word, else a digest of it."""
+    """Return a number or a word as text, and any other value as a digest."""
     value = redacted(value)
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)

@@ -1,4 +1,4 @@
-"""Optimizers of policy and critic: one, or two if the policy is sharded (`sharding/runtime.py`)."""
+"""Optimizers of policy and critic: a common one, or two if gradients are sharded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CRITIC = ("critic", "plain critic")
 
 
 class StepScale:
-    """A factor on the policy's learning rate, so on decoupled weight decay too, for exactly one step."""
+    """Scales the policy's learning rate, and so decoupled weight decay, for one optimizer step."""
 
     def __init__(self) -> None:
         self.step_scale: float = 1.0
@@ -40,7 +40,7 @@ class StepScale:
 
 
 class StepHooks(StepScale):
-    """Hooks that move the critic's gradient into `.grad`, and scale the policy's learning rate, for one step.
+    """Optimizer hooks that add the critic's gradient to `.grad` and scale the policy's learning rate.
 
     `critic_buffer` must be reduced and clipped before; `scales_step`: whether `step_scale` will be used.
     """
@@ -79,7 +79,7 @@ class StepHooks(StepScale):
 
 
 class ShardedStepHooks(StepScale):
-    """`StepScale` for an optimizer that DeepSpeed steps, once per shard."""
+    """Optimizer hooks that scale the policy's learning rate if gradients are sharded."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class ShardedStepHooks(StepScale):
 
 
 class Optimizers:
-    """Owns the optimizers, the critic's gradient and the hooks; `on_creation` gets the policy's optimizer."""
+    """The optimizers, the critic's gradient and the hooks. `on_creation` receives the policy's optimizer."""
 
     def __init__(self, host: Bridge, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
         self._host, self._on_creation = host, on_creation
@@ -100,7 +100,7 @@ class Optimizers:
     def create(
         self, wrapped: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
     ) -> torch.optim.Optimizer:
-        """Make upstream's optimizer; add the critic and the hooks."""
+        """Create upstream's optimizer, and add the critic's groups and the hooks."""
         host = self._host
         parameters, is_callers = host.critic.parameters(), host.optimizer is not None
         for parameter in parameters:  # keep a shared critic's adapter out of upstream's groups
@@ -133,7 +133,7 @@ class Optimizers:
             return optimizer
 
         def rate() -> float | Tensor:
-            """Return the critic's rate, on the policy's schedule."""
+            """Return the critic's learning rate, scheduled like the policy's."""
             assert host.optimizer is not None
             assert args.critic_learning_rate is not None
             group = host.optimizer.param_groups[0]
@@ -149,7 +149,7 @@ class Optimizers:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context in which upstream wraps the policy by an engine."""
+        """Context in which upstream wraps the policy; make a sharded policy's critic optimizer at the end."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield
@@ -172,23 +172,23 @@ class Optimizers:
 
 
 class _EndOfMiniBatch(TrainerCallback):
-    """Steps the critic when the loop steps the policy, or, with DeepSpeed, would step it."""
+    """Callback that steps the critic's optimizer at the end of each mini-batch."""
 
     def __init__(self, optimizers: Optimizers) -> None:
         self._optimizers = optimizers
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the critic; refused gradients are already dropped."""
+        """Step the critic's optimizer with the gradient that the guards have accepted."""
         if self._optimizers.critic is not None:
             self._optimizers.critic.step()
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Reset the factor, which holds for one step."""
+        """Reset the factor on the policy's learning rate to 1."""
         self._optimizers.scale_step(1.0)
 
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
-    """Return the role of each group before the critic is added; DeepSpeed drops empty groups."""
+    """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
     names = set(host.get_decay_parameter_names(host.model))
     decays = {id(p) for name, p in host.model.named_parameters() if name in names}
     roles = []
@@ -201,7 +201,7 @@ def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bo
 
 
 def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
-    """Return trained parameters of the policy by name, without a shared critic's."""
+    """Return the policy's trained parameters with names, without the parameters of a shared critic."""
     critic = {id(parameter) for parameter in host.critic.parameters()}
     named = host.model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and id(p) not in critic]
@@ -210,7 +210,7 @@ def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
 def add_critic_groups(
     host: Bridge, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 ) -> bool:
-    """Add the critic's parameters unless the caller's optimizer has them; return whether it did."""
+    """Add the critic's parameters to an optimizer that lacks them; return whether any were added."""
     check_optimizer(optimizer)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [p for p in parameters if id(p) not in known]
@@ -230,7 +230,7 @@ def add_critic_groups(
 
 
 def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return the groups of the critic's parameters; norms and biases, the second group, do not decay."""
+    """Split the critic's parameters into groups with and without weight decay."""
     args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
     decays: set[int] = set()
     for module in (critic.model, critic.head):

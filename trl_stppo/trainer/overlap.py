@@ -1,4 +1,4 @@
-"""The next rollout is played while the present one is trained on (`rollout_overlap`).
+"""Playing of the next rollout while the present rollout is trained on (`rollout_overlap`).
 
 Rollouts are one update ahead: when update k begins, rollout k is complete. Its
 rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So
@@ -39,7 +39,7 @@ Loader = Callable[[], tuple[Any, int]]  # a loader, and the optimizer steps at i
 
 
 class Flight(Generic[Played]):
-    """One rollout on another thread; `play` makes no collective call and touches no state of the trainer."""
+    """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
     def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
         self.rows = repr(rows)  # now, as an environment may change its row
@@ -68,7 +68,7 @@ class Flight(Generic[Played]):
 
 
 class RowsAhead:
-    """The rows of later rollouts, in the order of training's loader.
+    """Source of the dataset rows of later rollouts, in training's order.
 
     `loader` is another one over the same rows, at the beginning of the epoch; the run then had taken `began`
     optimizer steps, and has taken `step` when the first rollout to come is trained on.
@@ -86,13 +86,13 @@ class RowsAhead:
         self._indices = islice(epochs, first, None, args.micro_batches_per_rollout)
 
     def next(self) -> list[Row]:
-        """Return the rows of the next rollout."""
+        """Return the dataset rows of the next rollout."""
         rows = self._collate([self._dataset[i] for i in next(self._indices)])
         return send_to_device(rows, self._device)
 
 
 class OverlappedSource(RolloutSource):
-    """Supplies rollouts that were played while the loop trained on the one before."""
+    """Source of rollouts that are played on a thread while the loop trains on the previous rollout."""
 
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)
@@ -112,7 +112,7 @@ class OverlappedSource(RolloutSource):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a complete `train()`; no thread is left at its end."""
+        """Context of a complete `train()` that stops the rollout thread at its end."""
         if self._flight is not None:  # of the last run
             self._flight.thread.join(STOP_SECONDS)
             if self._flight.thread.is_alive():
@@ -130,18 +130,18 @@ class OverlappedSource(RolloutSource):
                 self._flight.thread.join(STOP_SECONDS)
 
     def settle(self) -> None:
-        """Block until the other thread's rollout ends; its update still gets it."""
+        """Block until the rollout on the other thread ends; keep the rollout for its update."""
         if self._flight is not None:
             self._flight.thread.join()
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
-        """Collect the rollout of the rows, and start the next one."""
+        """Return the rollout of these rows with its rewards, and start the next rollout."""
         played = super().next(rows)
         self._launch()
         return played
 
     def play(self, rows: list[Row]) -> Rollout:
-        """Collect the rollout of the rows; play it now if no thread has, as after a resume."""
+        """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
         if not self._is_checked:
             self._player.sampler.check_ahead()
             self._is_checked = True
@@ -176,7 +176,7 @@ class OverlappedSource(RolloutSource):
         return rollout
 
     def _launch(self) -> None:
-        """Start the next rollout; the policy has the weights of the update's beginning."""
+        """Start the next rollout on another thread, with the weights before the update."""
         host = self._host
         now = host.state.global_step
         step = now + host.args.steps_per_rollout
@@ -190,7 +190,7 @@ class OverlappedSource(RolloutSource):
         self._flight = Flight(rows, play, host.accelerator.device)
 
     def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
-        """Add `perf/overlap`: (G + U - period) / min(G, U). A rollout alone takes G, an update U seconds."""
+        """Add `perf/overlap`, the saved time divided by the shorter of rollout and update time."""
         period = None if self._collected_at is None else now - self._collected_at
         self._collected_at = now
         if period is None or self._alone is None:
@@ -212,7 +212,7 @@ def _turns(rollout: Rollout) -> int:
 
 
 def check(host: Bridge) -> None:
-    """Refuse trainers whose rollouts cannot be played ahead."""
+    """Raise ValueError for a trainer that does not support `rollout_overlap`."""
     reason = None
     if host.rollout_func is not None:
         reason = "a `rollout_func`; allowed are environments, tools and plain prompts"

@@ -49,7 +49,7 @@ class Speaker:
         self._pad = tokenizer.eos_token_id if pad is None else pad
 
     def backend(self, sampling: SamplingSettings) -> Any:
-        """The engine's backend: the cache as in training, or `generate` for models without it."""
+        """Return a backend that samples by our cached generation, or by `generate` if the model needs it."""
         _, other = SamplingSettings.from_generation_config(
             GenerationConfig(**self._options), self.model.generation_config
         )
@@ -67,7 +67,7 @@ class Speaker:
     def turn(
         self, ids: list[int], limit: int, sampling: SamplingSettings, seed: tuple[int, ...]
     ) -> list[int]:
-        """Sample the tokens of one turn after a row."""
+        """Sample one turn after the tokens `ids`."""
         backend = self.backend(sampling)
         backend.add(TurnRequest(0, ids, limit, seed))
         with sampling_turns(backend):
@@ -82,7 +82,7 @@ class Speaker:
         limit: int,
         seeds: list[tuple[int, ...]],
     ) -> tuple[list[list[int]], None]:
-        """Sample by `generate`, for models without our cache; uses torch's random state."""
+        """Sample turns by the model's `generate`, with torch's random state."""
         longest = max(map(len, rows))
         ids = torch.tensor([[self._pad] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -110,7 +110,7 @@ class Speaker:
 
 
 def sampling_turns(backend: Any) -> AbstractContextManager[Any]:
-    """Context of a backend's steps."""
+    """Context in which a backend's steps must run."""
     return backend.running() if isinstance(backend, CachedBackend) else torch.no_grad()
 
 
@@ -144,7 +144,7 @@ def prompt_template(
 
 
 class Player:
-    """Plays episodes of a few rows at a time, as a trainer's evaluation does; `close` ends it.
+    """Plays episodes without a trainer, as a trainer's evaluation does; `close` releases its workers.
 
     Arguments are those of the trainer and of `assemble`. Without environments and tools a row gets one turn.
     """
@@ -191,7 +191,7 @@ class Player:
         *,
         names: Sequence[tuple[int, ...]],
     ) -> list[Episode]:
-        """Play one episode per row, seeded by `seed` and its name; environments may have the prompts."""
+        """Play one episode per row, seeded by `seed` and its name; environments may supply the prompts."""
         asks, tokenizer = self.rollout.owns_prompts, self._speaker.tokenizer
         prompted, ids = rows_with_prompts(rows, tokenizer, owns_prompts=asks)
         prompts = [row["prompt"] for row in prompted]
@@ -205,7 +205,7 @@ class Player:
         return episodes
 
     def close(self, *, environments: bool = True) -> None:
-        """Release the workers, and the environments unless they are the caller's."""
+        """Release the workers; close the environments too, if `environments` is True."""
         if environments:
             self._engine.close()
         else:

@@ -1,4 +1,4 @@
-"""Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO (`ALIASES`)."""
+"""Settings of `PPOTrainer`: GRPOConfig's settings, the critic's, and the names of TRL's PPO."""
 
 from __future__ import annotations
 
@@ -289,14 +289,14 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         check_values(self)
 
     def _resolve_critic_rate(self) -> None:
-        """Set the critic's rate to ten times the policy's, unless it was set."""
+        """Set the critic's learning rate, by default ten times the policy's, from 1e-5 to 1e-3."""
         self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:
             ten_times = float(f"{10 * self.learning_rate:.12g}")  # 3e-4, not 0.00030000000000000003
             self.critic_learning_rate = min(max(ten_times, 1e-5), 1e-3)
 
     def _resolve_overlap(self) -> None:
-        """Set the staleness of overlapped rollouts."""
+        """Set `rollout_staleness` to 1 if rollouts overlap."""
         if not self.rollout_overlap:
             return
         if (given := self.rollout_staleness) not in (0, 1):
@@ -317,7 +317,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @property
     def needs_groups(self) -> bool:
-        """Whether advantages compare the episodes of a prompt, so that it is played repeatedly."""
+        """Whether advantages compare several episodes of the same prompt."""
         return False
 
     @property
@@ -329,7 +329,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @property
     def forward_batch_size(self) -> int:
-        """Return the rows of one forward pass, without gradients, of the critic or a reward model."""
+        """Return the number of rows per forward pass of the critic or a reward model, without gradients."""
         return self.local_rollout_forward_batch_size or self.per_device_train_batch_size
 
     def _resolve_aliases(self) -> None:
@@ -348,7 +348,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             setattr(self, name, value)
 
     def _resolve_mini_batches(self) -> int | None:
-        """Convert PPO's (R, M) to GRPO's steps_per_generation and accumulation; return M."""
+        """Convert PPO's batch settings to steps_per_generation and accumulation; return num_mini_batches."""
         parts = self.num_mini_batches
         if parts is None:
             return None

@@ -81,12 +81,12 @@ class PPOTrainer(AgentTrainer):
 
     @property
     def stop_reason(self) -> str | None:
-        """Return why a guard or a signal ended the last `train()` early; None if none did."""
+        """Return the reason why the last `train()` ended early, or None."""
         return self._guards.ending.reason
 
     @property
     def stop_signal(self) -> int | None:
-        """Return the number of the signal received during the last `train()`; None without one."""
+        """Return the number of the signal received during the last `train()`, or None."""
         return self._guards.ending.signal
 
     @property

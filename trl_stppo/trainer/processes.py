@@ -1,4 +1,4 @@
-"""Calls on some processes of a run, with results and errors on all of them."""
+"""Function calls on some processes of a run, whose results and errors reach all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of `STGRPOTrainer`: STPPOConfig's, less the critic's."""
+"""Settings of `STGRPOTrainer`: STPPOConfig without the critic's settings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class STGRPOConfig(STPPOConfig):
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
     def _resolve_critic_rate(self) -> None:
-        """Do nothing: there is no critic."""
+        """Leave the critic's learning rate unset, because there is no critic."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None
 
@@ -76,7 +76,7 @@ class STGRPOConfig(STPPOConfig):
 
     @property
     def needs_groups(self) -> bool:
-        """Whether advantages compare the episodes of a prompt."""
+        """Whether advantages compare several episodes of the same prompt."""
         return self.advantage_estimator != "batch"
 
     def __post_init__(self) -> None:

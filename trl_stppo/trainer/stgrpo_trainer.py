@@ -7,7 +7,7 @@ from .stppo_trainer import STPPOTrainer
 
 
 class STGRPOTrainer(STPPOTrainer):
-    """Policy optimisation without a critic for multi-turn agents, with turn ratios and the correction.
+    """Policy optimisation without a critic for multi-turn agents, with turn ratios and stabilizers.
 
     It accepts `STPPOTrainer`'s arguments, without `value_model`, and an [`STGRPOConfig`]; environments,
     turn rewards, guards, checkpoints and engines are the same. An episode's advantage is its score, turn

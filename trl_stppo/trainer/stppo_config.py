@@ -1,4 +1,4 @@
-"""Settings of `STPPOTrainer`: PPOConfig's, plus those of the paper's ratio and correction."""
+"""Settings of `STPPOTrainer`: PPOConfig with turn-level ratios and stabilizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
 @takes_ignored
 @dataclass(repr=False)
 class STPPOConfig(PPOConfig):
-    """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the paper's ratio and correction.
+    """Configuration of [`STPPOTrainer`]: [`PPOConfig`] with turn-level ratios and stabilizers.
 
     `variant` sets `importance_sampling_level` and `stabilizers`; setting one of them to a value
     that contradicts the variant is an error. A level without a variant chooses it.
@@ -71,7 +71,7 @@ class STPPOConfig(PPOConfig):
             kind.check(self)
 
     def _variant_of_level(self, default: str) -> str | None:
-        """Return the variant of a level, alone or with stabilizers; None if there is no such variant."""
+        """Return the variant that matches the given level and stabilizers, or None."""
         level = self.importance_sampling_level
         if level is None:
             return str.__str__(default)  # an ordinary string from here on
@@ -121,34 +121,34 @@ class STPPOConfig(PPOConfig):
 
     @property
     def scaling_stabilizer(self) -> type[Stabilizer] | None:
-        """Return the stabilizer that scales steps."""
+        """Return the stabilizer that scales steps or gradients, or None."""
         return next((kind for kind in self._kinds if kind.scale_target), None)
 
     @property
     def scales_step(self) -> bool:
-        """Whether a step's learning rate is scaled."""
+        """Whether a stabilizer scales the learning rate of optimizer steps."""
         return self.scaling_stabilizer is not None and self.scaling_stabilizer.scale_target == STEP
 
     @property
     def weighs_episodes(self) -> bool:
-        """Whether some episodes count less than others."""
+        """Whether a stabilizer weighs episodes."""
         return any(map(weighs, self._kinds))
 
     @property
     def needs_exact_norms(self) -> bool:
-        """Whether a stabilizer needs exact norms."""
+        """Whether a stabilizer needs exact gradient norms instead of estimates."""
         return any(kind.needs_exact_norms for kind in self._kinds)
 
     @property
     def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured: if it scales the step or is watched."""
+        """Whether the clipping bias is measured, for a stabilizer or for `stop_when`."""
         watched = (condition.metric for condition in conditions(self.stop_when))
         needed = self._clip_bias_estimator is not None or self.scaling_stabilizer is not None
         return needed or any(metric.startswith("clip_bias/") for metric in watched)
 
     @property
     def takes_second_gradient(self) -> bool:
-        """Whether norms are measured from gradients, which an engine that shards does not allow."""
+        """Whether the clipping bias is measured exactly, by a second gradient, and not estimated."""
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
         by_itself = self._clip_bias_estimator != "logits" and not self.weighs_episodes
@@ -156,7 +156,7 @@ class STPPOConfig(PPOConfig):
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
-    """Return the setting as a list without repetitions; "none" is an empty list."""
+    """Return `stabilizers` as a list without repetitions, [] for "none"; refuse unknown names."""
     if stabilizers is None:
         return None
     names = [stabilizers] if isinstance(stabilizers, str) else list(stabilizers)

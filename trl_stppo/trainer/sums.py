@@ -28,7 +28,7 @@ class RatioOfSums:
         self._log_sums: dict[str, Tensor] = {}
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
-        """Add to the quotient `name`; both are 0-dim."""
+        """Add a numerator and a denominator, 0-dim each, to the quotient `name`."""
         pair = torch.stack([wide(numerator), wide(denominator)])
         if name in self._sums:
             self._sums[name].append(pair)
@@ -36,19 +36,19 @@ class RatioOfSums:
             self._sums[name] = [pair]
 
     def maximum(self, name: str, value: Tensor) -> None:
-        """Raise the maximum `name`; `value` is 0-dim."""
+        """Update the maximum `name` by `value`, 0-dim."""
         value = wide(value)
         known = self._maxima.get(name)
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 
     def log_sum(self, name: str, value: Tensor) -> None:
-        """Add to the sum whose logarithm is `name`; `value` is the logarithm of the addend, 0-dim."""
+        """Add exp(`value`), 0-dim, to the sum whose logarithm is the metric `name`."""
         value = wide(value)
         known = self._log_sums.get(name)
         self._log_sums[name] = value if known is None else torch.logaddexp(known, value)
 
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Divide the sums over all processes, and reset.
+        """Return the metrics over all processes, and reset all sums.
 
         Every process must have added the same names in the same order. `gather` stacks a [1, N] tensor
         of every process into [W, N].

@@ -1,4 +1,4 @@
-"""The training loop: what happens to a batch, in the order in which it happens.
+"""The training loop: all operations on a batch, in their order.
 
     rollout           rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
     micro_batch       rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
@@ -77,7 +77,7 @@ class Totals(NamedTuple):
 
 
 class RolloutSource:
-    """Plays a rollout and adds its rewards when the loop needs one."""
+    """Plays rollouts and adds their rewards, on request of the training loop."""
 
     def __init__(
         self,
@@ -106,19 +106,19 @@ class RolloutSource:
         return rollout if version is None else self.aged(rollout)
 
     def aged(self, rollout: Rollout) -> Rollout:
-        """Add the ages of the rollout's turns."""
+        """Set the ages of a rollout's turns, in optimizer steps."""
         versions = (v for episode in rollout.episodes for v in episode.policy_versions)
         rollout.ages = [self._host.state.global_step - v for v in versions]
         return rollout
 
     def seed(self, step: int) -> tuple[int, int, int]:
-        """Return the seed of the rollout whose training begins at this step."""
+        """Return the seed of the rollout whose training begins at optimizer step `step`."""
         # The 1 marks training; another number would change every seed.
         return (self._host.args.seed, 1, step)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a complete `train()`."""
+        """Context of a complete `train()`, for subclasses with threads."""
         yield
 
 
@@ -195,7 +195,7 @@ class TrainingLoop:
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
-        """Add the policy's log-probabilities before the update, if anything is compared with them."""
+        """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them."""
         args = self.args
         # If one optimizer step takes in the whole rollout, the policy has not moved before it.
         moves = args.steps_per_rollout > 1
@@ -230,7 +230,7 @@ class TrainingLoop:
         return self.host.use_vllm and self.host.vllm_importance_sampling_correction
 
     def _add_sampler_weights(self, batch: Batch) -> None:
-        """Add constant weights for the gap between the policy and the engine that sampled for it."""
+        """Add importance weights that correct for the gap between the policy and vLLM's sampler."""
         if not self._corrects_sampler:
             return
         level, form = self.args.vllm_importance_sampling_mode.split("_")
@@ -245,7 +245,7 @@ class TrainingLoop:
         )
 
     def kl_to_reference(self, batch: Batch) -> Tensor | None:
-        """Return the per-token KL of the reward, [B, T] nats; None without one."""
+        """Return the per-token KL to the reference for the reward, [B, T] nats; None if `kl_coef` is 0."""
         if self.args.kl_coef == 0.0:
             return None
         return kl_penalty(
@@ -264,7 +264,7 @@ class TrainingLoop:
         kl: Tensor | None,
         final_values: Tensor | None,
     ) -> Targets:
-        """Compute advantages and the critic's targets, by GAE or, without a critic, by comparison.
+        """Compute advantages and the critic's targets by GAE, or group advantages without a critic.
 
         `scores`, [B] in reward units, belong to the last token of the episodes that are `scored`;
         `final_values`, [B], are the critic's after that token.
@@ -306,14 +306,14 @@ class TrainingLoop:
         return Targets(rewards, raw, advantages, values, returns, value_mask)
 
     def add_values(self, batch: Batch, turns: TurnBatch) -> Tensor | None:
-        """Add the critic's values before each token, [N, T]; return those after each episode, [B]."""
+        """Add the critic's values before each token, [N, T]; return the values after each episode, [B]."""
         if not self.host.has_critic:
             return None
         batch["values"], final_values = self.rollout_values(batch)
         return final_values if turns.view is None else final_values[turns.view.last]
 
     def rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute values before each token [B, T] and after the last one [B], in bounded chunks."""
+        """Compute the critic's values before each token [B, T] and after the last token [B], in chunks."""
         with self.host.critic.active():
             values = self.forward.values(batch, self.args.forward_batch_size)
         last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
@@ -330,7 +330,7 @@ class TrainingLoop:
         targets: Targets,
         seconds: float,
     ) -> None:
-        """Log and record the rollout; `all_rewards` [W * B, F] are those of all processes."""
+        """Log the rollout's metrics; `all_rewards`, [W * B, F], are the rewards of all processes."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         self.guards.keep_best(
@@ -347,7 +347,7 @@ class TrainingLoop:
     # ---------------------------------------------------------------- update: mini-batches
 
     def micro_batch(self, play: Callable[[], Batch]) -> Batch:
-        """Return the next micro-batch; `play` makes a rollout batch when the last one is used up."""
+        """Return the next micro-batch; call `play` for a new rollout batch if the last batch is used up."""
         internals, accumulation = self.host.internals, self.args.gradient_accumulation_steps
         per_epoch, step = int(self.args.steps_per_generation or 1), internals.step
         if step % self.args.micro_batches_per_rollout == 0 or internals.buffer is None:
@@ -364,7 +364,7 @@ class TrainingLoop:
         return without_padding(self.window[step % accumulation])
 
     def open_window(self, window: list[Batch]) -> None:
-        """Set the micro-batches of the next mini-batch, and their counts over all processes."""
+        """Set the next mini-batch's micro-batches, and count its episodes and tokens over all processes."""
         episodes = torch.tensor(num_episodes(window), device=window[0]["loss_mask"].device)
         policy, value = (
             torch.stack([batch[name].sum() for batch in window]).sum()
@@ -527,7 +527,7 @@ class TrainingLoop:
         logprobs: Tensor,
         entropies: Tensor,
     ) -> ClippedSurrogate:
-        """Return the terms, weighted by episode; add them to the estimate of the norms."""
+        """Weigh the surrogate's terms by episode, and add them to the estimate of gradient norms."""
         loss_mask, args = inputs["loss_mask"], self.args
         if self.weighing:
             factor = inputs.get("episode_weights")
@@ -568,7 +568,7 @@ class TrainingLoop:
         return sum(terms[1:], terms[0]) if terms else None
 
     def after_backward(self) -> None:
-        """Add the clipping bias of a few episodes by a second pass; the first one's graph is gone."""
+        """Add the gradient of clipped rows by a second forward and backward pass, if one is pending."""
         if self.correction is None or self.second_pass is None:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
@@ -595,11 +595,11 @@ class TrainingLoop:
 
     @property
     def _has_estimate_only(self) -> bool:
-        """Whether norms are estimates, as sharded gradients never exist whole on one process."""
+        """Whether the clipping bias is only estimated, not measured from gradients."""
         return is_sharded(self.accelerator) or not self.args.takes_second_gradient
 
     def _finish_estimate(self, estimate: ClipBiasEstimate) -> None:
-        """Log the estimated norms; scale the step by them if there are no exact ones."""
+        """Log the estimated gradient norms; without exact norms, scale the optimizer step by estimates."""
         kept, clipped = estimate.finish(self.accelerator.reduce, self.accelerator.num_processes)
         share = normalization_scale(kept, clipped, "share")
         figures: dict[str, Tensor | float] = {
@@ -615,7 +615,7 @@ class TrainingLoop:
             self.metrics.add_scalar(f"clip_bias/{name}", value)
 
     def _before_step(self) -> None:
-        """Reduce and clip the critic's gradient, and correct the clipping bias; upstream clips the rest."""
+        """Reduce and clip the critic's gradient, and correct the policy's gradient for the clipping bias."""
         mean = None
         if self.accelerator.num_processes > 1:
             mean = partial(self.accelerator.reduce, reduction="mean")
@@ -633,7 +633,7 @@ class TrainingLoop:
             self.metrics.add_scalar(name, value)
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
-        """Count a micro-batch, begun at `started`, after its backward pass; the last ends a mini-batch."""
+        """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
         self.guards.add_loss(loss)
         if self.accelerator.sync_gradients and self.guards.inspect():
             self._before_step()

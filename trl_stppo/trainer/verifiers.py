@@ -24,7 +24,7 @@ Verifier = str | Critic | Callable[..., Any]
 def selection(
     candidates: int, verifier: Verifier | None, sampling: SamplingSettings
 ) -> Selection | None:
-    """Return the selection of the best of several turns, None for a single turn.
+    """Return a selector of the best of `candidates` turns, or None for a single candidate.
 
     `verifier`: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal model
     (`LabelTokenScorer`).
@@ -96,7 +96,7 @@ class CriticScores:
 def published_critic(
     name: str, policy: Any, revision: str | None = None, token: str | bool | None = None
 ) -> Critic:
-    """Load the critic that was saved with a policy, for values alone."""
+    """Load the critic that was saved with a policy, to compute values."""
     folder = critic_folder(name, CRITIC_FOLDER, revision, token)
     if folder is None:
         raise FileNotFoundError(

@@ -1,1 +1,1 @@
-"""Checkpoints that are complete or absent, and exact resumption of runs."""
+"""Writing of complete checkpoints, and exact resumption of runs."""

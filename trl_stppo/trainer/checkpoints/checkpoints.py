@@ -26,7 +26,7 @@ from .run_state import RunState, load_beside_policy, load_models
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Switch progress bars off: upstream's first one starts a thread, which can hang."""
+    """Context without upstream's progress bars; the first bar would start a thread, which can hang."""
     shown = upstreams.is_progress_bar_enabled()
     upstreams.disable_progress_bar()
     try:
@@ -37,7 +37,7 @@ def _without_bars() -> Iterator[None]:
 
 
 class Checkpoints:
-    """The checkpoints of one trainer, and the run that they belong to.
+    """Saves and loads the checkpoints of one trainer.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     """
@@ -55,7 +55,7 @@ class Checkpoints:
     # --------------------------------------------------------------------- resuming
 
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
-        """See `AgentTrainer.train`."""
+        """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
         with self._alone_in_output_dir():
             folder, run_dir = None, Path(self._host.args.output_dir)
             if files.as_meant(wanted):
@@ -78,7 +78,7 @@ class Checkpoints:
 
     @contextmanager
     def _alone_in_output_dir(self) -> Iterator[None]:
-        """Context that holds the run lock; one process holds it for all."""
+        """Context in which the main process holds the run lock of the output directory."""
         self._lock = RunLock(Path(self._host.args.output_dir))
         try:
             done_by(self._host.accelerator.is_main_process, self._lock.take)
@@ -87,7 +87,7 @@ class Checkpoints:
             self._lock.release()
 
     def _guarded(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
-        """Run upstream's training loop under the guards; close its records, however it ends."""
+        """Run upstream's training loop with the guards active, and write open trace records at its end."""
         try:
             with self._state.guards.watching():
                 output = wrapped(*args, **kwargs)
@@ -109,7 +109,7 @@ class Checkpoints:
         return same_run.about(self._host, self._describe(), self.run_name, inside_rollout=inside)
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
-        """Return the checkpoint to resume from, or None; one process per machine finds and reads it."""
+        """Find the checkpoint to resume from, once per machine; return None for a new run."""
         find = partial(files.to_resume, run_dir, wanted, thorough=True)
         found = set(done_by(self._host.accelerator.is_local_main_process, find))
         if len(found) > 1:
@@ -122,7 +122,7 @@ class Checkpoints:
     def begin(
         self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any
     ) -> tuple[int, int]:
-        """Begin a run as upstream does; return the epoch and batch to start from, also in a stream."""
+        """Set up upstream's training state; return the epoch and the batch to start from."""
         self._state.begin()
         where = wrapped(max_steps, per_epoch, epochs, *args)
         host = self._host
@@ -143,7 +143,7 @@ class Checkpoints:
             state.best_model_checkpoint = str(path)
 
     def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
-        """Load the policy as upstream does, then the state beside it."""
+        """Load the policy by upstream's method, then the critic and the reference."""
         wrapped(checkpoint, model)
         host, folder = self._host, Path(checkpoint)
         policy = host.model if model is None else model
@@ -154,7 +154,7 @@ class Checkpoints:
         self._state.forget_sync()
 
     def load_best(self, wrapped: Wrapped) -> None:
-        """Load the best policy as upstream does, then its critic."""
+        """Load the best checkpoint's policy by upstream's method, then its critic."""
         wrapped()
         load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
         self._state.forget_sync()
@@ -166,7 +166,7 @@ class Checkpoints:
         return run_dir if self.staging is None else str(self.staging)
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
-        """Write upstream's checkpoint and the run's state; its folder is complete, or absent."""
+        """Write a checkpoint with the run's state in a staging folder, then rename the folder."""
         self._state.guards.ending.check_weights()
         host, accelerator = self._host, self._host.accelerator
         staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"
@@ -193,7 +193,7 @@ class Checkpoints:
         return final
 
     def prune(self, run_dir: Path, kept: Collection[Path] = ()) -> None:
-        """Delete the oldest checkpoints beyond `save_total_limit`, except those still needed."""
+        """Delete the oldest checkpoints beyond `save_total_limit`, except the newest, the best and `kept`."""
         args = self._host.args
         if args.should_save:
             best = self._host.state.best_model_checkpoint
@@ -219,7 +219,7 @@ class Checkpoints:
         return result
 
     def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
-        """Delete the incomplete folder, which also frees its space; return the error to raise."""
+        """Delete an incomplete checkpoint and return the error to raise."""
         disk.remove(staging)
         found = files.checkpoints(run_dir)
         complete = [folder for folder in found if files.complaint(folder) is None]

@@ -27,7 +27,7 @@ _KEPT = {*_RATES, "weight_decay", *_ADAM}
 
 
 def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
-    """Apply the current settings to a resumed run with loaded optimizers; log those that are not `saved`."""
+    """Write changed settings into the optimizers of a resumed run, and log the changes."""
     assert host.optimizer is not None
     groups = _groups(host, optimizers)
     present = algorithm_settings(host.args)
@@ -53,7 +53,7 @@ def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, A
 
 
 def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
-    """Return our parameter groups: each with its role, and its index in the scheduler if it has one."""
+    """Return (group, role, index in the scheduler or None) of each parameter group that we made."""
     assert host.optimizer is not None
     groups, roles = host.optimizer.param_groups, optimizers.roles
     found: Groups = []
@@ -74,7 +74,7 @@ def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
 
 
 def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
-    """Write the new value of a setting into its groups; return whether any group changed."""
+    """Write a setting's new value into its parameter groups; return whether any group has the setting."""
     key, place = _ADAM.get(name, (name, None))
     if name in _ADAM:  # only if `optim` uses it
         _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
@@ -98,7 +98,7 @@ def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
 def _set_rate(
     schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
 ) -> None:
-    """Set a new base rate, and the schedule's rate of the coming step."""
+    """Set a group's base learning rate, and the scheduled rate of the next optimizer step."""
     if index is None:
         return  # `CriticOptimizer` reads the setting at each step
     scheduler: Any = getattr(schedule, "scheduler", schedule)

@@ -1,4 +1,4 @@
-"""The state of a run besides weights and optimizers, as plain data: saved and restored.
+"""Saving and restoring of a run's state besides weights and optimizers.
 
 Upstream's checkpoints do not contain the rollout buffer: a run resumed in the middle of a rollout batch
 would play new episodes and stay out of step. Here each process saves its buffer (log-probabilities,
@@ -36,7 +36,7 @@ STALE_POLICIES = "stale_policies.pt"
 
 
 def plain(value: Any) -> Any:
-    """Convert to data that is read back without running code: tensors, numbers, text, lists and dicts."""
+    """Convert a value to tensors, numbers, text, lists and dicts, which load without running code."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()  # a view would save its complete storage
     if value is None or isinstance(value, (bool, int, str)):
@@ -52,12 +52,12 @@ def plain(value: Any) -> Any:
 
 
 def state_file(folder: Path, process: int) -> Path:
-    """Return the file of a process's state."""
+    """Return the path of a process's state file in a checkpoint."""
     return folder / f"run_state_{process}.pt"
 
 
 def episodes_file(folder: Path, process: int) -> Path:
-    """Return the file of a process's newest texts, which is not uploaded (`hub.pushing`)."""
+    """Return the path of a process's file of logged texts, which is not uploaded (`hub.pushing`)."""
     return folder / EPISODES.replace("*", str(process))
 
 
@@ -67,7 +67,7 @@ def loaded(path: Path) -> Any:
 
 
 def load_episodes(folder: Path, process: int) -> dict[str, Any]:
-    """Load a checkpoint's texts; empty if they are missing or damaged, as no weight needs them."""
+    """Load a checkpoint's logged texts; return {} if the file is missing or damaged."""
     path = episodes_file(folder, process)
     if not path.is_file():
         return {}
@@ -91,7 +91,7 @@ def load_models(host: Bridge, folder: Path) -> None:
 
 
 def load_beside_policy(host: Bridge, folder: Path) -> None:
-    """Load the models and a reference that follows the policy, after upstream has loaded the policy."""
+    """Load the critic, and the reference if `sync_ref_model` is set, after upstream has loaded the policy."""
     load_models(host, folder)
     reference = folder / REFERENCE
     if host.args.sync_ref_model and reference.is_file():
@@ -99,7 +99,7 @@ def load_beside_policy(host: Bridge, folder: Path) -> None:
 
 
 class RunState(TrainerCallback):
-    """Saves the run's state and its position in the rows; restores it after upstream has set up its own."""
+    """Saves a run's state and its position in the training rows, and restores them on resumption."""
 
     # Their state is saved too; set after construction.
     guards: Guards
@@ -123,33 +123,33 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ the place in the rows
 
     def forget_sync(self) -> None:
-        """Force a sync with vLLM, after other weights were loaded."""
+        """Mark vLLM's weights as outdated, so that the next rollout sends new weights."""
         if self._host.use_vllm:
             self._host.internals.synced_step = -1
 
     def notice(self, sampler: Any) -> Any:
-        """Record the generator of a sampler of training rows, and return the sampler."""
+        """Store the random generator of a new sampler of training rows; return the sampler."""
         self._newest = getattr(sampler, "generator", None)
         return sampler
 
     def begin(self) -> None:
-        """Keep the newest sampler as training's; later loaders have other samplers."""
+        """Take the generator of the newest sampler as training's; later samplers belong to other loaders."""
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[Any, int]:
-        """Return a second loader set to this epoch's start, and the optimizer steps taken before it."""
+        """Return a second dataloader, set to the epoch's start, and the step at which the epoch began."""
         loader = self._host.get_train_dataloader()
         if self._newest is not None and self._epoch_start is not None:
             self._newest.set_state(self._epoch_start)
         return loader, self._began_at
 
     def place_in_stream(self) -> tuple[int, int]:
-        """Return the completed passes over a stream, and the used batches of the current one."""
+        """Return the number of completed passes over a stream, and of batches used in the current pass."""
         updates = self._host.state.global_step - self._pass_start
         return self._passes, updates * self._host.args.gradient_accumulation_steps
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the sampler's state before it draws the epoch's order."""
+        """Record the sampler's random state before it draws the epoch's order of rows."""
         self._epoch_start = None if self._generator is None else self._generator.get_state()
         self._passes += 1
         self._began_at = state.global_step
@@ -177,7 +177,7 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> None:
-        """Save this process's part of the state; the saving process adds the common part."""
+        """Save this process's state into a checkpoint; the saving process adds the shared files."""
         args, saves = self._host.args, self._host.args.should_save
         if saves:
             self._host.state.save_to_json(str(folder / "trainer_state.json"))
@@ -217,7 +217,7 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ putting back
 
     def read(self, folder: Path | None) -> None:
-        """Read the checkpoint's state; None for a new run."""
+        """Read this process's state from a checkpoint folder; reset for a new run if `folder` is None."""
         self.folder, self._saved, self._passes, self._pass_start = folder, None, 0, 0
         self._continues = folder is not None
         if folder is None:
@@ -230,7 +230,7 @@ class RunState(TrainerCallback):
         self._passes, self._pass_start = self._saved["passes"] - 1, self._saved["pass_start"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start over, or resume from the checkpoint."""
+        """Restore the state read from a checkpoint, or reset for a new run."""
         host, saved, folder = self._host, self._saved, self.folder
         if saved is None or folder is None:
             self._host.internals.step, self._host.internals.buffer = 0, None
@@ -269,7 +269,7 @@ class RunState(TrainerCallback):
             each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:
-        """Restore logged texts and the open record; a checkpoint from the Hub has none."""
+        """Restore the logged texts and the trace's open record, if the checkpoint has them."""
         logs = self._host.internals.logs
         for key, entries in self._episodes.get("logs", {}).items():
             if isinstance(entries, dict):

@@ -1,4 +1,4 @@
-"""Check that a run may resume from a checkpoint, by the manifest's record of its run."""
+"""Check that a checkpoint belongs to the same run, by its manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CUT = ("processes", "micro_batches")
 
 
 def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
-    """Return the manifest's record of the run: identity, cut into batches, settings."""
+    """Return a record of the run for the manifest: identity, split into batches, settings."""
     args, accelerator = host.args, host.accelerator
     micro_batches = args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has set it

@@ -1,4 +1,4 @@
-"""Checks of `PPOConfig`: it refuses options without a faithful form here, and values out of range."""
+"""Checks of `PPOConfig`: refusal of unsupported options and of values out of range."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIMITS = frozenset(
 
 
 def check_finite(config: GRPOConfig) -> None:
-    """Raise ValueError for a number that is NaN, infinity or text, before its range is checked."""
+    """Raise ValueError if a numeric option is NaN, infinite or text."""
     for spec in fields(config):
         value, kind = getattr(config, spec.name), str(spec.type)
         for number in value if isinstance(value, list) else [value]:
@@ -68,7 +68,7 @@ def check_finite(config: GRPOConfig) -> None:
 
 
 def check_refused(config: GRPOConfig) -> None:
-    """Raise ValueError for options that cannot work here, and name the allowed values."""
+    """Raise ValueError for options that the trainer does not support, and list the allowed values."""
     for name, allowed in REFUSED.items():
         if name not in config._HONOURS and getattr(config, name) not in allowed:
             raise ValueError(
@@ -149,7 +149,7 @@ EVAL_RANGES: Ranges = {
 
 
 def check_values(config: GRPOConfig) -> None:
-    """Raise ValueError for values that are refused, or out of range, alone or together."""
+    """Raise ValueError for unsupported, out-of-range or contradictory values."""
     check_refused(config)
     choices = {
         "loss_type": LOSS_TYPES,
@@ -173,7 +173,7 @@ def check_values(config: GRPOConfig) -> None:
 
 
 def failure_price(on_env_error: str) -> tuple[str, float]:
-    """Split `"penalise 0.5"` into a mode of the engine and a penalty, by default 1."""
+    """Split `on_env_error`, such as "penalise 0.5", into mode and penalty (default 1)."""
     mode, _, price = str(on_env_error).partition(" ")
     try:
         cost = float(price or 1.0)

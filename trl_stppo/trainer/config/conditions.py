@@ -10,7 +10,7 @@ _TEXT = re.compile(rf"\s*([^<>]*[^\s<>])\s*([<>])\s*({_NUMBER})(?:\s+for\s+([1-9
 
 
 class Condition(NamedTuple):
-    """A metric that is below (else above) a limit in `patience` log entries in a row."""
+    """Condition that a metric is below or above a limit in `patience` consecutive log entries."""
 
     metric: str
     below: bool
@@ -22,7 +22,7 @@ class Condition(NamedTuple):
 
 
 def conditions(stop_when: Any) -> list[Condition]:
-    """Parse `stop_when`: a text, a list of them, or None."""
+    """Parse `stop_when`, which is a text, a list of texts, or None."""
     texts = [stop_when] if isinstance(stop_when, str) else stop_when or []
     found = []
     for text in texts if isinstance(texts, list | tuple) else [texts]:

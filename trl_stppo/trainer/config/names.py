@@ -28,7 +28,7 @@ IGNORED = {
 
 
 def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
-    """Return settings without those of IGNORED; warns if one was set, unless `warns` is False."""
+    """Return the settings without the names in IGNORED; if `warns`, warn of ignored values."""
     for name in IGNORED.keys() & settings.keys():
         if warns and settings[name] not in (None, 0):
             logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
@@ -39,20 +39,20 @@ def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[
 
 
 class Preset(str):
-    """A string default that differs from an equal value set by the user, even after argparse's `str`."""
+    """String default, distinguishable by type from an equal value that the user sets."""
 
     def __str__(self) -> str:
         return self
 
 
 def option(default: Value, meaning: str) -> Value:
-    """Define a field with a help text for `--help_all` and the API pages; its type is the default's."""
+    """Define a dataclass field with a default and a help text for `--help_all` and the API pages."""
     spec: Any = field(default=default, metadata={"help": meaning})
     return cast(Value, spec)
 
 
 def takes_ignored(cls: type[Config]) -> type[Config]:
-    """Decorate a dataclass, so that its constructor also takes names of IGNORED."""
+    """Class decorator: the dataclass's constructor also accepts the names in IGNORED."""
     generated = cls.__init__
 
     @functools.wraps(generated)

@@ -9,7 +9,7 @@ from ...redaction import redacted
 
 
 class KeepsSecrets:
-    """Base class to list before TRL's configuration; the object and its copies keep their secrets."""
+    """Base class, listed before TRL's, that removes secrets from pickles, `to_dict` and text."""
 
     def __getstate__(self) -> dict[str, object]:  # upstream pickles and pushes this
         return redacted(self.__dict__, blank=None)
@@ -30,7 +30,7 @@ class KeepsSecrets:
         return super(KeepsSecrets, clean)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return upstream's dictionary without secrets; trackers and TensorBoard write it."""
+        """Return upstream's dictionary of settings without secrets, for trackers and TensorBoard."""
         return self._without_secrets().to_dict()
 
     def __str__(self) -> str:

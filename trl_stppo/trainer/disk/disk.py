@@ -1,4 +1,4 @@
-"""Disk operations of checkpoints: flush, delete, read back."""
+"""Disk operations of checkpoints: flush, delete, checksum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flush(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder as far as possible; if it is a link, delete only the link."""
+    """Delete a folder, or the link alone if `path` is a link; ignore errors."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()
@@ -47,7 +47,7 @@ def checksums(paths: Sequence[Path]) -> list[str]:
 
 @functools.cache
 def readers() -> ThreadPoolExecutor:
-    """Return the threads that read files; the first call starts all of them.
+    """Return the thread pool that reads files; the first call starts all its threads.
 
     A trainer's constructor makes that call: under a memory limit a thread's start can hang a save.
     """

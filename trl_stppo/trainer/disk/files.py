@@ -1,4 +1,4 @@
-"""Checkpoint folders that are complete or absent.
+"""Folders of checkpoints: written completely or not at all.
 
 A checkpoint is written into a staging folder, described by a manifest, flushed to the disk and then
 renamed. A folder named `checkpoint-<step>` is never half written. The next process completes or deletes
@@ -38,7 +38,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
-    """Flush a written folder to the disk and list its files in a manifest; the last step of writing."""
+    """Write the manifest of a complete folder, and flush all files to the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     needed = [p for p in files if not p.match(EPISODES)]  # a copy from the Hub lacks them
     names = [p.relative_to(folder).as_posix() for p in needed]
@@ -56,7 +56,7 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Move a sealed folder to its final place, replacing an older one of that name."""
+    """Move a folder with a manifest to its final place, and replace an older folder there."""
     if os.path.lexists(final):
         discard(final)
     os.replace(staged, final)
@@ -65,7 +65,7 @@ def publish(staged: Path, final: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint, or a link to one; a kill half-way leaves no folder with its name."""
+    """Delete a checkpoint: rename it first, so that a kill leaves no half-deleted checkpoint."""
     trash = folder.parent / TRASH
     disk.remove(trash)
     os.replace(folder, trash)
@@ -73,7 +73,7 @@ def discard(folder: Path) -> None:
 
 
 def tidy(run_dir: Path) -> None:
-    """Complete or delete the remains of a killed process in an output directory."""
+    """Publish the complete staged checkpoints of a killed process, and delete its other remains."""
     staged = (run_dir / STAGING).glob("checkpoint-*")
     for folder in [folder for folder in staged if complaint(folder) is None]:
         publish(folder, run_dir / folder.name)
@@ -82,7 +82,7 @@ def tidy(run_dir: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint."""
+    """Read and check the manifest of a checkpoint."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(
@@ -115,7 +115,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 
 def complaint(folder: Path, *, thorough: bool = False) -> str | None:
-    """Return the fault of a checkpoint, None without one; if `thorough`, check the content of files too."""
+    """Return a description of a checkpoint's damage, or None; if `thorough`, also check file contents."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
@@ -130,7 +130,7 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
 
 
 def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
-    """Return the first file whose content differs from the written one, as a sentence; None without one."""
+    """Return a sentence about the first file whose checksum has changed, or None."""
     try:
         found = disk.checksums([folder / name for name in written])
     except (OSError, ValueError) as error:
@@ -142,7 +142,7 @@ def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Return the folders named as checkpoints, oldest first; folders of unknown age come before them.
+    """Return the checkpoint folders, oldest first; folders without a valid manifest come at the beginning.
 
     They are sorted by the order of writing, not by step: after a run has gone back to an older
     checkpoint, those of the abandoned branch have higher steps.
@@ -154,7 +154,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def _age(folder: Path) -> tuple[int, float, int]:
-    """Return a sort key by age that clock changes do not affect; copies keep it."""
+    """Return a key that sorts checkpoints by their order of writing, independent of the clock."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
@@ -168,7 +168,7 @@ def next_order(run_dir: Path) -> int:
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
-    """Return the newest checkpoint that can be resumed. `wanted`: the user's argument, for the error."""
+    """Return the newest complete checkpoint; error texts quote the user's argument `wanted`."""
     found = checkpoints(run_dir)
     ageless = [folder for folder in found if _age(folder)[0] < 0]  # one may be the newest
     complaints: list[str] = []
@@ -186,12 +186,12 @@ def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = 
 
 
 def as_meant(wanted: str | bool | None) -> str | bool | None:
-    """Convert the texts of true and false in `resume_from_checkpoint` to booleans, for command lines."""
+    """Convert the texts 'true' and 'false' of `resume_from_checkpoint` to booleans."""
     return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
 
 
 def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
-    """Return the checkpoint that `train(resume_from_checkpoint=wanted)` resumes from, None for a new run."""
+    """Find the checkpoint for `resume_from_checkpoint=wanted`; return None for a new run."""
     wanted = as_meant(wanted)
     if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
         return None

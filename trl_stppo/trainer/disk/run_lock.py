@@ -23,14 +23,14 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class RunLock:
-    """The exclusive right to write to an output directory; it ends with the process."""
+    """File lock on an output directory, released at the latest when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
 
     def take(self) -> None:
-        """Take the lock; on a disk without locks, warn that a second run is possible."""
+        """Acquire the lock, or raise RunLockError; on a disk without file locks, only warn."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)

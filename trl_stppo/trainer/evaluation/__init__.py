@@ -1,1 +1,1 @@
-"""Evaluation on held-out rows; each episode has a name and counts once."""
+"""Evaluation on held-out rows, in which each episode counts once."""

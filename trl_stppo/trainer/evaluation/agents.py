@@ -1,4 +1,4 @@
-"""Evaluates a policy without a trainer; rewards and metrics equal those of a trainer's evaluation."""
+"""Evaluation of a policy without a trainer, with the rewards and metrics of a trainer's evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .metrics import EvaluationRun, PlayedEpisode
 
 @dataclass
 class Evaluation:
-    """Plays and counts held-out rows; processes that were launched together share the rows."""
+    """Evaluates a policy on held-out rows, divided among all processes."""
 
     player: Player  # plays the episodes
     sampling: SamplingSettings  # settings of token sampling
@@ -45,7 +45,7 @@ class Evaluation:
         return [name_of(func) for func in self.reward_funcs]
 
     def figures(self, rows: Any) -> dict[str, float]:
-        """Return the metrics of docs/evaluation.md, without prefix; equal on all processes."""
+        """Play the rows; return the metrics of docs/evaluation.md without prefix, equal on all processes."""
         check_eval_dataset(rows, self.player.rollout)
         names = [(row, number) for row in range(len(rows)) for number in range(self.repetitions)]
         batches = [names[at : at + self.parallel] for at in range(0, len(names), self.parallel)]
@@ -86,7 +86,7 @@ class Evaluation:
     def _call(
         self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
     ) -> list[float | None]:
-        """Call a reward function; episodes that cannot be scored get None."""
+        """Call a reward function; return one reward per episode, None for an episode without a reward."""
         decode = self.player.renderer.decode_action
         columns = {key: [row[key] for row in rows] for key in rows[0] if key not in RESERVED}
         if self.player.rollout.tools:

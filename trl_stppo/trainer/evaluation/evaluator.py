@@ -1,4 +1,4 @@
-"""Evaluation: `evaluate()` on held-out rows, counted over all episodes; see `docs/evaluation.md`."""
+"""Evaluation on held-out rows by a trainer's `evaluate()` (see `docs/evaluation.md`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMN = "_evaluation_episode"
 
 
 class Evaluator:
-    """Counts each held-out episode once, and leaves the training's state unchanged."""
+    """Runs a trainer's evaluations without changing the state of training."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Evaluator:
         ignore_keys: list[str] | None,
         prefix: str,
     ) -> dict[str, float]:
-        """Run upstream's `evaluate`, once per dataset, while training pauses."""
+        """Check the rows and run upstream's `evaluate`, isolated from the state of training."""
         if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
@@ -87,7 +87,7 @@ class Evaluator:
         ignore_keys: list[str] | None,
         prefix: str,
     ) -> Any:
-        """Run upstream's loop over the batches and compute the metrics at its end."""
+        """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self._host
         surroundings: AbstractContextManager[None] = nullcontext()
         if self.prefix is None:  # called by `predict`
@@ -108,7 +108,7 @@ class Evaluator:
 
     @contextmanager
     def table_of_its_own(self) -> Iterator[None]:
-        """Context of upstream's log that writes evaluation's table of completions to a separate file."""
+        """Context in which upstream's log writes an evaluation's completions to a separate table."""
         host = self._host
         evaluates = self.prefix is not None and host.log_completions
         if not evaluates or not host.accelerator.is_main_process:
@@ -150,7 +150,7 @@ class Evaluator:
         return rollout
 
     def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
-        """Add a batch to the run, without the episodes that only pad it."""
+        """Add the results of a played batch to the evaluation, without repeated padding episodes."""
         host, weight = self._host, len(names) - len(rollout.repeated)
         for metric, values in self._host.internals.pending_metrics.items():
             run.add_sum(metric, weight * sum(values) / len(values), weight)
@@ -168,7 +168,7 @@ class Evaluator:
 
 
 class NamedRows:
-    """A dataset with an entry per episode: each row `repetitions` times, with its name."""
+    """Dataset view that contains each row `repetitions` times, with an episode name in each entry."""
 
     def __init__(self, dataset: Any, repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions
@@ -182,7 +182,7 @@ class NamedRows:
 
 
 def named_rows(dataset: Any, repetitions: int) -> Any:
-    """Return the dataset with an entry per episode; a stream stays a stream."""
+    """Repeat each row of a dataset or stream `repetitions` times, with an episode name in each entry."""
     from datasets import IterableDataset
 
     if not isinstance(dataset, IterableDataset):
@@ -199,7 +199,7 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
 
 
 def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[EpisodeKey] | None]:
-    """Return rows without their names, and the names; these are None for rows of the training data."""
+    """Separate rows from their episode names; the names are None for rows of the training data."""
     if COLUMN not in rows[0]:
         return rows, None
     names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in rows]

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: collected per episode, summed once and in one order."""
+"""Metrics of an evaluation, computed from the results of its episodes in a fixed order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlayedEpisode:
         rewards: Sequence[float],
         weights: Sequence[float],
     ) -> PlayedEpisode:
-        """Make the results of an episode."""
+        """Create the results from a played episode, its score and its rewards."""
         parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
         answered = episode.env_type is not None
         reason = episode.stop_reason if answered else None
@@ -73,7 +73,7 @@ class PlayedEpisode:
 
 @dataclass
 class EvaluationRun:
-    """This process's episodes of one evaluation."""
+    """Results that this process has collected in one evaluation."""
 
     reward_names: list[str]
     uses_tools: bool = False
@@ -83,13 +83,13 @@ class EvaluationRun:
     _sums: list[tuple[str, float, float]] = field(default_factory=list)
 
     def running_names(self, count: int) -> list[EpisodeKey]:
-        """Return unique names for rows without names, from a dataloader that is not ours."""
+        """Number the episodes of a dataloader without names; return unique names."""
         index, processes = self.process
         start = len(self.episodes)
         return [((start + i) * processes + index, 0) for i in range(count)]
 
     def mark_new(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
-        """Mark episodes as counted on all processes; return whether each of them was new."""
+        """Mark the named episodes as seen on all processes; return for each name whether it is new."""
         new: list[list[bool]] = []
         for batch in gather([list(names)]):
             new.append([])
@@ -99,11 +99,11 @@ class EvaluationRun:
         return new[self.process[0]]
 
     def add_sum(self, name: str, total: float, weight: float) -> None:
-        """Add to a mean that is not over episodes: over turns, or over batches for `log_metric`."""
+        """Add a total and its weight to the mean `name`, which is not taken over episodes."""
         self._sums.append((name, total, weight))
 
     def figures(self, gather: GatherObjects) -> dict[str, float]:
-        """Return all metrics by name, without prefix, equal on all processes, which call it together."""
+        """Compute all metrics over all processes, which must call this together; names have no prefix."""
         every = sorted((e for part in gather([self.episodes]) for e in part), key=lambda e: e.name)
         sums = [entry for part in gather([self._sums]) for entry in part]
         if not every:
@@ -125,7 +125,7 @@ class EvaluationRun:
 
 
 def _by_row(pairs: Iterable[tuple[PlayedEpisode, float]]) -> tuple[list[float], list[float]]:
-    """Return the total and the count of each row's episodes."""
+    """Return the sum of values and the number of episodes of each row."""
     rows: dict[int, list[float]] = {}
     for episode, value in pairs:
         rows.setdefault(episode.name[0], []).append(value)
@@ -133,7 +133,7 @@ def _by_row(pairs: Iterable[tuple[PlayedEpisode, float]]) -> tuple[list[float], 
 
 
 def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
-    """Return score and success, with their intervals."""
+    """Return mean score and success rate, with their confidence intervals."""
     result: dict[str, float] = {}
     counted = [e for e in every if e.counted]
     reporting = {e.env_type for e in counted if e.success is not None}
@@ -174,7 +174,7 @@ def _turns(every: list[PlayedEpisode]) -> dict[str, float]:
 
 
 def _lengths(every: list[PlayedEpisode]) -> dict[str, float]:
-    """Return TRL's metrics of completions: sampled tokens of an episode."""
+    """Return TRL's metrics of completion lengths, counted in sampled tokens per episode."""
     lengths = [e.tokens for e in every]
     ended = [e.tokens for e in every if e.ended] or [0]
     return {
@@ -196,7 +196,7 @@ def _endings(every: list[PlayedEpisode]) -> dict[str, float]:
 
 
 def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
-    """Return TRL's metrics of reward functions; None does not count in a function's mean."""
+    """Return mean and deviation of each reward function under TRL's names, without missing rewards."""
     columns = {f"rewards/{name}": [e.rewards[i] for e in every] for i, name in enumerate(names)}
     columns["reward"] = [e.reward for e in every]
     result: dict[str, float] = {}

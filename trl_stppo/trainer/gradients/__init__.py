@@ -1,1 +1,1 @@
-"""Gradient buffers, the clipping-bias correction, and hooks of the optimizer step."""
+"""Gradient buffers, and the measurement and correction of the clipping bias."""

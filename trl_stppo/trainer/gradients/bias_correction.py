@@ -1,4 +1,4 @@
-"""Measures the clipping bias of an optimizer step exactly, and applies its correction.
+"""Measures or estimates the clipping bias of an optimizer step, and corrects it.
 
 g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
 micro-batches, all processes. C costs nothing if no token is clipped. If the clipped tokens are in
@@ -27,7 +27,7 @@ FEW = 0.5
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether the model draws random numbers, so that two passes may differ."""
+    """Whether the model has dropout or router noise, so that two forward passes may differ."""
     for module in model.modules():
         for name, value in vars(module).items():
             # Attention and routers draw with rates of their own; PEFT keeps one per adapter.
@@ -41,7 +41,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 class SecondPass(NamedTuple):
-    """Clipped terms whose gradient a second pass adds, after the graph is freed.
+    """Rows and coefficients of clipped terms whose gradient needs a second forward pass.
 
     It is the gradient of the negative sum of the coefficients times the log ratios.
     """
@@ -67,7 +67,7 @@ class ClipBiasCorrection:
     def observe(
         self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
     ) -> SecondPass | None:
-        """Add a micro-batch: its clipped terms, and the `extra` loss, which stays unscaled.
+        """Add the gradients of a micro-batch's clipped terms and of the unscaled loss `extra`.
 
         `weights`, [B, T], are of tokens in the mini-batch's loss; `tokens`, [B], are the cost of a pass.
         Return the terms left to `add` after the graph is freed; None if there are none.
@@ -85,18 +85,18 @@ class ClipBiasCorrection:
         return None
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Add the gradient of clipped terms, with their sign in the loss."""
+        """Add the gradient of `loss`, the negative sum of clipped terms."""
         self._bias.add(loss, retain_graph=retain_graph)
 
     def clear(self) -> None:
-        """Reset for a new mini-batch."""
+        """Drop all gradients before a new mini-batch."""
         self._bias.clear()
         self._extra.clear()
 
     def finish(
         self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
     ) -> tuple[float, dict[str, float]]:
-        """Correct g, in `.grad` and already reduced; return the update's factor, and the metrics to log."""
+        """Correct the reduced gradient in `.grad`; return the factor on the optimizer step, and metrics."""
         if mean_over_processes is not None:
             self._reduce(mean_over_processes)
         kept, bias = grad_norm(self._parameters), self._bias.norm()
@@ -138,7 +138,7 @@ def coefficients(
 
 
 class ClipBiasEstimate:
-    """Estimates the norms of g and C in the space of the logits, without a gradient of the model.
+    """Estimates the gradient norms of kept and clipped terms in logit space, without gradients of weights.
 
     They are available before the last backward pass of a mini-batch. If an engine shards gradients
     or steps inside the backward pass, only they are available. Their unit differs from the exact norms'.
@@ -155,7 +155,7 @@ class ClipBiasEstimate:
         entropies: Tensor,
         loss_mask: Tensor,
     ) -> None:
-        """Add a micro-batch, [B, T] each; `surrogate` has its graph back to `logprobs`."""
+        """Add a micro-batch of tensors [B, T]; `surrogate` must have its graph back to `logprobs`."""
         squares = [
             logit_space_squares(part, logprobs, entropies, loss_mask).sum()
             for part in coefficients(surrogate, weights, logprobs)
@@ -163,11 +163,11 @@ class ClipBiasEstimate:
         self._squares = self._squares + wide(torch.stack(squares))
 
     def clear(self) -> None:
-        """Reset for a new mini-batch."""
+        """Reset the estimate for a new mini-batch."""
         self._squares = torch.zeros_like(self._squares)
 
     def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
-        """Return the estimated norms of g and C, [] each; `num_processes` divides averaged gradients."""
+        """Return the estimated gradient norms of kept and clipped terms, [] each, over all processes."""
         kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
         self.clear()
         return kept, clipped

@@ -1,4 +1,4 @@
-"""Gradients outside `.grad`, which upstream clips: the critic's, the clipping bias, the extra terms."""
+"""Gradient buffers outside `.grad`, because upstream clips all of `.grad`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class GradientBuffer:
-    """Accumulates the gradient of several losses by one list of parameters; empty until the first `add`."""
+    """Accumulates gradients of losses with respect to a list of parameters, outside `.grad`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -23,7 +23,7 @@ class GradientBuffer:
         return all(grad is None for grad in self._grads)
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Add the gradient of a scalar, without touching `.grad` (and so without DDP's hooks)."""
+        """Add the gradient of a scalar loss to the buffer, without touching `.grad` or DDP's hooks."""
         grads = torch.autograd.grad(
             loss, self.parameters, retain_graph=retain_graph, allow_unused=True
         )
@@ -34,20 +34,20 @@ class GradientBuffer:
             self._grads[i] = grad.detach() if so_far is None else so_far.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
-        """Reduce over processes; an empty buffer contributes zeros."""
+        """Reduce the gradients over processes; an empty buffer contributes zeros."""
         for i, parameter in enumerate(self.parameters):
             grad = self._grads[i]
             grad = torch.zeros_like(parameter) if grad is None else grad
             self._grads[i] = reduce(grad)
 
     def norm(self) -> Tensor:
-        """Return the L2 norm over all parameters, [] in at least float32; 0 if empty."""
+        """Return the L2 norm of the buffered gradient, [] in at least float32; 0 if empty."""
         if not self.parameters:
             return torch.zeros(())
         return l2_norm(self._grads, like=self.parameters[0])
 
     def dot_grad(self) -> Tensor:
-        """Return the inner product with the parameters' `.grad`, [] in at least float32."""
+        """Return the inner product of the buffered gradient and `.grad`, [] in at least float32."""
         total = torch.zeros((), device=self.parameters[0].device, dtype=_wide(self.parameters[0]))
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if grad is not None and parameter.grad is not None:
@@ -55,7 +55,7 @@ class GradientBuffer:
         return total
 
     def clip_(self, max_norm: float | None) -> Tensor:
-        """Clip to `max_norm`, unless it is None or 0; return the norm before."""
+        """Clip the gradient to `max_norm`, None or 0 for no clip; return the norm before clipping."""
         norm = self.norm()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else None
         for grad in self._grads:
@@ -64,7 +64,7 @@ class GradientBuffer:
         return norm
 
     def add_to_grad(self) -> None:
-        """Add to the parameters' `.grad`, creating it if it is None."""
+        """Add the buffered gradient to the parameters' `.grad`."""
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if grad is None:
                 continue
@@ -83,7 +83,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
-    """Return the L2 norm of several tensors together, [] in at least float32; `None` counts as zero."""
+    """Return the joint L2 norm of tensors, [] in at least float32; None counts as zero."""
     norms = [torch.linalg.vector_norm(t, dtype=_wide(t)) for t in tensors if t is not None]
     if not norms:
         return torch.zeros((), device=like.device, dtype=_wide(like))

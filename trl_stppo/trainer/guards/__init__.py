@@ -1,1 +1,1 @@
-"""Guards of a run: skipped steps, and reasons and ways to end early."""
+"""Guards of a run, which skip bad optimizer steps or end the run early."""

@@ -1,4 +1,4 @@
-"""The early end of a run: with a checkpoint and one last message, on all processes."""
+"""The early end of a run, on all processes together, with a checkpoint and a message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ending(TrainerCallback):
         host.add_callback(self)
 
     def reset(self) -> None:
-        """Begin a run."""
+        """Reset reason, signal and random states for a new run."""
         self.reason: str | None = None  # why the last `train()` ended early
         self.broken: str | None = None  # the value that was not finite too often
         self.unsaved = False  # whether a step was taken that is in no checkpoint
@@ -56,7 +56,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context of a complete `train()`."""
+        """Context of a complete `train()`, in which signals are handled."""
         self.reset()
         self.training = True
         try:
@@ -67,23 +67,23 @@ class Ending(TrainerCallback):
 
     @property
     def signal(self) -> int | None:
-        """Return the number of the signal that the run has received; None without one."""
+        """Return the number of the signal that the run has received, or None."""
         return self._agreed or self.signals.received
 
     def received(self) -> Tensor:
-        """Return this process's signal, 0 for none, [] int64 on the device."""
+        """Return the signal number that this process received, or 0, as a tensor [] int64 on the device."""
         return torch.tensor(self.signals.received or 0, device=self._host.accelerator.device)
 
     def agree(self, everyone: list[int]) -> None:
-        """Set the run's signal from the signals of all processes; one is enough."""
+        """Set the run's signal to the largest signal number of all processes."""
         self._agreed = max(everyone)
 
     def agree_now(self) -> None:
-        """Gather the signals of all processes and agree on one."""
+        """Gather the signals of all processes, and set the run's signal."""
         self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
 
     def is_due(self) -> bool:
-        """Whether the run ends here; equal on all processes."""
+        """Decide whether the run must end now, and set `reason`; equal on all processes."""
         if self._host.accelerator.num_processes == 1:
             self._agreed = self.signals.received or 0
         if self.broken is not None:
@@ -95,7 +95,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of a rollout; if an error in it ends the training, save the state before it."""
+        """Context of a rollout or evaluation that saves a checkpoint if an error ends the training."""
         if self.training:
             self.check_weights()
         try:
@@ -112,7 +112,7 @@ class Ending(TrainerCallback):
             raise type(error)(f"{error} {end}") from error
 
     def _save_as_before(self) -> None:
-        """Save the state after the last step, before any episode of the next one was played."""
+        """Write a checkpoint of the state before the present rollout, if that state is not saved yet."""
         host = self._host
         if not self.unsaved:
             return
@@ -122,13 +122,13 @@ class Ending(TrainerCallback):
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
-        """Save the state from before the rollout; the run goes on with the played rollout."""
+        """Write a checkpoint of the state before the rollout, and keep the present random states."""
         states = _random_states(self._host.accelerator.device)
         self._save_as_before()
         _set_random_states(states)
 
     def check_weights(self) -> None:
-        """End a run whose weights are not finite, before they are used."""
+        """Raise NonFiniteError if a trained weight is not finite."""
         found = finite_weights.first_not_finite(self._host)
         if found is None:
             return
@@ -152,7 +152,7 @@ class Ending(TrainerCallback):
         )
 
     def before_backward(self, what: str) -> NonFiniteError:
-        """Return the error for an engine that cannot skip a step."""
+        """Return the error for a non-finite value under DeepSpeed, which cannot skip a step."""
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
@@ -161,12 +161,12 @@ class Ending(TrainerCallback):
     # -------------------------------------------------------- called by the loop of transformers
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check the loaded weights; there is no step to save yet."""
+        """Check at the start of training that the loaded weights are finite."""
         self._stepped = False
         self.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the random states; a run that is resumed at this point reads its rows with them."""
+        """Record the random states before the epoch's rows are read, for a run resumed here."""
         self.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -175,7 +175,7 @@ class Ending(TrainerCallback):
             self.before = _random_states(self._host.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and end the run. A due evaluation is postponed: a signal leaves little time."""
+        """After an optimizer step, save and end the run if there is a reason, without a due evaluation."""
         self._stepped = self.unsaved = True
         self.before = None
         due = self.is_due()
@@ -186,7 +186,7 @@ class Ending(TrainerCallback):
             self._end(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Check the log of a step, before its evaluation and its checkpoint."""
+        """Check a training log entry against `stop_when`, before the step's evaluation and checkpoint."""
         if "loss" in (logs or {}):
             self._watch_log(logs)
             if self.is_due():
@@ -197,7 +197,7 @@ class Ending(TrainerCallback):
         control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End after an evaluation too, because the next step may begin with a long rollout."""
+        """End the run after an evaluation if there is a reason, before a long rollout begins."""
         # After this, upstream decides whether to save the best model.
         outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
@@ -207,12 +207,12 @@ class Ending(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Prevent another save: the end of the loop counts as the end of an epoch."""
+        """Prevent a second checkpoint and evaluation at the end of a run that ends early."""
         if self.reason is not None:
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise after too many skipped steps in a row; the checkpoint is complete now."""
+        """Raise NonFiniteError after too many consecutive skipped steps, once the checkpoint is written."""
         self.unsaved = False
         if self.broken is None:
             return

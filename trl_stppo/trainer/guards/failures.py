@@ -1,4 +1,4 @@
-"""Rate of episodes whose environments fail, and its limit."""
+"""Limit on the rate of episodes whose environment fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAILURE_BATCHES = 5
 
 
 class Failures(NamedTuple):
-    """Episodes of a rollout batch whose environment failed."""
+    """Counts of a rollout batch's failed episodes, with their most common errors."""
 
     failed: int
     episodes: int
@@ -65,7 +65,7 @@ class FailureWatch:
         )
 
     def clear(self) -> None:
-        """Reset the counts."""
+        """Drop all counts of failed episodes."""
         self._batches.clear()
 
     def state_dict(self) -> list[list[int]]:
@@ -73,6 +73,6 @@ class FailureWatch:
         return [[batch.failed, batch.episodes] for batch in self._batches]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the counts from a `state_dict`."""
         self.clear()
         self._batches.extend(Failures(failed, episodes) for failed, episodes in state)

@@ -1,4 +1,4 @@
-"""A check that trained weights are finite, before they play and before they are saved."""
+"""A check that all trained weights are finite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..bridge import Bridge
 
 
 def first_not_finite(host: Bridge) -> str | None:
-    """Return the name of the first parameter with NaN or infinity, None without; all processes call it."""
+    """Return the name of the first parameter with NaN or infinity, or None; all processes must call this."""
     device, rank = host.accelerator.device, host.accelerator.process_index
     named = list(_named(host))
     sound = [torch.ones((), dtype=torch.bool, device=device)]

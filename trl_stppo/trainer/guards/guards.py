@@ -32,7 +32,7 @@ KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 @dataclasses.dataclass
 class GuardState:
-    """The guards' state in a checkpoint."""
+    """Counters of the guards that a checkpoint keeps."""
 
     skipped_steps: int = 0  # all steps skipped because a value was not finite
     consecutive_skips: int = 0  # such skips since the last step that was taken
@@ -47,7 +47,7 @@ class GuardState:
 
 
 class Guards:
-    """Skips steps and ends runs; one per trainer. All processes reach the same verdicts."""
+    """Decides which optimizer steps are skipped and when a run ends, equally on all processes."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Guards:
         return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; missing fields start at zero."""
+        """Restore the guards from a `state_dict`; missing fields start at zero."""
         counts = dict(state)
         self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
@@ -94,14 +94,14 @@ class Guards:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context of a complete `train()`: reset, and handle signals."""
+        """Context of a complete `train()` that resets the guards and handles signals."""
         self._begin()
         with self.ending.watching():
             yield
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context of a new rollout batch; clears the stop that `target_kl` has set."""
+        """Context of a new rollout batch: reset the stop by `target_kl`, then check for a collapse."""
         self._state.rollout_stopped = False
         metrics = self._host.internals.metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
@@ -115,7 +115,7 @@ class Guards:
             self._warn_of_fall(fall)
 
     def _warn_of_fall(self, fall: str) -> None:
-        """Log a fall, with the checkpoint from which the run can be resumed."""
+        """Warn of a collapse, and name the last checkpoint before it."""
         folders = checkpoints(Path(self._host.args.output_dir))
         good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
         logger.warning(
@@ -124,7 +124,7 @@ class Guards:
         )  # fmt: skip
 
     def keep_best(self, episodes: list[Episode], scores: list[float]) -> None:
-        """Save the policy of a rollout, before it trains on it, if it is the best so far (`save_best`).
+        """Save the policy that played a rollout if the rollout is the best so far (`save_best`).
 
         It goes by the success, or by the score if no environment reports a success.
         """
@@ -147,7 +147,7 @@ class Guards:
         return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def watch_sampler(self, gap: float, *, exact: bool) -> None:
-        """End the run if the sampler lacks the policy's weights; see `SamplerWatch.look`."""
+        """End the run if several rollouts in a row were sampled with wrong weights."""
         message, watch = self._sampler.look(gap, exact=exact), self._sampler
         self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
         if watch.strikes >= PATIENCE:
@@ -156,7 +156,7 @@ class Guards:
             logger.warning("After step %d: %s", self._host.state.global_step, message)
 
     def count_failures(self, episodes: list[Episode]) -> None:
-        """Count the failures of this process's part of a rollout batch."""
+        """Count the failed episodes of a rollout batch; raise if their rate is too high."""
         self._failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     @property
@@ -165,7 +165,7 @@ class Guards:
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Reset, also after a refused step; `empty`: no process has an episode to train on."""
+        """Reset the checks for a mini-batch; `empty`: no process has an episode to train on."""
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
         self._faults = ""
@@ -176,11 +176,11 @@ class Guards:
         self._losses.append(loss)
 
     def add_weights(self, weights: Tensor) -> None:
-        """Record a micro-batch's episode weights, [B]; they multiply all of the policy's gradient."""
+        """Record a micro-batch's episode weights, [B], to detect a gradient multiplied by 0."""
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def check_before_backward(self, loss: Tensor) -> bool:
-        """Raise for a loss that is not finite; return whether the weights so far leave a gradient."""
+        """Raise if a process's loss is not finite; return whether an episode weight so far differs from 0."""
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
         everyone, weighs = self._host.accelerator.gather(flags.unsqueeze(0)).T.tolist()
@@ -220,7 +220,7 @@ class Guards:
         return not self._faults and not self.leaves_weights
 
     def admit(self, figures: dict[str, float]) -> bool:
-        """Decide the step's verdict from metrics of all processes; return whether the policy may step."""
+        """Set the verdict on an optimizer step from its metrics; return whether the policy may step."""
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"
@@ -276,7 +276,7 @@ class Guards:
             self._stop_when.strikes = {}  # a resumed run counts anew
 
     def _log(self) -> None:
-        """Log the totals so far; upstream would average values appended over several steps."""
+        """Set the guards' totals in the next log; upstream would average appended values."""
         figures = self._host.internals.metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
@@ -286,7 +286,7 @@ class Guards:
 
 
 def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """Whether any element is not finite, or so large that the norm overflows; [] bool."""
+    """Return [] bool, True if a tensor has a NaN or infinity, or a norm that overflows."""
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for tensor in tensors:
         if tensor is not None:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT during a training: the first one requests a stop instead of killing the process."""
+"""Handling of SIGTERM and SIGINT: the first signal requests a stop instead of killing the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StopSignals:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context that handles signals; Python allows this only in the main thread."""
+        """Context that handles SIGTERM and SIGINT, if entered in the main thread."""
         self.received = None
         if not self._enabled or threading.current_thread() is not threading.main_thread():
             yield

@@ -28,7 +28,7 @@ PATIENCE = 3
 
 @dataclasses.dataclass
 class FallWatch:
-    """Checks each rollout for a fall."""
+    """Detects a sudden fall of success or score, or a jump of the KL, from rollout to rollout."""
 
     episodes: int  # of a rollout, over all processes
     falls: int = 0
@@ -45,7 +45,7 @@ class FallWatch:
         return {name: value for name, value in vars(self).items() if name != "episodes"}
 
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:
-        """Check a rollout for a fall; return its description if one has just begun, else None.
+        """Check a rollout's metrics; return a description of a fall that has just begun, else None.
 
         `kl`: the mean `policy/approx_kl` of the update before it, nats, None if there was none.
         """
@@ -94,14 +94,14 @@ class FallWatch:
 
 @dataclasses.dataclass
 class SamplerWatch:
-    """Distinguishes a sampler with wrong weights from one that is only stale."""
+    """Detects a sampler with wrong weights by its gap to training's log-probabilities."""
 
     blocks: int = 0  # all rollout batches with a gap beyond the limit
     strikes: int = 0  # in a row; of a rough sampler only while the gap rises
     last: float = 0.0  # gap of the last rollout batch
 
     def look(self, gap: float, *, exact: bool) -> str | None:
-        """Return a message if a gap in nats is too large; `exact`: float32's rounding alone causes gaps."""
+        """Return a message if the sampler's gap, in nats, exceeds its limit, which is lower if `exact`."""
         limit, rises = EXACT if exact else ROUGH, exact or gap > RISE * self.last
         self.last = gap
         if not gap > limit:
@@ -116,14 +116,14 @@ class SamplerWatch:
 
 
 class StopWhen:
-    """Counts, per condition, the log entries in a row that meet it."""
+    """Counts for each condition of `stop_when` how many consecutive log entries meet it."""
 
     def __init__(self, stop_when: Any) -> None:
         self.conditions = conditions(stop_when)
         self.strikes: dict[str, int] = {}
 
     def look(self, logs: Mapping[str, float], step: int) -> str | None:
-        """Check a log entry of the training; return the reason to stop, None without one."""
+        """Check a training log entry; return the reason to stop, or None."""
         verdict = None
         for condition in self.conditions:
             name, limit, value = str(condition), condition.limit, logs.get(condition.metric)

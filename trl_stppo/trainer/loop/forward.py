@@ -75,7 +75,7 @@ class ForwardPasses:
         )
 
     def values(self, batch: Batch, batch_size: int | None = None) -> Tensor:
-        """Return values before each completion token and after the last column, [B, T + 1]."""
+        """Return the critic's values before each completion token and after the last column, [B, T + 1]."""
         ids, mask, length = full_sequence(batch)
         overhead = float("inf") if runtime.is_sharded(self._host.accelerator) else None
         parts = self.parts(ids, mask, batch_size, overhead)

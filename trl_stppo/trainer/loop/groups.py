@@ -1,4 +1,4 @@
-"""Advantages without a critic: a score against those of other episodes, a turn against other turns."""
+"""Advantages without a critic, by comparison with other episodes or other turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout's part of upstream's log: metrics under TRL's names, and the table of completions."""
+"""Logging of rollouts: metrics under TRL's names, and the table of completions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .rollout import Rollout
 
 
 class RolloutLog:
-    """Adds rollouts to the metrics of upstream's next log."""
+    """Adds the metrics and completions of rollouts to upstream's next log."""
 
     def __init__(self, host: Bridge) -> None:
         self._host = host
 
     def add(self, metrics: dict[str, float]) -> None:
-        """Add metrics that are equal on all processes."""
+        """Add metrics, equal on all processes, to the next log."""
         for name, value in metrics.items():
             self._host.internals.metrics["train"][name].append(value)
 
     def write(
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
     ) -> None:
-        """Add all metrics that upstream logs of a rollout; `rewards`, [N, F], are of all processes."""
+        """Add a rollout's metrics and completions to the log; `rewards`, [N, F], cover all processes."""
         self._lengths(rollout)
         totals = self._rewards(rewards)
         if spread:
@@ -40,7 +40,7 @@ class RolloutLog:
         pending.clear()
 
     def _lengths(self, rollout: Rollout) -> None:
-        """Add lengths of completions, the share that ends by EOS, and counts of tool calls."""
+        """Add metrics of completion lengths, of completions without an end, and of tool calls."""
         host, episodes, ends = self._host, rollout.episodes, self._host.internals.end_ids
         numbers = [
             [prompt_tokens(e), e.num_sampled, whole, e.tool_calls, e.tool_failures]
@@ -71,7 +71,7 @@ class RolloutLog:
         return total
 
     def _spread(self, totals: Tensor) -> None:
-        """Add the spread of `_rewards`, over all episodes and within each prompt's consecutive ones."""
+        """Add the deviation of total rewards, over all episodes and within each prompt's group."""
         per_prompt = self._host.num_generations
         self.add({"reward_std": nanstd(totals).item()})
         if per_prompt > 1:
@@ -80,7 +80,7 @@ class RolloutLog:
             self.add({"frac_reward_zero_std": flat})
 
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
-        """Add rows, of all processes, to the table of completions, which upstream prints and saves."""
+        """Add the episodes of all processes to the table of completions."""
         logs = self._host.internals.logs
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
         logs["prompt"].extend(gather_object(prompts))
@@ -96,7 +96,7 @@ class RolloutLog:
         pending.clear()
 
     def _means(self, sums: dict[str, tuple[float, float]]) -> None:
-        """Add the metrics' means over all processes to the log; `sums`: sum and count of this process."""
+        """Log each metric's mean over all processes, from this process's (sum, count) in `sums`."""
         accelerator = self._host.accelerator
         # Sorted, so that all processes reduce the same metric, also one that only some have.
         for name in sorted(set(gather_object(list(sums)))):

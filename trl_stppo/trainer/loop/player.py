@@ -29,7 +29,7 @@ from .sampler import TurnSampler
 
 
 class EpisodePlayer:
-    """Plays rollouts; a row may lack a prompt if `owns_prompts`, because its environment has the task."""
+    """Plays rollouts of training and evaluation; with `owns_prompts` rows may lack a prompt."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EpisodePlayer:
         repeated: frozenset[int] = frozenset(),
         version: int | None = None,
     ) -> Rollout:
-        """Play one episode per row; `version` is the number of optimizer steps of an older policy.
+        """Play one episode per row; `version` counts the optimizer steps of an older policy, if one plays.
 
         `names` identify the episodes of an evaluation; `repeated` numbers those that only pad its batch.
         """
@@ -70,7 +70,7 @@ class EpisodePlayer:
     def run_ahead(
         self, backend: Backend, inputs: list[Row], seed: tuple[int, ...]
     ) -> tuple[Rollout, Exception | None]:
-        """Play a training rollout on another thread."""
+        """Play a training rollout; called on another thread."""
         with backend.running() if isinstance(backend, CachedBackend) else nullcontext():
             return self.run(self.engine, backend, inputs, seed)
 
@@ -86,7 +86,7 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
     ) -> tuple[Rollout, Exception | None]:
-        """Play the episodes; thread-safe. Return an environment error, to be passed to `raise_first`."""
+        """Play the episodes, thread-safe; return the rollout, and an environment's error or None."""
         rows, prompt_ids = self._prompts(inputs)
         prompts = [row["prompt"] for row in rows]
         if prompt_ids is None and not (all(prompts) or self._owns_prompts):
@@ -110,7 +110,7 @@ class EpisodePlayer:
         return Rollout(rows, *played, seed, False, names, repeated), failure
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
-        """Add the trainer's names and metrics to a played rollout; not thread-safe."""
+        """Complete a played rollout with environment types and metrics; not thread-safe."""
         for episode in rollout.episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name
         rollout.has_logprobs = self.sampler.tells_logprobs
@@ -168,7 +168,7 @@ class EpisodePlayer:
 
 
 def count_cut_off_as_failed(rollout: Rollout) -> None:
-    """Count episodes that used up turns or tokens as failed, if their environments report success."""
+    """Mark episodes that ran out of turns or tokens as failed, if their environments report success."""
     if not rollout.has_environment:
         return
     episodes = rollout.episodes
@@ -184,7 +184,7 @@ def count_cut_off_as_failed(rollout: Rollout) -> None:
 
 
 def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
-    """Return the renderer for a trainer's template and tokenizer."""
+    """Make the chat renderer for a trainer's template and a tokenizer."""
     return ChatRenderer(
         tokenizer,
         host.eos_token_ids,

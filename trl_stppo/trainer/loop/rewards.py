@@ -16,7 +16,7 @@ from .turn_rewards import TurnRewardFuncs
 
 
 class EpisodeRewards:
-    """Calls all reward functions."""
+    """Calls the reward functions and computes the scores of episodes."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class EpisodeRewards:
         self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
 
     def add_rewards(self, rollout: Rollout) -> Tensor:
-        """Add the rewards of all functions to the rollout; return those of all processes, [W * B, F]."""
+        """Add all functions' rewards to the rollout; return the rewards of all processes, [W * B, F]."""
         host, episodes = self._host, rollout.episodes
         if rollout.has_environment:
             endings = [_ending(episode) for episode in episodes]
@@ -54,7 +54,7 @@ class EpisodeRewards:
 
     @contextmanager
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
-        """Context that sets the `environments` of reward functions, if they are tool environments.
+        """Context in which reward functions receive the rollout's tool environments as `environments`.
 
         Training's environments stay on the trainer, as with upstream: callers read their state.
         """
@@ -69,7 +69,7 @@ class EpisodeRewards:
                 host.environments = before
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Return episode scores [B], and whether each episode has one; see `score`."""
+        """Return episode scores [B], and [B] bool, True for episodes with a score (see `score`)."""
         host = self._host
         return score(
             rollout,
@@ -81,7 +81,7 @@ class EpisodeRewards:
         )
 
     def add_rewards_and_earnings(self, rollout: Rollout) -> Tensor:
-        """Call `add_rewards`, add each episode's earnings, and return the rewards of all processes."""
+        """Add rewards and each episode's total reward to the rollout; return the rewards of all processes."""
         all_rewards, (scores, _) = self.add_rewards(rollout), self.scores(rollout)
         paid = rollout.turn_rewards or [[]] * len(scores)
         rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
@@ -101,7 +101,7 @@ def score(
     ended: Sequence[bool],
     missing_eos_penalty: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scores [B] in reward units, without turn rewards, and flags [B] bool of episodes with a score.
+    """Return episode scores [B], in reward units without turn rewards, and [B] bool, True if scored.
 
     An episode without any reward, of functions or of turns, does not train. `ended`: per episode whether
     its last token ends a turn; `missing_eos_penalty` is subtracted from the others.

@@ -49,7 +49,7 @@ class Rollout:
 
     @property
     def has_environment(self) -> bool:
-        """Whether an environment, tool or agent played along. False for plain prompts."""
+        """Whether an environment, tools or an agent took part; False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
     @property
@@ -58,20 +58,20 @@ class Rollout:
         return [episode.prompt for episode in self.episodes]
 
     def completions(self, decode: Callable[[list[int]], str]) -> list[Any]:
-        """Return messages after the prompt, or text if the prompt is text."""
+        """Return each episode's messages after the prompt, or its text if the prompt is text."""
         return [e.messages if e.conversational else decode(e.ids) for e in self.episodes]
 
     @property
     def contexts(self) -> list[tuple[int, Context]]:
-        """Return the rows of the batch, each with the number of its episode."""
+        """Return all contexts, each with the number of its episode, in the order of batch rows."""
         return [
             (n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts
         ]
 
     def rows_of_episodes(self) -> list[Row]:
-        """Return the row of each episode."""
+        """Return the dataset row of each episode."""
         return [self.rows[episode.row] for episode in self.episodes]
 
     def ended(self, ends: set[int]) -> list[bool]:
-        """Return per episode whether its last token is one of `ends`."""
+        """Return for each episode whether its last token is in `ends`."""
         return [episode.last.ids[-1] in ends for episode in self.episodes]

@@ -1,4 +1,4 @@
-"""The sampler of a rollout's turns: our cache on the training weights, vLLM, or TRL's generation call."""
+"""Choice of the backend that samples turns: our cached generation, vLLM, or TRL's generation call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class TurnSampler:
-    """Makes the backend of a rollout."""
+    """Makes the backend that samples the turns of a rollout."""
 
     def __init__(self, host: Bridge, tokenizer: Any, vllm: VLLM) -> None:
         self._host, self._tokenizer = host, tokenizer
@@ -43,7 +43,7 @@ class TurnSampler:
 
     @cached_property
     def _is_right(self) -> bool:
-        """Whether our cache gives the log-probabilities of the model's forward pass, on every process."""
+        """Whether cached generation reproduces the forward pass's log-probabilities on every process."""
         rough = self._host.accelerator.mixed_precision != "no"
         with generation_model(self._host) as model:
             reason = why_unlike(model, self._tokenizer.pad_token_id, rough=rough)
@@ -54,7 +54,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self, version: int | None = None) -> Iterator[Backend]:
-        """Context with the backend of a rollout; `version`: optimizer steps of an older policy, else None."""
+        """Context with the backend of a rollout; `version` is an older policy's optimizer steps, or None."""
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
@@ -79,7 +79,7 @@ class TurnSampler:
                 yield backend
 
     def ahead(self, version: int) -> Backend:
-        """Return a backend with the present weights, of `version` optimizer steps, for another thread."""
+        """Return a backend for another thread, with the present weights after `version` optimizer steps."""
         host = self._host
         if host.use_vllm:
             return self.vllm.ahead(host.args.generation_slots, version)
@@ -87,7 +87,7 @@ class TurnSampler:
         return self._cached(self._copy.model, version)
 
     def check_ahead(self) -> None:
-        """Refuse a policy whose copy would sample differently; all processes call it together."""
+        """Raise ValueError if a copy of the policy would sample differently; all processes must call this."""
         if self._host.use_vllm:
             return
         reason = None if self._is_cached else "is not sampled by our cache"
@@ -111,7 +111,7 @@ class TurnSampler:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether sampler and training differ by float32's rounding alone; None for other distributions."""
+        """Whether sampler and training agree up to float32 rounding; None if their distributions differ."""
         host, policy = self._host, self._host.accelerator.unwrap_model(self._host.model)
         settings, _ = sampling_settings(host)
         if settings is None or settings.truncates or not host.args.disable_dropout:
@@ -141,7 +141,7 @@ class TurnSampler:
         return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1
 
     def _batches(self) -> GenerateBatch:
-        """Return TRL's generation call in our form; seeds have no effect."""
+        """Return TRL's generation call as a function of (ids, max_new_tokens, seeds), without using seeds."""
         host = self._host
 
         def generate(
@@ -163,7 +163,7 @@ class TurnSampler:
 
 
 def why_not_cached(host: Bridge) -> str | None:
-    """Return why turns go through TRL's generation call; None if they do not."""
+    """Return the reason why our cached generation cannot sample turns, or None."""
     if host.use_vllm:
         return "vLLM generates."
     if host.use_transformers_continuous_batching:
@@ -174,7 +174,7 @@ def why_not_cached(host: Bridge) -> str | None:
 
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
-    """Return settings of token sampling, or the reason why `generate` has to sample."""
+    """Return (sampling settings, None), or (None, reason) if only `generate` supports the settings."""
     if host.use_vllm:
         if (args := host.args).generation_kwargs:
             return None, f"`generation_kwargs={args.generation_kwargs!r}`"
@@ -185,7 +185,7 @@ def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None
 
 
 def speaks_to_vllm(host: Bridge) -> bool:
-    """Whether turns go to vLLM one by one, which an engine on several GPUs does not allow."""
+    """Whether turns go to vLLM one by one, which a colocated engine on several GPUs does not allow."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
 

@@ -1,4 +1,4 @@
-"""Episodes of an exact age in updates, to simulate an asynchronous pipeline."""
+"""Rollouts by a policy of a fixed number of updates ago, to simulate an asynchronous pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class StalePolicies:
-    """The policy's weights before each of its last `staleness` updates, in main memory; 0 keeps none."""
+    """Copies of the policy's weights before each of the last `staleness` updates, in main memory."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
         self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
@@ -21,7 +21,7 @@ class StalePolicies:
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context of one rollout batch; keeps a copy of the weights before its update."""
+        """Context of one rollout batch that stores a copy of the present weights."""
         if not self._staleness:
             yield
             return
@@ -35,7 +35,7 @@ class StalePolicies:
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context in which the policy has its weights of `staleness` updates ago, at least the first ones."""
+        """Context in which the policy has its weights of `staleness` updates ago, or its first weights."""
         if self._in_rollout is None:
             yield
             return
@@ -47,7 +47,7 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Return the optimizer steps that the stale policy had taken by `step`; None without staleness."""
+        """Return the stale policy's number of optimizer steps at `step`; None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:
@@ -55,7 +55,7 @@ class StalePolicies:
         return list(self._kept)
 
     def load_state_dict(self, state: list[list[Tensor]]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the weights from a `state_dict`."""
         self._kept.clear()
         self._kept.extend(state)
 

@@ -22,7 +22,7 @@ from .rollout import Rollout
 
 
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
-    """Return all turns of a rollout's episodes that may train."""
+    """Return the turns of all episodes that train, each with its context."""
     turns = []
     for i, (episode, row) in enumerate(
         zip(rollout.episodes, rollout.rows_of_episodes(), strict=True)
@@ -66,7 +66,7 @@ def _as(prompt: Any, text: str) -> Any:
 
 
 def check_lengths(number: int, **given: Any) -> None:
-    """Refuse lists, given by argument name, that do not have `number` entries, one per function."""
+    """Raise ValueError for a list argument without `number` entries, one per turn reward function."""
     for name, entries in given.items():
         if isinstance(entries, list) and len(entries) != number:
             raise ValueError(
@@ -75,7 +75,7 @@ def check_lengths(number: int, **given: Any) -> None:
 
 
 class TurnRewardFuncs:
-    """Scores turns with everything in `turn_reward_funcs`; weights are 1 by default.
+    """Scores turns with the functions and models in `turn_reward_funcs`; weights are 1 by default.
 
     The name of a causal language model becomes a `LabelTokenScorer`.
     """
@@ -115,7 +115,7 @@ class TurnRewardFuncs:
                 )
 
     def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:
-        """Add the functions' rewards to the environment's reward of each turn, and log both by `metric_sums`.
+        """Add the functions' rewards to each turn's reward, and to the metrics of the rollout.
 
         Metrics leave out episodes that only pad the batch. `environments`: None if functions do not get them.
         """

@@ -1,4 +1,4 @@
-"""vLLM as the sampler of a rollout: its weights, and a backend that sends it single turns."""
+"""vLLM as the sampler of a rollout: transfer of weights, and backends that sample single turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 
 
 class VLLM:
-    """Syncs weights to vLLM and makes its backends; all processes call it together."""
+    """Syncs weights to vLLM and makes its backends; all processes call the methods together."""
 
     def __init__(self, host: Bridge) -> None:
         self._host = host
@@ -41,7 +41,7 @@ class VLLM:
     # --------------------------------------------------------------------------- weights
 
     def sync(self, version: int | None = None) -> int:
-        """Send new or lost weights before a rollout; return their optimizer steps. All processes call it."""
+        """Send weights that vLLM lacks; return their number of optimizer steps. All processes call this."""
         host = self._host
         version = host.state.global_step if version is None else version
         lost = host.vllm_mode == "server" and self._has_lost()
@@ -66,7 +66,7 @@ class VLLM:
             self._name = str(broadcast_object_list(names)[0])
 
     def _send(self) -> None:
-        """Send the weights; on a server within a limit of time."""
+        """Send the policy's weights to vLLM, with a time limit if vLLM is a server."""
         vllm, host = self._host.vllm_generation, self._host
         if host.vllm_mode == "server" and host.accelerator.is_main_process and not self._is_limited:
             door.limit_requests(vllm.vllm_client, door.PUSH_SECONDS)
@@ -95,7 +95,7 @@ class VLLM:
         return door.TurnClient(door.new_client(vllm, patience), vllm)
 
     def _has_lost(self) -> bool:
-        """Whether the server was restarted; if so, the main process has reconnected."""
+        """Return whether the server was restarted; if so, reconnect from the main process."""
         lost: list[Any] = [False]
         if self._host.accelerator.is_main_process and self._name:
             try:
@@ -136,7 +136,7 @@ class VLLM:
 
     @contextmanager
     def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:
-        """Context with the backend that samples one rollout; `version` as in `sync`."""
+        """Context with the backend of one rollout, after a sync of the weights."""
         version = self.sync(version)
         play = self._colocated if self._host.vllm_mode == "colocate" else self._served
         with play(capacity, version) as backend:
@@ -180,11 +180,11 @@ class VLLM:
         return backend
 
     def ahead(self, capacity: int | None, version: int) -> Backend:
-        """Return a backend for another thread, which never sends weights: the policy is being trained."""
+        """Return a server's backend for another thread, which does not send weights during the rollout."""
         return self._at_server(capacity, self.sync(version), can_send=False)
 
     def figures_of(self, backend: Any) -> dict[str, tuple[float, float]]:
-        """Return the metrics of a server's backend that has played."""
+        """Return the number of repeated requests of a server's backend as a metric, {} for other backends."""
         if not isinstance(backend, ServerBackend):
             return {}
         self._warned = self._warned or backend.retries > 0

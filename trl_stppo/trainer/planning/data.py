@@ -33,7 +33,7 @@ class DataPlan:
 def plan_data(
     args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> DataPlan:
-    """Check the rows of training and evaluation; `evaluation_plan` has evaluation's environments."""
+    """Check the training and evaluation rows against their environments, and return the plan."""
     from datasets import Dataset
 
     rows = training_rows(train, args, rollout)
@@ -55,7 +55,7 @@ def plan_data(
 
 
 def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
-    """Return the checked rows, repeated if they are too few, made if environments have the tasks."""
+    """Return the checked training rows: repeated if too few, placeholders if there is no dataset."""
     from datasets import Dataset
 
     if dataset is None:
@@ -86,7 +86,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 def check_eval_dataset(
     dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
-    """Check the evaluation rows; `evaluation_plan` has their environments (default: training's)."""
+    """Check the evaluation rows against the environments of `evaluation_plan`, by default training's."""
     from datasets import Dataset
 
     for name, part in _parts(dataset):
@@ -95,7 +95,7 @@ def check_eval_dataset(
 
 
 def _parts(dataset: Any) -> list[tuple[str, Any]]:
-    """Return evaluation's datasets with the names that errors use."""
+    """Return each evaluation dataset with its name for error texts."""
     if isinstance(dataset, dict):
         return [(f"eval_dataset[{name!r}]", part) for name, part in dataset.items()]
     return [("eval_dataset", dataset)]

@@ -1,4 +1,4 @@
-"""Checks of a trainer's arguments, and the plan of who plays its episodes; no model is loaded here."""
+"""Checks of a trainer's arguments, and the plan of its rollouts, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINE_LIMITS = (
 
 
 def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
-    """Return the configuration of a trainer without `args`."""
+    """Return the default configuration of a trainer without `args`."""
     model_id = model if isinstance(model, str) else get_config_model_id(model.config)
     return config_class(f"{model_id.split('/')[-1]}-{name}")
 
@@ -57,7 +57,7 @@ def check_arguments(
 
 
 def check_overrides(trainer: Any) -> None:
-    """Refuse an override that is never called; warn of one that gets tensors of another shape than TRL's."""
+    """Refuse overrides that are never called; warn of an override that gets advantages per token."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
@@ -75,7 +75,7 @@ def check_overrides(trainer: Any) -> None:
 def check_models(
     model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
 ) -> None:
-    """Refuse models that do not fit their role, and a model with two roles if it is trained in one."""
+    """Refuse models that do not fit their role, and one model object in two roles."""
     if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
         raise ValueError(f"`model={model!r}`: the folder does not exist.")
     given = {"processing_class": processing_class, "ref_model": ref_model}
@@ -117,7 +117,7 @@ class RolloutPlan:
 
     @property
     def plays_environment(self) -> bool:
-        """Whether environments, tools or an agent play. False for plain prompts and a `rollout_func`."""
+        """Whether environments, tools or an agent play; False for plain prompts and a `rollout_func`."""
         return bool(self.text or self.tools or self.standalone_tools or self.agent)
 
     @property
@@ -137,7 +137,7 @@ class RolloutPlan:
 
     @property
     def tool_environments(self) -> Any:
-        """Return the `environment_factory` for GRPOTrainer, which probes it once."""
+        """Return an `environment_factory` for GRPOTrainer that returns the existing probes."""
         looked_at = {name: self._probe_of(name) for name in self.tools}
         if not looked_at:
             return None
@@ -150,7 +150,7 @@ class RolloutPlan:
 def plan_rollout(
     args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any, agent: Any = None
 ) -> RolloutPlan:
-    """Decide how the episodes are played."""
+    """Plan how episodes are played, from a trainer's arguments."""
     others = {
         "environment_factory": environment_factory,
         "rollout_func": rollout_func,
@@ -190,7 +190,7 @@ def plan_rollout(
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
-    """Plan the rollouts of evaluation; a `factory` of None is that of training."""
+    """Plan the rollouts of evaluation; return training's plan if `factory` is None."""
     if rollout.user_func is not None and args.eval_settings:
         raise ValueError(
             f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."

@@ -1,4 +1,4 @@
-"""All sources of reward, in GRPOTrainer's form."""
+"""Collection of all sources of reward as reward functions of GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .plan import RolloutPlan
 
 @dataclass
 class RewardPlan:
-    """Reward functions in GRPOTrainer's form."""
+    """All reward functions of a run, in GRPOTrainer's form."""
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
@@ -35,11 +35,11 @@ class RewardPlan:
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 
     def weights(self, given: list[float] | None) -> list[float] | None:
-        """Return the caller's weights, with 1 for each function that we added; None without weights."""
+        """Extend the caller's weights by 1 for each added function; return None if no weights are given."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """Replace GRPOTrainer's functions of `get_reward`, which the engine has already called."""
+        """Replace GRPOTrainer's `get_reward` functions by functions that return the engine's results."""
         own = len(self.funcs)
         return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
 
@@ -55,7 +55,7 @@ def check_scores(model: Any, name: str) -> None:
 
 
 def check_reward_weights(args: PPOConfig, number: int) -> None:
-    """Refuse weights that are not one per reward function."""
+    """Refuse `reward_weights` whose length is not the number of reward functions."""
     weights = args.reward_weights
     if weights is not None and len(weights) != number:
         raise ValueError(
@@ -74,7 +74,7 @@ def plan_rewards(
     *,
     scores_turns: bool,
 ) -> RewardPlan:
-    """Collect all sources of reward; `columns` are all that functions get of a row, None if unknown."""
+    """Collect all sources of reward; `columns` are the columns that functions receive, None if unknown."""
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]

@@ -13,7 +13,7 @@ PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
-    """Return copies of the rows, each with a `prompt`, and the ids of pre-tokenised prompts, else None."""
+    """Copy rows and add a `prompt` to each; return the copies, and ids of pre-tokenised prompts or None."""
     text_only.check_rows(rows)
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
@@ -26,7 +26,7 @@ def rows_with_prompts(
 
 
 def prompt_of(row: Row) -> Any:
-    """Return the row's prompt; an empty one if the environment has the task."""
+    """Return the row's prompt, or a placeholder message if the row has none."""
     prompt = row.get("prompt")  # None if datasets with and without prompts were joined
     return list(PLACEHOLDER_PROMPT) if prompt is None else prompt
 
@@ -43,7 +43,7 @@ def unpadded(row: Row, pad_token_id: int) -> list[int]:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether prompts are messages. True also without prompts: their placeholder is a message."""
+    """Whether a dataset's prompts are messages; True without prompts, as the placeholder is a message."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:

@@ -1,4 +1,4 @@
-"""Refuses images in a run, which are not supported."""
+"""Checks that tokenizer, rows and prompts contain text only, because images are not supported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE_COLUMNS = ("image", "images")  # the columns that GRPOTrainer passes to a 
 
 
 def check_tokenizer(processing_class: Any, model: Any) -> None:
-    """Refuse a processor, which has a tokenizer and accepts images too."""
+    """Raise ValueError if `processing_class` is a multimodal processor instead of a tokenizer."""
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
             f"`processing_class`, given or loaded, is a {type(processing_class).__name__}: images are not "
@@ -29,7 +29,7 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
 def tokenizer_of(
     model: Any, processing_class: Any, args: PPOConfig, messages: str | None, plain: str | None
 ) -> Any:
-    """Return the given tokenizer, or the one that GRPOTrainer would load, before weights are loaded."""
+    """Return the given tokenizer, or load the model's tokenizer as GRPOTrainer would."""
     if processing_class is None:
         by_name = isinstance(model, str)
         processing_class = AutoProcessor.from_pretrained(
@@ -56,7 +56,7 @@ def tokenizer_of(
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer with more tokens than the model embeds; unused special ones are allowed."""
+    """Refuse a tokenizer with more tokens than the model's vocabulary, except unused special tokens."""
     rows, known = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
     for token in range(rows, len(tokenizer)):
         if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
@@ -70,21 +70,21 @@ def _name(model: Any) -> str:
 
 
 def check_columns(name: str, columns: Iterable[str]) -> None:
-    """Refuse rows with images."""
+    """Raise ValueError if the columns include images."""
     for column in IMAGE_COLUMNS:
         if column in columns:
             raise ValueError(f"{name} has a column `{column}`, and images are not supported.")
 
 
 def check_rows(rows: list[dict[str, Any]]) -> None:
-    """Check the rows of a batch, which may come from a stream, and their prompts."""
+    """Check the columns and prompts of a batch of dataset rows."""
     check_columns("The dataset", rows[0])
     for row in rows:
         check_prompt(row.get("prompt"))
 
 
 def check_prompt(prompt: Any) -> None:
-    """Refuse a prompt that is neither text nor messages of text; an environment fills in None."""
+    """Refuse a prompt that is neither text nor a list of text messages; None is allowed."""
     if prompt is None or isinstance(prompt, str):
         return
     if not isinstance(prompt, list | tuple) or not all(_is_message(part) for part in prompt):
@@ -97,7 +97,7 @@ def check_prompt(prompt: Any) -> None:
 
 
 def _is_message(part: Any) -> bool:
-    """Whether a chat template can render it. A message without `content` would render as nothing."""
+    """Whether `part` is a message with a role, and with content or tool calls."""
     if not isinstance(part, Mapping) or "role" not in part:
         return False
     return part.get("content") is not None or bool(part.get("tool_calls"))

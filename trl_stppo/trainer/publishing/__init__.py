@@ -1,1 +1,1 @@
-"""An agent as files, and on the Hub."""
+"""Saving of an agent's files, and pushing to the Hub."""

@@ -1,4 +1,4 @@
-"""Files beside a policy: the settings to play it with, `agent.json`, and its model card."""
+"""Files saved beside a policy: `agent.json`, with the settings to play it, and the model card."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..loop.sampler import sampling_settings
 
 
 def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSettings:
-    """Return settings with which the trainer's evaluation plays."""
+    """Return the agent's settings, taken from the trainer's evaluation."""
     args, fields = host.args, dataclasses.asdict(limits)
     del fields["max_context_tokens"]  # the model's
     return AgentSettings(
@@ -53,7 +53,7 @@ def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSetti
 
 
 def _sampling(host: Bridge) -> dict[str, Any]:
-    """Return sampling settings of evaluation; a temperature of 0 becomes the agent's `greedy`."""
+    """Return sampling settings of evaluation, with training's temperature if evaluation is greedy."""
     args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None if host.use_vllm else sampling_settings(host)[0]
@@ -77,7 +77,7 @@ def card_names(model_name: str, dataset_name: str | None, rows: Any) -> tuple[st
 
 
 def improve_card(host: Bridge, run: Description, title: str, dataset: str | None) -> None:
-    """Complete the card that TRL has written; title and dataset are those of `card_names`."""
+    """Add sections on the agent to TRL's model card; `title` and `dataset` come from `card_names`."""
     args, base = host.args, get_config_model_id(host.model.config) or None
     is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
     offered = _offers(run, host.train_dataset, host.eval_dataset)
@@ -95,7 +95,7 @@ def improve_card(host: Bridge, run: Description, title: str, dataset: str | None
 
 
 def _offers(run: Description, *rows: Any) -> bool:
-    """Whether the environment's class offers all these rows (`datasets()`)."""
+    """Whether the environment class lists all these datasets in its `datasets()`."""
     names = {getattr(getattr(some, "info", None), "dataset_name", None) for some in rows}
     if len(run.environments) != 1 or len(names) != 1 or not run.environments[0].importable:
         return False
@@ -106,7 +106,7 @@ def _offers(run: Description, *rows: Any) -> bool:
 
 
 def _transcript(folder: Path) -> str | None:
-    """Return an episode of the last recorded evaluation, a line per message; None without one."""
+    """Return an episode of the last recorded evaluation as text, a line per message, or None."""
     try:
         held = [entry for entry in read_updates(folder) if entry[0].phase == "eval"]
         episode = next(iter(read_episodes(*held[-1])), None) if held else None

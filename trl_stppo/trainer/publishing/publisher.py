@@ -1,4 +1,4 @@
-"""Pushing to the Hub: around upstream's uploads and model card."""
+"""Saving and pushing of an agent, around upstream's uploads and model card."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def repo_name(host: Bridge) -> str:
 
 
 def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs: Any) -> None:
-    """See `AgentTrainer.init_hf_repo`, which upstream's constructor calls before ours is done."""
+    """Implement `AgentTrainer.init_hf_repo`: create the repository, and raise failures as HubError."""
     try:
         wrapped(token, **kwargs)
     except Exception as error:
@@ -39,7 +39,7 @@ def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs:
 
 
 class Publisher(TrainerCallback):
-    """Pushes one trainer's agent: repositories hold a complete agent, and a failed push loses no data.
+    """Saves one trainer's agent and pushes it to the Hub; a failed push loses no data.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     """
@@ -66,7 +66,7 @@ class Publisher(TrainerCallback):
     # ------------------------------------------------------------------------- files
 
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
-        """Save the policy's files as upstream does, and the other files of an agent."""
+        """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
         if not self._host.args.should_save:
             wrapped(output_dir, state_dict)
@@ -80,7 +80,7 @@ class Publisher(TrainerCallback):
             discard_saved_reference(folder)
 
     def save_model(self, wrapped: Wrapped, output_dir: str | None, internal: bool) -> None:
-        """See `AgentTrainer.save_model`."""
+        """Implement `AgentTrainer.save_model`: finish an upload in progress, then save all files."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
             self._host.internals.finish_push()  # it reads the files that are about to be written
@@ -97,7 +97,7 @@ class Publisher(TrainerCallback):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """See `AgentTrainer.create_model_card`."""
+        """Implement `AgentTrainer.create_model_card`: write TRL's card and add the agent's sections."""
         host = self._host
         if not card.may_be_written(self._run_dir):
             self._warn_of_foreign_card(self._run_dir / card.CARD)
@@ -126,7 +126,7 @@ class Publisher(TrainerCallback):
     # ----------------------------------------------------------------------- uploads
 
     def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
-        """See `AgentTrainer.push_to_hub`."""
+        """Implement `AgentTrainer.push_to_hub`: push by upstream's method; if that fails, save all files."""
         self._saved_for_push = False
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
@@ -143,7 +143,7 @@ class Publisher(TrainerCallback):
         return result
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
-        """Write a checkpoint, push from it, and delete older ones unless they are being uploaded."""
+        """Write a checkpoint, push its files, and delete old checkpoints that are not being uploaded."""
         run_dir = Path(self._host.internals.output_dir(trial))
         folder = self._checkpoints.save(wrapped, run_dir, model, trial)
         if self._host.args.push_to_hub:
@@ -152,7 +152,7 @@ class Publisher(TrainerCallback):
         self._checkpoints.prune(run_dir, {folder, *uploading})
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
-        """Push the complete agent as upstream does; a failure is a warning and does not end the run."""
+        """Push the agent from a checkpoint by upstream's method; a failure is only a warning."""
         if self._checkpoints.staging is not None:
             return  # it is uploaded later, under its final name
         folder = Path(checkpoint)
@@ -171,7 +171,7 @@ class Publisher(TrainerCallback):
                 pushing.watch(job, self._warn_of(folder))
 
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy the agent's and critic's files; upstream omits them when it pushes from a checkpoint.
+        """Copy the agent's and critic's files, which upstream omits when it pushes from a checkpoint.
 
         Upstream calls it after the decision to push and before it copies any file.
         """
@@ -191,7 +191,7 @@ class Publisher(TrainerCallback):
         return lambda error: pushing.warn_of_failed_push(error, name, folder)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
-        """End a training: finish uploads, then delete the old checkpoints that they kept."""
+        """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""
         result = self._checkpoints.finish(wrapped, *args)
         if self._pushed_from:
             self._checkpoints.prune(self._run_dir)

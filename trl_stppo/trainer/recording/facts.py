@@ -1,4 +1,4 @@
-"""Facts of an episode in a trace besides its tensors: row, environment and end."""
+"""Plain data of traced episodes: row, environment, rewards and end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def facts(
     reward_names: Sequence[str],
     engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
-    """Return plain data of some episodes' contexts; `first` is the number of this process's first episode."""
+    """Return plain data of the contexts of some episodes; `first` numbers the process's first episode."""
     rewards = rollout.rewards.tolist()
     result = []
     for number in numbers:
@@ -62,7 +62,7 @@ def cut(value: Any) -> Any:
 
 
 def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
-    """Return the seed of an episode. Evaluation adds the repetition."""
+    """Return the seed of an episode, with the repetition in an evaluation."""
     if rollout.seed is None:
         return None
     return [*rollout.seed, *(name[:1] if rollout.names is None else name)]
@@ -109,7 +109,7 @@ def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[
 
 
 def _context(rollout: Rollout, number: int, at: int) -> dict[str, Any]:
-    """Return the turns of a context, and its tokens unless the batch has them all."""
+    """Return the turns of a context, and its tokens unless a `rollout_func` played."""
     episode, paid = rollout.episodes[number], rollout.turn_rewards
     context, versions = episode.contexts[at], episode.policy_versions
     known = {"ids": [list(context.prompt_ids), list(context.ids)]}

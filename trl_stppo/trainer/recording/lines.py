@@ -24,7 +24,7 @@ def lines(
     passes: dict[str, Tensor],
     pieces: Pieces,
 ) -> list[dict[str, Any]]:
-    """Make one line per episode of `facts.facts`, with their rows of the rollout batch, [N, T].
+    """Make a line of the trace for each entry of `facts.facts` and its row of the rollout batch, [N, T].
 
     `passes`, of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the episode's
     `weight`, and `seen`, whether there was a pass. Empty without a pass. `pieces` cuts the text.
@@ -80,7 +80,7 @@ def _ids(spans: list[list[int]], columns: dict[str, Any]) -> tuple[list[int], li
 
 
 def _figures(columns: dict[str, Any], passed: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return per-token values, with None for those that are missing."""
+    """Return the per-token values of an episode, with None for missing values."""
     turns, trains = columns["turn_index"][:length], columns["loss_mask"][:length]
     sampled = [turn >= 0 for turn in turns]
     seen = passed.get("seen", [False] * length)[:length]
@@ -99,7 +99,7 @@ def _figures(columns: dict[str, Any], passed: dict[str, Any], length: int) -> di
 
 
 def _short(tensor: Tensor) -> Tensor:
-    """Round to `DIGITS` significant digits, as float64 numbers that print with so many digits."""
+    """Round a tensor to `DIGITS` significant digits, in float64."""
     if not tensor.is_floating_point():
         return tensor
     exact = tensor.double()

@@ -52,7 +52,7 @@ TRAINED = (
 
 @dataclass
 class OpenRecord:
-    """The record of a rollout batch whose update is not over, or of an evaluation."""
+    """Unfinished record of a rollout batch and its update, or of an evaluation."""
 
     header: dict[str, Any]
     episodes: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class OpenRecord:
     outcomes: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def observe(self, rows: Tensor, figures: dict[str, Tensor]) -> None:
-        """Store the values, [b, t] each, of the recorded rows."""
+        """Store a micro-batch's values, [b, t] each, at the recorded rows."""
         size = len(self.episodes)
         slots = rows.clamp(max=size)
         for name, values in figures.items():
@@ -72,7 +72,7 @@ class OpenRecord:
             kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
 
     def outcomes_of_rows(self) -> list[Counter[str]]:
-        """Count each recorded row's training passes by outcome."""
+        """Count for each recorded row its optimizer steps by verdict."""
         counts = [Counter[str]() for _ in self.episodes]
         if self.outcomes:
             rows = torch.cat([rows for _, rows in self.outcomes]).tolist()
@@ -84,7 +84,7 @@ class OpenRecord:
 
 
 class TraceRecorder(TrainerCallback):
-    """Records episodes; one per trainer and process, together `trace_episodes` of each update."""
+    """Records this process's share of the `trace_episodes` episodes of each update."""
 
     def __init__(self, host: Bridge, player: EpisodePlayer) -> None:
         self._host, self._player = host, player
@@ -107,7 +107,7 @@ class TraceRecorder(TrainerCallback):
     # ------------------------------------------------------------------ called by training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Discard records of later steps when a training begins or resumes."""
+        """Number this training in the trace, so that readers discard older records of later steps."""
         start = 0
         if self._host.accelerator.is_main_process:
             with self._harmless():
@@ -116,7 +116,7 @@ class TraceRecorder(TrainerCallback):
         self._first_step = self._host.state.global_step
 
     def rollout(self, rollout: Rollout, batch: Batch) -> None:
-        """Number the rows of a scored training rollout."""
+        """Begin the record of a training rollout, and number the rows of its batch."""
         host = self._host
         if not self._share:
             return
@@ -166,12 +166,12 @@ class TraceRecorder(TrainerCallback):
             self.finish()
 
     def finish(self) -> None:
-        """Write the update so far, if it is not written yet."""
+        """Write the open update's record, if there is one."""
         record, self._update = self._update, None
         self._write(record)
 
     def evaluated(self, rollout: Rollout, prefix: str) -> None:
-        """Record the first episodes of an evaluation from a scored batch."""
+        """Record episodes of an evaluation batch, until this process has recorded its share."""
         if not self._share:
             return
         with self._harmless():
@@ -188,7 +188,7 @@ class TraceRecorder(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Write the completed evaluation."""
+        """Write the record of a completed evaluation, with its metrics."""
         record, self._evaluation = self._evaluation, None
         if record is not None and metrics is not None:
             for name in PLAYED:
@@ -200,15 +200,15 @@ class TraceRecorder(TrainerCallback):
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Write the completed prediction, without metrics."""
+        """Write the record of a completed prediction, without metrics."""
         self.on_evaluate(args, state, control)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the open update for a checkpoint, None between two updates."""
+        """Return the open update's record for a checkpoint, or None between two updates."""
         return None if self._update is None else dict(vars(self._update))
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore the open update of a checkpoint."""
+        """Restore the open update's record from a checkpoint."""
         if state is None or not self._share:
             self._update = None
             return
@@ -235,7 +235,7 @@ class TraceRecorder(TrainerCallback):
         }
 
     def _add_figures(self, names: tuple[str, ...]) -> None:
-        """Add the newest value of each metric, over all processes."""
+        """Add the newest logged value of each metric to the record's header."""
         assert self._update is not None
         for name in names:
             values = self._host.internals.metrics["train"].get(name)
@@ -245,7 +245,7 @@ class TraceRecorder(TrainerCallback):
     def _episodes(
         self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
     ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Return the facts of the contexts of these episodes, and copies of their tensors."""
+        """Return plain data of the contexts of the episodes `numbers`, and copies of their tensors."""
         host, ids = self._host, batch["completion_ids"]
         rows = [row for row, (number, _) in enumerate(rollout.contexts) if number in numbers]
         index = torch.tensor(rows, dtype=torch.long, device=ids.device)
@@ -276,7 +276,7 @@ class TraceRecorder(TrainerCallback):
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Context that turns an exception into a warning; its record is lost, the run goes on."""
+        """Context that turns exceptions into a warning, so that a failed record does not end the run."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Training that continues from a published agent: a policy's adapter, and the critic beside it."""
+"""Loading of a published policy's adapter and critic, to continue their training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policy_to_go_on_with(
     quantization_config: Any,
     peft_config: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Load the policy of a repository that holds an adapter; return these three arguments for GRPOTrainer."""
+    """Load the policy if `model` names an adapter; return model, tokenizer and quantisation config."""
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
     named = isinstance(model, str)
@@ -66,7 +66,7 @@ def policy_to_go_on_with(
 
 @dataclass(frozen=True)
 class GivenCritic:
-    """The source of the critic, with names resolved."""
+    """The critic's source: a model, a checkpoint's name, or the folder of a published shared critic."""
 
     model: Any = None
     name: str | None = None
@@ -74,7 +74,7 @@ class GivenCritic:
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
-    """Resolve a critic's name; a published policy that has its own critic gives that critic."""
+    """Resolve the critic's source; the name of a published agent means the critic saved with its policy."""
     named = args.value_model_name_or_path
     if not has_critic:
         return GivenCritic(value_model, named)
@@ -113,7 +113,7 @@ def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
 
 
 def quantised(config: Any) -> list[str]:
-    """Return the keys by which bitsandbytes packs weights, from a model's or quantisation's configuration."""
+    """Return the bitsandbytes flags, load_in_4bit or load_in_8bit, that a configuration sets."""
     config = getattr(config, "quantization_config", config)
     ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
     return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]

@@ -1,4 +1,4 @@
-"""The models and optimizer groups beside the policy: reference, critic, stop token."""
+"""Set-up of reference policy, critic and stop token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import continuing
 def check_sharding(
     host: Bridge, given: continuing.GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
-    """Refuse engines and settings with which gradients or generation would be silently wrong."""
+    """Refuse sharding engines and settings that would train silently wrong."""
     copies = reference.adapter
     critic = checks.critic_kind(given.model, given.name, lora=hasattr(host.model, "peft_config"))
     checks.check(checks.run_of(host, critic, turn_reward_funcs, copies_adapter=copies))
@@ -42,7 +42,7 @@ class ReferencePlan:
 
 
 def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
-    """Decide how the reference is made; it is needed for either KL.
+    """Decide the source of the reference policy, which a KL in the reward or in the loss needs.
 
     GRPOTrainer makes it for policies given by name, and switches a fresh adapter off. We copy an adapter that
     changes the output from the start: upstream does not copy an embedding's adapter, and lets PiSSA and its
@@ -75,7 +75,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 
 def install_models(host: Bridge, reference: ReferencePlan, given: continuing.GivenCritic) -> Critic:
-    """Set reference and stop token for upstream; return the critic (`build_critic`)."""
+    """Install reference policy and stop token on GRPOTrainer; build and return the critic."""
     text_only.check_vocabulary(host.model, host.processing_class)
     keep_trainable(host.model)
     install_reference(host, reference)
@@ -92,7 +92,7 @@ def install_models(host: Bridge, reference: ReferencePlan, given: continuing.Giv
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:
-    """Set a reference of our own on GRPOTrainer."""
+    """Install a planned adapter copy or model as GRPOTrainer's reference policy."""
     if plan.adapter:
         adapters.add_reference_adapter(host.model)
         return

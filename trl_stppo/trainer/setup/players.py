@@ -1,4 +1,4 @@
-"""Builds the rollout engine and its backend after GRPOTrainer's constructor."""
+"""Builds the player of episodes and its rollout engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..planning.rows import is_conversational
 
 
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
-    """Build the player of training and evaluation; see `build_engines`."""
+    """Build the player of episodes with the engines of training and evaluation."""
     tokenizer = host.internals.tokenizer
     if host.args.rollout_overlap:  # two threads must not change the state of one
         tokenizer = copy.deepcopy(tokenizer)
@@ -50,7 +50,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
 def build_engines(
     host: Bridge, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
 ) -> tuple[RolloutEngine, RolloutEngine]:
-    """Build the engines of training and of evaluation, which has environments of its own."""
+    """Build one rollout engine for training and one for evaluation, with separate environments."""
     if rollout.agent is not None:
         grows = host.chat_template is None and host.args.agent_context == "grow"
         template = agent_template(renderer(host, tokenizer), grows=grows)
@@ -121,7 +121,7 @@ def assemble(
 
 
 def tool_format(renderer: ChatRenderer) -> ToolFormat:
-    """TRL's functions for tool conversations, for one tokenizer and template."""
+    """Return TRL's functions that parse and render tool calls, for a renderer's tokenizer and template."""
     tokenizer = renderer.tokenizer
     return ToolFormat(
         lambda ids, before, tools: read_message(tokenizer, ids, before, tools),
@@ -130,7 +130,7 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
 
 
 def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
-    """Return the template of an agent's calls, None for the tokenizer's own.
+    """Return the chat template for an agent's calls, or None for the tokenizer's own template.
 
     Tool calls are read from now on if TRL has a format for the tokenizer; else they stay in the text.
     `grows`: whether the template must preserve prefixes.
@@ -152,7 +152,7 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 
 
 def growing_template(renderer: ChatRenderer) -> str | None:
-    """Return a prefix-preserving template; None if the tokenizer's template preserves them."""
+    """Return TRL's prefix-preserving template, or None if the tokenizer's template preserves prefixes."""
     if renderer.tokenizer.chat_template is None:
         return None  # prompts are plain text, or tokenising the first one raises
     try:

@@ -1,4 +1,4 @@
-"""The plan of a run: all that the trainer's constructor decides before GRPOTrainer's constructor runs."""
+"""The plan of a run, made before GRPOTrainer's constructor is called."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunPlan:
     quantization_config: Any
 
     def upstream_arguments(self) -> dict[str, Any]:
-        """Return the arguments of GRPOTrainer's constructor that differ from ours."""
+        """Return the arguments for GRPOTrainer's constructor that the plan determines."""
         data = self.data
         tokenizer = text_only.tokenizer_of(
             self.model, self.processing_class, self.args, data.messages, data.plain
@@ -53,7 +53,7 @@ class RunPlan:
 
     @contextmanager
     def building_upstream(self, trainer: Any) -> Iterator[None]:
-        """Set four options to the values that GRPOTrainer's constructor needs, and restore them.
+        """Context of GRPOTrainer's constructor that sets four options for it, and restores them afterwards.
 
         Upstream ties the reference to `beta`, the loss-side KL; ours serves the in-reward KL. A reference
         that the caller passes needs none of upstream's and is synced by us.

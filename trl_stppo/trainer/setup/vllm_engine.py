@@ -1,4 +1,4 @@
-"""Options of a colocated vLLM engine besides TRL's."""
+"""Options of a colocated vLLM engine that TRL does not set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 def colocated_engine(
     trainer: Any, args: PPOConfig, *, loaded_by_name: bool
 ) -> AbstractContextManager[None]:
-    """Run upstream's constructor within this context; it sets the colocated vLLM engine's options.
+    """Context of upstream's constructor that sets further options of a colocated vLLM engine.
 
     `loaded_by_name`: the policy's base weights are those of its name.
     """
@@ -50,14 +50,14 @@ def colocated_engine(
 
 
 def _dtype(args: PPOConfig, model: Any) -> str:
-    """Return the dtype of the policy's forward passes. TRL passes none; vLLM casts float32 to bfloat16."""
+    """Return the dtype of the policy's forward passes, as vLLM's option."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     return str(model.dtype).removeprefix("torch.")
 
 
 def adapter_rank(trainer: Any) -> int | None:
-    """Return the rank to allocate if vLLM can hold the policy's adapter beside the base, else None.
+    """Return the LoRA rank that vLLM must allocate, or None if the policy's adapter has to be merged.
 
     Merged weights always work, but they are rounded once more, and sent in full.
     """

@@ -1,4 +1,4 @@
-"""Refusal, at construction, of combinations that cannot train with DeepSpeed or FSDP."""
+"""Checks, at construction, for settings that cannot train with DeepSpeed or FSDP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Refusals = Iterator[tuple[bool, str]]
 
 @dataclass(frozen=True)
 class EngineRun:
-    """Input of the checks, for a trainer or for a run that is only planned."""
+    """Facts about a run that the checks need, from a trainer or from a plan."""
 
     engine: str
     plugin: Any
@@ -53,7 +53,7 @@ class EngineRun:
 
 
 def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
-    """Return the kind of a critic among `CRITICS`."""
+    """Return a critic's kind: "given", "named", "shared" or "copied" (see `CRITICS`)."""
     if model is not None:
         return "given"
     if name is not None:
@@ -62,7 +62,7 @@ def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
 
 
 def run_of(host: Bridge, critic: str, turn_reward_funcs: Any, *, copies_adapter: bool) -> EngineRun:
-    """Return the input of the checks for a host that GRPOTrainer's constructor has built."""
+    """Return the input of the checks for a trainer after GRPOTrainer's constructor."""
     state, model = host.accelerator.state, host.model
     turns = (
         turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]

@@ -1,4 +1,4 @@
-"""The critic beside an engine: its gradient, its optimizer, and saving and loading of full weights."""
+"""The critic beside a sharded policy: its gradient, its optimizer, and its saving and loading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY = "state_values"  # name of the critic's pass on a module that gathers its
 
 
 class ShardedGradient(GradientBuffer):
-    """The gradient of a module in FSDP2's shards, which its hooks reduce in each backward pass.
+    """Gradient buffer of a critic sharded by FSDP2, whose backward passes reduce the gradient.
 
     It is moved out of `.grad`, because upstream would clip a shared critic's with the policy's.
     """
@@ -32,7 +32,7 @@ class ShardedGradient(GradientBuffer):
         self._total = total
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """See `GradientBuffer.add`; all processes call it together."""
+        """Add a loss's gradient by a backward pass; all processes must call this together."""
         loss.backward(retain_graph=retain_graph)
         for i, parameter in enumerate(self.parameters):
             grad, so_far = parameter.grad, self._grads[i]
@@ -41,10 +41,10 @@ class ShardedGradient(GradientBuffer):
                 self._grads[i] = grad if so_far is None else so_far.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
-        """Do nothing: it is already reduced."""
+        """Do nothing: the backward pass has already reduced the gradient."""
 
     def norm(self) -> Tensor:
-        """See `GradientBuffer.norm`; all processes call it together and get the full norm."""
+        """Return the L2 norm of the full gradient; all processes must call this together."""
         pieces = [None if grad is None else grad.to_local() for grad in self._grads]  # type: ignore[attr-defined]
         return self._total(l2_norm(pieces, like=self.parameters[0]).square()).sqrt()
 
@@ -52,7 +52,7 @@ class ShardedGradient(GradientBuffer):
 def prepare(
     host: Bridge, make: MakeOptimizer, rate: Callable[[], float | Tensor]
 ) -> tuple[GradientBuffer, CriticOptimizer]:
-    """Make the critic's gradient buffer and optimizer, of rate `rate()`; all processes call it together."""
+    """Make the critic's gradient buffer, and its optimizer with learning rate `rate()`, on all processes."""
     critic = host.critic
     if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):
         return deepspeed_critic.prepare(host, critic, make, rate)
@@ -98,13 +98,13 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
 
 
 def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
-    """Whether its weights cannot be sharded."""
+    """Whether the critic's weights are quantised, so that they cannot be sharded."""
     return bool(getattr(critic.model, "is_quantized", False))
 
 
 @contextmanager
 def gathered(host: Bridge) -> Iterator[None]:
-    """Context in which one process can save a critic that may be sharded; all enter together."""
+    """Context, entered by all processes, that gathers a sharded critic so that one process can save it."""
     critic = host.critic
     pieces = any(is_in_pieces(parameter) for parameter in critic.parameters())
     if not pieces or not isinstance(critic, SharedCritic | SeparateCritic):
@@ -122,7 +122,7 @@ def gathered(host: Bridge) -> Iterator[None]:
 
 @contextmanager
 def loading(host: Bridge) -> Iterator[None]:
-    """Context in which all processes can load a full critic together, sharded or not."""
+    """Context, entered by all processes, in which full weights load into a sharded or full critic."""
     critic, handles = host.critic, []
     parameters: list[nn.Parameter] = []
     if isinstance(critic, SharedCritic | SeparateCritic):

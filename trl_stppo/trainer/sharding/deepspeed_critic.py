@@ -26,7 +26,7 @@ FOLDER = "critic_engine"
 
 
 class EngineGradient(GradientBuffer):
-    """The critic's gradient, in the engine's shards."""
+    """Gradient buffer of a critic in a DeepSpeed engine, which holds the gradient in shards."""
 
     is_empty = True
 
@@ -35,23 +35,23 @@ class EngineGradient(GradientBuffer):
         self._engine, self._accelerator = engine, host.accelerator
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """See `GradientBuffer.add`; all processes call it together."""
+        """Add a loss's gradient by a backward pass; all processes must call this together."""
         self._engine.set_gradient_accumulation_boundary(self._accelerator.sync_gradients)
         self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
         self.is_empty = False
 
     def reduce(self, reduce: Reduce) -> None:
-        """Do nothing: it is already reduced."""
+        """Do nothing: the backward pass has already reduced the gradient."""
 
     def norm(self) -> Tensor:
-        """See `GradientBuffer.norm`; all processes call it together and get the full norm."""
+        """Return the L2 norm of the full gradient; all processes must call this together."""
         if self.is_empty:
             return torch.zeros(())
         pieces = [piece for group in self._groups().values() for piece in group]
         return self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum").sqrt()
 
     def clip_(self, max_norm: float | None) -> Tensor:
-        """Set the clip of the next step to `max_norm`; return the norm before."""
+        """Set the engine's clip of the next step to `max_norm`; return the norm of the unclipped gradient."""
         self._engine.optimizer.clip_grad = max_norm or 0.0
         return self.norm()
 
@@ -63,12 +63,12 @@ class EngineGradient(GradientBuffer):
         self.is_empty = True
 
     def _groups(self) -> dict[int, Any]:
-        """Return this process's shards; complete at the end of a mini-batch."""
+        """Return this process's shards of the gradient, complete at the end of a mini-batch."""
         return self._engine.optimizer.averaged_gradients
 
 
 class EngineOptimizer(CriticOptimizer):
-    """Steps and saves the shards of `engine`."""
+    """Optimizer of a critic in a DeepSpeed engine; it saves and loads the engine's shards."""
 
     engine: Any
 
@@ -80,7 +80,7 @@ class EngineOptimizer(CriticOptimizer):
         )
 
     def load(self, folder: Path) -> None:
-        """See `CriticOptimizer`."""
+        """Restore the shards that `save` wrote."""
         if not (folder / FOLDER).is_dir():
             raise CheckpointError(
                 f"`{folder}` has no {FOLDER!r}: a run without DeepSpeed wrote it."
@@ -89,14 +89,14 @@ class EngineOptimizer(CriticOptimizer):
 
 
 class _Entry(nn.Module):
-    """The module that the engine wraps; its forward pass gathers and traces the weights."""
+    """Module that the DeepSpeed engine wraps, with the critic's `values` as forward pass."""
 
     def __init__(self, critic: SeparateCritic) -> None:
         super().__init__()
         self.model, self._values = critic.model, critic.values
 
     def forward(self, *inputs: Any) -> Tensor:
-        """See `Critic.values`."""
+        """Return the critic's values (see `Critic.values`)."""
         return self._values(*inputs)
 
 
@@ -106,7 +106,7 @@ def prepare(
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     rate: Callable[[], float | Tensor],
 ) -> tuple[EngineGradient, EngineOptimizer]:
-    """Make a critic's engine; arguments and result as in `critics.prepare`."""
+    """Wrap a critic in a DeepSpeed engine; return its gradient buffer and optimizer."""
     import deepspeed
 
     device = host.accelerator.device.type

@@ -46,7 +46,7 @@ def shards_weights(accelerator: Any) -> bool:
 
 
 class CriticOptimizer:
-    """The optimizer of a critic beside an engine; `buffer` must be reduced and clipped before a step."""
+    """Separate optimizer of a critic, which steps with the reduced and clipped gradient in `buffer`."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class CriticOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """See `torch.optim.Optimizer`; `step` sets their rate each time."""
+        """Return the optimizer's parameter groups; each `step` sets their learning rate."""
         return self._optimizer.param_groups
 
     def step(self) -> None:
-        """Step with the gradient in the buffer, and clear it; an empty buffer changes nothing."""
+        """Take an optimizer step with the buffered gradient and clear the buffer; skip an empty buffer."""
         if self._buffer.is_empty:
             return
         self._buffer.add_to_grad()
@@ -73,7 +73,7 @@ class CriticOptimizer:
         self._buffer.clear()
 
     def save(self, folder: Path, *, writes: bool) -> None:
-        """Save the state to a checkpoint; all processes call it together, one writes."""
+        """Save the optimizer's state to a checkpoint; all processes must call this, and one writes."""
         state = self._optimizer.state_dict()
         moments = {
             i: {k: whole(v, writes) for k, v in kept.items()} for i, kept in state["state"].items()
@@ -82,7 +82,7 @@ class CriticOptimizer:
             torch.save({**state, "state": moments}, folder / CRITIC_OPTIMIZER)
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote; each process may take its shard."""
+        """Restore the optimizer's state from a checkpoint, sharded like the parameters."""
         path = folder / CRITIC_OPTIMIZER
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         ids, parameters = (
@@ -102,7 +102,7 @@ def is_in_pieces(value: Any) -> bool:
 
 
 def whole(value: Any, keep: bool) -> Any:
-    """Gather a shard's full tensor into main memory, None unless `keep`; all processes call it together."""
+    """Gather a sharded tensor on all processes together; return it in main memory if `keep`, else None."""
     if not is_in_pieces(value):
         return value
     with gathered([value]):
@@ -111,7 +111,7 @@ def whole(value: Any, keep: bool) -> Any:
 
 
 def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContextManager[None]:
-    """Context in which ZeRO-3's parameters are full; changes of the rank `writer` persist."""
+    """Context in which ZeRO-3's parameters are gathered; changes made by the rank `writer` persist."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed
@@ -173,7 +173,7 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
 
 @contextmanager
 def unpartitioned() -> Iterator[None]:
-    """Context that loads full models, also under ZeRO-3, in which transformers loads shards."""
+    """Context in which transformers loads full models, also under ZeRO-3."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
     hf_deepspeed.unset_hf_deepspeed_config()
@@ -185,7 +185,7 @@ def unpartitioned() -> Iterator[None]:
 
 
 def autocast(accelerator: Any) -> Any:
-    """Return autocast for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
+    """Return the critic's autocast context, also under DeepSpeed, for which accelerate's is empty."""
     if sharding_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
         return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
     return accelerator.autocast()

@@ -63,11 +63,11 @@ class Stabilizer:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain data that checkpoints keep."""
+        """Return the stabilizer's state as plain data for checkpoints."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the stabilizer's state from a `state_dict`."""
 
 
 Kind = TypeVar("Kind", bound=type[Stabilizer])
@@ -80,7 +80,7 @@ def weighs(kind: type[Stabilizer]) -> bool:
 
 
 def register(kind: Kind) -> Kind:
-    """Add a stabilizer to those that `stabilizers` may list.
+    """Register a stabilizer class, so that `stabilizers` may name it.
 
     Raises:
         TypeError: it is incomplete, or another one has its name.

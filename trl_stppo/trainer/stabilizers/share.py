@@ -1,4 +1,4 @@
-"""`share`: a step shrinks as the clipped part of the gradient outgrows the rest."""
+"""`share`: scales an optimizer step down as the clipped part of the gradient grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import STEP, Stabilizer, register
 
 @register
 class Share(Stabilizer):
-    """Scales the step by (kept / (kept + clipped))^clip_bias_power.
+    """Scales the optimizer step by (kept / (kept + clipped))^clip_bias_power, a ratio of gradient norms.
 
     Source: this package's own; VCPO (arXiv:2602.17616) scales the step by the effective sample size.
     """
@@ -20,5 +20,5 @@ class Share(Stabilizer):
     scale_target = STEP
 
     def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor:
-        """Return the factor."""
+        """Return the factor on the optimizer step."""
         return normalization_scale(kept_norm, clipped_norm, "share", self.config.clip_bias_power)

@@ -33,5 +33,5 @@ class Triggered(Stabilizer):
             )
 
     def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor:
-        """Return the factor."""
+        """Return the factor on the gradient."""
         return normalization_scale(kept_norm, clipped_norm, "triggered")

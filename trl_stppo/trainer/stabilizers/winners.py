@@ -1,4 +1,4 @@
-"""`winners`: the policy is trained on the episodes that went better than expected."""
+"""`winners`: trains the policy only on episodes that went better than expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Stabilizer, register
 
 @register
 class Winners(Stabilizer):
-    """Gives weight 0 to episodes whose advantages do not add up to more than 0.
+    """Weighs an episode 1 if its advantages add up to more than 0, else 0.
 
     Source: `core.winner_weights`.
     """
@@ -19,5 +19,5 @@ class Winners(Stabilizer):
     meaning = "trains the policy on the episodes that went better than expected"
 
     def episode_weights(self, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        """Return 1 or 0 for each episode."""
+        """Return the weight of each episode, 1 or 0, [B]."""
         return winner_weights(advantages, loss_mask)

@@ -18,7 +18,7 @@ from ..planning.plan import RolloutPlan
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
-    """Replace upstream's display by lines, and write the log to a file."""
+    """Install callbacks that print lines of metrics and write the log to a file."""
 
     def task() -> dict[str, str]:
         return describe(host, rollout).task
@@ -29,7 +29,7 @@ def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
 
 
 def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
-    """Print lines, without a progress bar or dictionaries."""
+    """Replace upstream's progress bar and printed dictionaries by lines of metrics."""
     # In a notebook the third is a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
     callbacks = list(host.callback_handler.callbacks)
@@ -65,7 +65,7 @@ def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_
 
 
 class LoggableFigures(TrainerCallback):
-    """Passes only numbers and text on to the integrations, which come after it.
+    """Callback before the integrations that removes None and non-finite values from the log.
 
     A metric without an episode in the batch is None in the log, for which TensorBoard and MLflow warn
     each time; NaN and infinities are not points of a curve. `log_history` keeps them all.
@@ -86,19 +86,19 @@ class LoggableFigures(TrainerCallback):
 
 
 class AllFigures(TrainerCallback):
-    """Restores the values that `LoggableFigures` removed; comes after the integrations."""
+    """Callback after the integrations that restores the values removed by `LoggableFigures`."""
 
     def __init__(self, before: LoggableFigures) -> None:
         self._before = before
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Add the values to `logs`, in place."""
+        """Add the removed values to `logs` again, in place."""
         if logs is not None:
             logs.update(self._before.left_out)
 
 
 def shield_integrations(callbacks: list[Any]) -> None:
-    """Insert both callbacks around the integrations, in place."""
+    """Insert `LoggableFigures` before and `AllFigures` after the integrations, in place."""
     found = [
         i
         for i, c in enumerate(callbacks)

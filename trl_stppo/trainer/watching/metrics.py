@@ -46,7 +46,7 @@ class MiniBatchMetrics:
         self._tokens = self._tokens + tokens
 
     def add_drift(self, inputs: Batch, logprobs: Tensor) -> None:
-        """Add the distance of the policy from the one that played, per token, turn and episode."""
+        """Add the distance from the policy that played, per token, turn and episode."""
         mask, now = inputs["loss_mask"], wide(logprobs.detach())
         old = wide(inputs.get("old_per_token_logps", now))
         change = (now.exp() - old.exp()).abs().masked_fill(~mask, 0.0)
@@ -75,11 +75,11 @@ class MiniBatchMetrics:
         self.add_mean("value/clip_fraction", clipped, value_mask)
 
     def add_mean(self, name: str, x: Tensor, mask: Tensor) -> None:
-        """Add to a masked mean over the mini-batch."""
+        """Add the values of `x` under `mask` to the mean `name` of the mini-batch."""
         self._sums.add(name, x.detach().masked_fill(~mask, 0).sum(), mask.sum())
 
     def add_scalar(self, name: str, value: Tensor | float) -> None:
-        """Add a value that is equal on all processes."""
+        """Add a scalar metric that is equal on all processes."""
         self._scalars[name] = float(value)
 
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
@@ -166,7 +166,7 @@ class RolloutMetrics:
         return result
 
     def _turns(self, rollout: Rollout, episodes: Tensor) -> Tensor:
-        """Add metrics of all played episodes, also of untrained ones; return the number of sampled tokens."""
+        """Add metrics of the turns of all played episodes; return the number of sampled tokens."""
         lists = [
             [e.num_turns for e in rollout.episodes],
             [e.num_sampled for e in rollout.episodes],
@@ -178,7 +178,7 @@ class RolloutMetrics:
         return tokens.sum()
 
     def _contexts(self, rollout: Rollout, episodes: Tensor) -> None:
-        """Add the contexts of episodes, why they were opened, and what they cost."""
+        """Add metrics of contexts: their number, the reasons for opening them, and their cost in tokens."""
         device, sums = episodes.device, self._sums
         rows = [[len(c.prompt_ids) + len(c.ids) for c in e.contexts] for e in rollout.episodes]
         in_one = sum(

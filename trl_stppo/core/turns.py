@@ -65,7 +65,7 @@ def turn_index_from_spans(
 def _checked_span(
     episode: int, turn: int, span: Sequence[int], previous: tuple[int, int] | None, length: int
 ) -> tuple[int, int]:
-    """Return `span` as (start, end), or raise a TurnSpanError that names its fault."""
+    """Return `span` as (start, end), or raise a TurnSpanError that describes the span's fault."""
     where = f"episode {episode}, turn {turn}, span {span!r}"
     try:
         start, end = (operator.index(offset) for offset in span)

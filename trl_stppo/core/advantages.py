@@ -204,7 +204,7 @@ def _check_inputs(
 
 
 def _steps(x: Tensor, index: Tensor) -> Tensor:
-    """Sum `x` [B, T] over the tokens of each GAE step. Column k of the result is step k, or 0."""
+    """Sum `x` [B, T] over the tokens of each GAE step. Column k of the result has step k; others have 0."""
     return reduce_turns(x, index, num_turns=index.shape[1], op="sum")
 
 
@@ -237,7 +237,7 @@ def _gae_over_steps(
 
 
 def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Tensor:
-    """Compare each episode's score with the mean of its prompt's episodes.
+    """Return each episode's score relative to the mean score of all episodes of its prompt.
 
         A = (score - mean(group)) / (std + 1e-4)
 
@@ -272,7 +272,7 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
 
 
 def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
-    """Compare each episode's score with the mean of its prompt's other episodes (RLOO).
+    """Return each episode's score relative to the mean score of its prompt's other episodes (RLOO).
 
         A_i = score_i - mean(score_j, j != i)  =  n / (n - 1) (score_i - mean(group))
 
@@ -342,7 +342,7 @@ def return_batch_norm(
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Subtract the mean of the elements that count from each of them. `x` and the result are 0 elsewhere."""
+    """Centre the elements that count at mean 0. `x` and the result are 0 elsewhere."""
     for _ in range(2):  # rounding moves the mean of equal values off that value
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         x = zero_off_mask(x - mean, mask)

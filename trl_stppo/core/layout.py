@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """A group of a batch's rows, cut to their tokens and padded on the right to the group's longest row.
+    """A group of a batch's rows without their padding, padded on the right to the group's longest row.
 
     Attributes:
         rows: [b] int64, which rows of the batch.
@@ -71,7 +71,7 @@ def group_rows(
 
 
 def row_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's first nonzero column, and the number of columns from there to its last one.
+    """Return each row's start and length. A row extends from its first to its last nonzero column.
 
     Args:
         attention_mask: [B, L], nonzero = counts.

@@ -278,7 +278,7 @@ def aggregation_weights(
     episode_tokens: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return per-token weights whose weighted sum of losses is this micro-batch's share of the loss.
+    """Return per-token weights. Losses, weighted and summed, give this micro-batch's share of the loss.
 
         grpo        1 / (num_episodes |y_b|)         mean over episodes of per-episode token means
         bnpo, dapo  1 / num_tokens                   mean over tokens

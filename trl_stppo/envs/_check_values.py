@@ -73,7 +73,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
 
 
 def check_number(what: str, value: Any) -> float:
-    """Return a reward as a float, or raise an error if the reward is no finite number."""
+    """Return a reward as a float, or raise an error if it is not a finite number."""
     # `float` accepts arrays and tensors of one element, but also texts, which are no rewards.
     number = math.nan
     is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)

@@ -173,7 +173,7 @@ class _Check:
         return result
 
     def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method by `play`. An exception of the method is a violation of the contract."""
+        """Call a method through `play`. If the method raises, raise an EnvironmentContractError."""
         try:
             return self.play(env, method, *args, **kwargs)
         except EnvironmentContractError:
@@ -197,7 +197,7 @@ class _Check:
         return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
 
     def turns(self, env: Any, actions: Sequence[str], most: int) -> list[Step]:
-        """Play turns until the episode ends, at most `most`."""
+        """Play up to `most` turns, until the episode ends."""
         played = list[Step]()
         while len(played) < most and not (played and played[-1].ended):
             played.append(self.step(env, actions[len(played) % len(actions)]))

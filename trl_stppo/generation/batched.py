@@ -87,7 +87,7 @@ class CollectiveBackend(BatchedBackend):
         return super().step()
 
     def finish(self) -> None:
-        """Run rounds without turns of this process until all processes have finished."""
+        """Run rounds with no turn of this process, until all processes have finished."""
         while not self._round(finished=True):
             if self._rows:
                 self._generate_together([], 0, [])

@@ -27,7 +27,7 @@ from .slots import SlotCache, Span, aligned, base_of, options_of, supports
 
 @dataclass(eq=False)
 class _Row:
-    """An episode's row of tokens, `ids`. Its slot holds the keys and values of the first `cached`."""
+    """An episode's tokens, `ids`. The episode's slot has keys and values of the first `cached` tokens."""
 
     key: int
     ids: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class _Row:
 
 
 class CachedBackend:
-    """Samples the turns of many episodes at once on a causal language model.
+    """Backend that samples the turns of many episodes at once with a causal language model.
 
     Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
     the cache outlives a change of the weights. `capacity`: maximum number of episodes between `add`
@@ -227,7 +227,7 @@ class CachedBackend:
             yield group
 
     def _prefill(self, rows: list[_Row], cache: SlotCache) -> Tensor:
-        """Feed the rows' new tokens, padded on the left; return logits [rows, vocabulary]."""
+        """Feed the rows' new tokens, padded on the left. Return logits [rows, vocabulary]."""
         # Each row's last new token is then in the last column, the only one with logits.
         width = max(row.new for row in rows)
         for _ in range(0, width, self.PREFILL_TOKENS):

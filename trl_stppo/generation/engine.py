@@ -1,4 +1,4 @@
-"""A backend over an engine in this process, such as vLLM's, that batches turns itself."""
+"""A backend over an engine in this process that batches turns itself, such as vLLM's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 
 
 class EngineBackend(QueuedBackend):
-    """Backend that sends each turn to the engine as a separate request, and returns it as soon as it ends.
+    """Backend that sends each turn to the engine as a request, and returns each turn as soon as it ends.
 
     Args:
         engine: vLLM's `LLMEngine`, or an object with its `add_request`, `step` and `abort_request`.

@@ -1,4 +1,4 @@
-"""A copy of the policy that samples turns during training. It shares the frozen weights."""
+"""A copy of the policy that samples turns during training. It shares the policy's frozen weights."""
 
 from __future__ import annotations
 

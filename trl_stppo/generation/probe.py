@@ -27,7 +27,7 @@ _JUDGED = ("sliding_window", "original_max_position_embeddings")
 
 
 class _Recorder(CachedBackend):
-    """Backend that records its logits by row and position."""
+    """Backend that records the logits from which it samples, by row and position."""
 
     seen: defaultdict[int, dict[int, Tensor]]
 

@@ -159,7 +159,7 @@ class Sampler:
     def __call__(
         self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens [rows] from logits [rows, vocabulary]. Their logprobs reflect only the temperature.
+        """Draw tokens [rows] from logits [rows, vocabulary]. Logprobs ignore all settings but temperature.
 
         `uniforms`: [rows] in [0, 1), float64; None if the choice is greedy. `ids`: [rows, tokens] so far,
         padded with repeats of their tokens; None unless repetition is penalised.

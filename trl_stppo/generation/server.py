@@ -33,7 +33,7 @@ class ServerError(Exception):
 
 
 class ServerBackend(QueuedBackend):
-    """Backend that requests each turn in a separate thread, and again after a temporary failure.
+    """Backend that requests each turn on a separate thread, and retries after a temporary failure.
 
     A turn counts if the server had the right weights before and after it. A turn without an answer within
     `patience` seconds, or with errors alone, gets a result with an `error`.
@@ -80,7 +80,7 @@ class ServerBackend(QueuedBackend):
         DaemonThread(self._work, "turn", request).start()
 
     def step(self) -> list[TurnResult]:
-        """Return the turns sampled since the last call. Without any, block for a few milliseconds first."""
+        """Return the turns sampled since the last call. If there are none, block for a few milliseconds."""
         if self._lost.is_set() and self._send_weights is not None:
             try:
                 self._weights = self._send_weights()

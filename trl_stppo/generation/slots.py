@@ -70,7 +70,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Return the new tokens' indices in a [slots * heads * length, width] view. A pass reuses them."""
+        """Return the new tokens' indices in a view [slots * heads * length, width], cached for the pass."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             each = torch.arange(heads, device=self._slots.device)
@@ -192,7 +192,7 @@ class SlotCache(Cache):
 
 
 def supports(model: nn.Module) -> str | None:
-    """Return a sentence why a model cannot use a `SlotCache`, or None if it can."""
+    """Return the reason why a model cannot use a `SlotCache`, as a sentence, or None if it can."""
     base = base_of(model)
     config = base.config
     text = config.get_text_config(decoder=True)

@@ -194,7 +194,7 @@ def restore_module_dtypes(model: PreTrainedModel) -> None:
 
 
 def match_policy_dtype(model: PreTrainedModel, names: list[str]) -> None:
-    """Cast the named parameters to bfloat16 if the base is quantised, as the policy's adapter is there."""
+    """Cast the named parameters to bfloat16, the dtype of the policy's adapter, if the base is quantised."""
     base = model.get_base_model()
     if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
         for name in names:

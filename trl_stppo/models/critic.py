@@ -87,7 +87,7 @@ class Critic:
         """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context of the critic's forward and backward pass, in which checkpointed layers run again."""
+        """Context of the critic's forward and backward pass. The latter runs checkpointed layers again."""
         return nullcontext()
 
 

@@ -123,7 +123,7 @@ def _sides(module: Any) -> tuple[int, int]:
 
 
 def _intermediate(config: Any, sides: list[tuple[int, int]]) -> int:
-    """Return the width of the MLP. With experts, it is the total width that one token passes through."""
+    """Return the width of the MLP, or with experts the total width that one token passes through."""
     width = getattr(config, "intermediate_size", None) or max(max(pair) for pair in sides)
     experts = getattr(config, "num_experts_per_tok", None)
     return experts * (getattr(config, "moe_intermediate_size", None) or width) if experts else width

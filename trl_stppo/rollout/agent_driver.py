@@ -217,7 +217,7 @@ class AgentDriver(Driver):
         return starting
 
     def begin(self, episode: Episode) -> AgentRequest | None:
-        """Prepare the turn that answers the pending request. Return None if its messages cannot be used."""
+        """Prepare the turn that answers the pending request. Return None if the messages cannot be used."""
         session, request = episode.env, episode.env.pending.request
         session.error = None
         try:

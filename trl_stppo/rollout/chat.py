@@ -74,7 +74,7 @@ class ChatRenderer:
         return self.suffix_ids([{"role": "user", "content": text}], turn_ended=turn_ended)
 
     def suffix_ids(self, messages: list[Message], *, turn_ended: bool) -> list[int]:
-        """Return the token ids of user messages that follow a turn.
+        """Return the token ids of user messages that follow a turn. `turn_ended`: see `observation_ids`.
 
         Raises:
             ValueError: the template renders earlier messages differently once these follow.

@@ -1,4 +1,4 @@
-"""Contexts of an agent's calls. A call continues a row of tokens, branches from one, or opens one.
+"""Contexts (rows of tokens) of an agent's calls. A call continues, branches from or opens a context.
 
 A call continues a context if its messages begin with those of the context's last turn: the sampled tokens
 stay, and the new messages follow as the chat template's suffix. No text is tokenised again. What is

@@ -68,7 +68,7 @@ class ControlTokens:
         return walk(data)
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Return the token ids of messages. Without a mark, they equal those of `apply_chat_template`."""
+        """Return the token ids of messages. If there is no mark, `apply_chat_template` makes them."""
         if not any(MARK in text for text in _texts(messages)):
             return list(self.tokenizer.apply_chat_template(messages, **options))
         options["tokenize"] = False

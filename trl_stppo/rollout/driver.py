@@ -92,7 +92,7 @@ class Driver:
         return None
 
     def release(self, episode: Episode) -> None:
-        """Release what an ended episode holds, such as its agent."""
+        """Release the resources of an ended episode, such as its agent."""
 
     def close(self) -> None:
-        """Release what the driver holds, such as the HTTP endpoint that agents call."""
+        """Release the driver's resources, such as the HTTP endpoint that agents call."""

@@ -46,7 +46,7 @@ class RolloutEngine(Parts):
         names: Sequence[tuple[int, ...]] | None = None,
         prompt_ids: Sequence[list[int]] | None = None,
     ) -> tuple[list[Episode], Durations]:
-        """Play one episode per row.
+        """Play one episode per data set row.
 
         `rows` are columns for `reset`. `seed` and `first_row` (or `names`) are the seeds of the
         episodes. `prompt_ids` replace the rendered prompts.

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, so that a hang or a crash affects only one of them.
+"""Environments in separate processes, so that a hang or a crash affects only one environment.
 
 A thread cannot be stopped from outside, a process can: `IsolatedEnvironment.kill` ends a tool that
 loops forever, and `os._exit`, `sys.exit` or a segfault in a tool reach the caller as an exception.
@@ -50,7 +50,7 @@ _dill_lock = threading.Lock()  # dill keeps state in globals while it pickles
 
 
 class MISSING:
-    """Marks a missing attribute in messages between the two processes."""
+    """Marks a missing attribute. Both processes know this class by the same name."""
 
 
 class EnvironmentDied(RuntimeError):
@@ -62,7 +62,7 @@ class _Late(Exception):
 
 
 class IsolatedEnvironment:
-    """An environment that lives in a child process and is used like the object itself.
+    """An environment in a child process, which is used like an environment in this process.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
     `get` reach also those that this class hides. Calls take turns. Attributes are copies.
@@ -272,7 +272,7 @@ def _unpack(reply: bytes, what: str) -> Any:
 
 
 def _guard(fd: int, caller: int) -> None:
-    """Fork the environment's process, and block until this process or the caller ends."""
+    """Fork the environment's process, and block until the fork or the caller ends."""
     guard, signals = os.getpid(), (signal.SIGTERM, signal.SIGALRM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -407,7 +407,7 @@ class EpisodeLoop:
             DaemonThread(close_environment, "closing", env, run_async).start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
-        """Stop an episode: its environment scores it if it can, then the episode is finished."""
+        """Stop sampling for an episode and submit its scoring call. Without a call, finish the episode."""
         episode.stop_reason = reason
         self._backend.release(episode.row)
         scoring = self._driver(episode).scoring(episode)

@@ -171,7 +171,7 @@ def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
 
 
 class Answers:
-    """Answers the HTTP requests of one episode's clients. `ask` passes a chat completion on."""
+    """Answers the HTTP requests of one episode's clients. `ask` forwards chat completion requests."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Answers:
         self.asked: dict[int, Future[Response]] = {}
 
     def begin(self, method: str, path: str, content: bytes, repeats: bool) -> Future[Response]:
-        """Return the future response to a request. A repeated request gets the first one's response."""
+        """Return the future response to a request. A repeated request gets the first response."""
         key = hash((method, path, content))
         if repeats and key in self.asked:
             return self.asked[key]

@@ -1,4 +1,4 @@
-"""Ends of episodes, their success, and checks of rewards and turn spans."""
+"""Reasons for an episode's end, its success, and checks of rewards and turn spans."""
 
 from __future__ import annotations
 

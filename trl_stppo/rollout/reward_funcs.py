@@ -36,7 +36,7 @@ class CurrentEpisodes:
 
 
 def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
-    """Wrap a reward function so that a NaN or infinite reward raises an error with its name.
+    """Wrap a reward function so that a NaN or infinite reward raises an error that names the function.
 
     Episodes that cannot be scored get `None`; the function is not called for them.
 
@@ -152,7 +152,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
 
 
 def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
-    """Make a reward function that returns the `get_reward` of one environment class, else None."""
+    """Make a reward function from the `get_reward` of one environment class. Other episodes get None."""
 
     def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
         return [e.final_reward if e.env_type == env_type else None for e in current.episodes]

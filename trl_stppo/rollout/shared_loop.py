@@ -35,7 +35,7 @@ def delegate_blocks(owner: Any) -> Any:
 
 
 class SharedLoop:
-    """An event loop on a separate daemon thread, which detects blocking tasks.
+    """An event loop on a separate daemon thread. It detects tasks that block the loop.
 
     `blocked` is called on the loop's thread, as soon as a block is over, with loop, owner and seconds.
     """
@@ -96,7 +96,7 @@ class SharedLoop:
         return asyncio.Task(_Watched(coroutine, self), loop=loop, **options)
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a task to its next yield. Report the time if it blocks the loop."""
+        """Run a task to its next yield, and report a long run as a block of the loop."""
         owner = _OWNER.get()
         self._holder = getattr(owner, "owner", owner), time.monotonic()
         try:
@@ -109,7 +109,7 @@ class SharedLoop:
 
 
 class _Watched(Coroutine[Any, Any, Any]):
-    """Coroutine that wraps another, and records in the loop when that coroutine runs."""
+    """Wrapper of a coroutine, which runs each step of the coroutine by `SharedLoop.run`."""
 
     def __init__(self, coroutine: Any, loop: SharedLoop) -> None:
         self._coroutine, self._loop = coroutine, loop

@@ -39,7 +39,7 @@ class ToolFormat:
 
 
 class ToolDriver(Driver):
-    """Driver of one factory's tool environments, of tools without environment, or of plain prompts.
+    """Driver of one factory's tool environments, of tools without an environment, or of plain prompts.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.

@@ -29,7 +29,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Selection:
-    """Number of candidate turns per state, and the function whose best-scored candidate is played."""
+    """Number of candidate turns per state, and the scoring function. The best candidate is played."""
 
     candidates: int  # turns per state, at least 2
     scores: Callable[[list[Turn]], list[float]]  # scores turns; the first of equal ones is played

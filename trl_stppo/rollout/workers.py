@@ -32,7 +32,7 @@ class RolloutInterrupted(Exception):
 
 
 class EnvironmentCalls:
-    """Runs calls on a thread pool and an event loop; one thread polls their results.
+    """Runs calls on a thread pool and an event loop. One thread polls for the results.
 
     `workers`: synchronous calls at the same time, not counting abandoned ones.
     """
@@ -109,7 +109,7 @@ class EnvironmentCalls:
             self._finished = deque(result for result in self._finished if result.key != key)
 
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop and return its result, on a worker thread that blocks meanwhile.
+        """Run a coroutine on the event loop, block this worker thread, and return the result.
 
         It is cancelled if its call is abandoned.
         """
@@ -136,7 +136,7 @@ class EnvironmentCalls:
         return value
 
     def run_on_poller(self, func: Callable[[], Any]) -> Any:
-        """Run `func()` on the polling thread and return its result, on a worker thread that blocks meanwhile.
+        """Run `func()` on the polling thread, block this worker thread, and return the result.
 
         It is for functions that need the main thread. Once it runs there, its time limit cannot end it;
         while it is queued, the limit's clock stands still.

@@ -27,7 +27,7 @@ def last_word(text: str, words: Iterable[str]) -> str | None:
 
 
 def missing(package: str, extra: str = "") -> ImportError:
-    """Return the error for a missing package. It names the pip extra, by default the package's name."""
+    """Return the error for a missing package. The message names the pip extra (default: `package`)."""
     return ImportError(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")
 
 

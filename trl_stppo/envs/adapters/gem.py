@@ -13,7 +13,7 @@ SEEDS = {"train": range(10_000), "test": range(10_000, 10_200)}
 
 
 class GemEnv:
-    r"""An environment of `gem-llm` by its id, for example `game:GuessTheNumber-v0-easy`.
+    r"""A GEM environment, chosen by its id, for example `game:GuessTheNumber-v0-easy`.
 
     A game gets the text of a turn unchanged; most games parse `\boxed{..}` and end an invalid turn with
     -0.1. A game's own limit on turns terminates it and is no truncation: its rules mention the limit.

@@ -95,7 +95,7 @@ class _Server:
 
 
 def _method(tool: Any, server: _Server) -> Any:
-    """Return a method that calls an MCP tool. transformers reads the tool's schema from its signature."""
+    """Return a method that calls an MCP tool. transformers makes the tool's schema from the method."""
     from transformers.utils.chat_template_utils import parse_google_format_docstring as parse
 
     async def method(_env: Any, /, **arguments: Any) -> str:

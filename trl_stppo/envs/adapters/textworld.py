@@ -37,7 +37,7 @@ class TextWorldEnv:
         show: Sequence[str] = ("feedback",),
         reward: Literal["score", "dense", "sparse"] = "score",
     ) -> None:
-        """Create an environment; the first reset loads the game.
+        """Create an environment. The first reset loads the game.
 
         Args:
             game: path of a `.z8` file; None for the path in the row's column `game`.

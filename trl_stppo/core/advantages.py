@@ -38,7 +38,7 @@ def token_gae(
     *,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute GAE with one step per agent token. Environment tokens have no step and no discount.
+    """Compute GAE with one time step per agent token. Environment tokens take no time step and no discount.
 
     With t+1 the next *agent* token of the episode:
 
@@ -84,7 +84,7 @@ def turn_gae(
     *,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute GAE with one step per turn. The states are the turn starts.
+    """Compute GAE with one time step per turn. The states are the turn starts.
 
     With R_k the sum of the rewards of turn k's tokens and V_k the value at its first token:
 
@@ -163,7 +163,7 @@ def whiten(
 def _moments(
     x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return deviations from the mean (0 off the mask), mean, sum of squares, and count.
+    """Return the deviations from the mean (0 where `mask` is False), the mean, the sum of squares, the count.
 
     `reduce` sums over processes, exactly twice; `x` is 0 where `mask` is False.
     """
@@ -192,7 +192,7 @@ def _check_inputs(
     lam: float,
     bootstrap_values: Tensor | None,
 ) -> None:
-    """Check the arguments that both estimators share."""
+    """Check the arguments that the estimators over tokens and over turns have in common."""
     check_float(rewards=rewards, values=values)
     check_like(index_name, index, rewards=rewards, values=values)
     for name, factor in (("gamma", gamma), ("lam", lam)):
@@ -204,7 +204,7 @@ def _check_inputs(
 
 
 def _steps(x: Tensor, index: Tensor) -> Tensor:
-    """Sum `x` [B, T] over the tokens of each step; return a column per step, then zeros."""
+    """Sum `x` [B, T] over the tokens of each GAE step. Column k of the result has step k; others have 0."""
     return reduce_turns(x, index, num_turns=index.shape[1], op="sum")
 
 
@@ -216,7 +216,7 @@ def _gae_over_steps(
     lam: float,
     bootstrap_values: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, [B, K] each, over left-aligned steps; arbitrary from `lengths` on.
+    """Return GAE advantages and returns, [B, K] each. A row's columns from `lengths` on are arbitrary.
 
     `rewards` and `values` [B, K] are 0 from `lengths` [B] on; `bootstrap_values`: [B], None for 0.
     """
@@ -237,7 +237,7 @@ def _gae_over_steps(
 
 
 def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Tensor:
-    """Compare each episode's score with the mean of its prompt's episodes.
+    """Return each episode's score relative to the mean score of all episodes of its prompt.
 
         A = (score - mean(group)) / (std + 1e-4)
 
@@ -272,7 +272,7 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
 
 
 def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
-    """Compare each episode's score with the mean of its prompt's other episodes (RLOO).
+    """Return each episode's score relative to the mean score of its prompt's other episodes (RLOO).
 
         A_i = score_i - mean(score_j, j != i)  =  n / (n - 1) (score_i - mean(group))
 
@@ -303,7 +303,7 @@ def return_batch_norm(
     *,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Normalise each turn's discounted return over all turns of the batch (ReBN).
+    """Normalise each turn's discounted return over the turns of all episodes (ReBN).
 
         G_k = R_k + gamma G_{k+1},    A_k = (G_k - mean(G)) / (std(G) + 1e-9)
 
@@ -342,7 +342,7 @@ def return_batch_norm(
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return deviations from the mean of the elements that count; `x` and the result are 0 elsewhere."""
+    """Centre the elements that count at mean 0. `x` and the result are 0 elsewhere."""
     for _ in range(2):  # rounding moves the mean of equal values off that value
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         x = zero_off_mask(x - mean, mask)
@@ -350,6 +350,6 @@ def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
-    """Return the variance; NaN if squares overflow: dividing by infinity would make all values equal."""
+    """Return the variance, or NaN if `squares` overflowed: division by infinity would equalise all values."""
     variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

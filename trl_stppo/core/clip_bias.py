@@ -1,4 +1,4 @@
-"""The scale of a policy step, from the norms of its gradient and of its clipping bias.
+"""Scale factor of a policy update, from the norms of the gradient and of its clipping bias.
 
 g is the gradient of the clipped objective, C that of the terms the clip removed (see
 `losses.clipped_surrogate`), both over one optimizer step: all micro-batches, all processes,
@@ -38,7 +38,7 @@ def normalization_scale(
     *,
     eps: float = CLIP_BIAS_EPS,
 ) -> float | Tensor:
-    """Return the scale s of the clipping-bias correction.
+    """Return the factor s by which the clipping-bias correction scales the gradient or the optimizer's step.
 
     With g = grad_norm and C = clip_bias_norm:
 
@@ -101,7 +101,7 @@ def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) 
 def logit_space_squares(
     coefficient: Tensor, logprobs: Tensor, entropies: Tensor, loss_mask: Tensor
 ) -> Tensor:
-    """Return the squared norm, per token, of a gradient in the space of the logits.
+    """Return the squared norm of each token's gradient with respect to its logits.
 
     A term with derivative c_t with respect to log p(y_t) has the gradient c_t (onehot(y_t) - p_t) in
     the logits of token t, whose squared norm is c_t^2 (1 - 2 p_y + sum_v p_v^2). The fused head keeps
@@ -140,7 +140,7 @@ def logit_space_squares(
 
 
 def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
-    """Compute `normalization_scale` of checked [] tensors."""
+    """Compute `normalization_scale` of checked scalar tensors."""
     g, c = norms
     one = torch.ones_like(c)
     if mode == "none":
@@ -154,7 +154,7 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
 
 
 def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
-    """Convert to detached [] tensors of one dtype and device; float64 if all are numbers."""
+    """Convert numbers and tensors to detached [] tensors of one dtype and device; numbers give float64."""
     tensors = [x for x in scalars if isinstance(x, Tensor)]
     if not tensors:
         return [torch.tensor(x, dtype=torch.float64) for x in scalars]
@@ -165,5 +165,5 @@ def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
 
 
 def _like_inputs(result: Tensor, *scalars: float | Tensor) -> float | Tensor:
-    """Return `result` as a float, or unchanged if an input was a tensor."""
+    """Return `result` as a tensor if any input is a tensor, else as a float."""
     return result if any(isinstance(x, Tensor) for x in scalars) else float(result)

@@ -1,4 +1,4 @@
-"""Episodes of several contexts as single rows, for estimators.
+"""Joins the contexts of each episode into one row of tokens, for the estimators of advantages.
 
 A forward pass sees contexts: rows of tokens, [N, T]. An estimator of advantages sees episodes: the
 sampled tokens of all contexts in the order of their turns, [B, J]. The turn after a rewritten context is
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class JoinedView:
-    """Moves numbers of tokens between contexts [N, T] and episodes [B, J].
+    """Moves per-token numbers between a tensor of contexts [N, T] and a tensor of episodes [B, J].
 
     J is the largest number of sampled tokens of an episode, at least 1. Other tokens have no place in it.
 
@@ -61,11 +61,11 @@ class JoinedView:
         self.last = last.to(device)
 
     def join(self, x: Tensor) -> Tensor:
-        """Gather [N, T] into [B, J]; 0 (False) at padding."""
+        """Gather the numbers of contexts [N, T] into rows of episodes [B, J]. Padding gets 0 (False)."""
         return x.flatten()[self._source.clamp(min=0)].masked_fill(self._source < 0, 0)
 
     def split(self, y: Tensor) -> Tensor:
-        """Scatter [B, J] into [N, T]; 0 (False) at tokens outside of turns."""
+        """Scatter the numbers of episodes [B, J] to their contexts [N, T]. Other tokens get 0 (False)."""
         # One more place takes the padding.
         size = self._shape[0] * self._shape[1]
         places = torch.where(self._source < 0, size, self._source)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """Some rows of a batch, cut to their own tokens, padded on the right to the longest of them.
+    """A group of a batch's rows without their padding, padded on the right to the group's longest row.
 
     Attributes:
         rows: [b] int64, which rows of the batch.
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 def group_rows(
     lengths: Sequence[int], *, max_rows: int | None = None, overhead: float = 0.0
 ) -> list[list[int]]:
-    """Return the grouping of rows that computes the fewest tokens; groups are padded to their longest row.
+    """Group rows so that the fewest tokens are computed. Each group is padded to its longest row.
 
     Args:
         lengths: tokens of each row.
@@ -71,7 +71,7 @@ def group_rows(
 
 
 def row_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's first column that counts, and the number of columns up to its last one.
+    """Return each row's start and length. A row extends from its first to its last nonzero column.
 
     Args:
         attention_mask: [B, L], nonzero = counts.
@@ -95,7 +95,7 @@ def cut_rows(
     start: Tensor,
     length: Tensor,
 ) -> Part:
-    """Cut `rows` [b] of a batch [B, L], without the padding on either side.
+    """Take `rows` [b] out of a batch [B, L], and remove the padding on both sides.
 
     `width`: S, at least the longest of these rows; `start`, `length`: [B] int64, of `row_spans`.
     """
@@ -109,7 +109,7 @@ def cut_rows(
 
 
 def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
-    """Return how many final columns of a part hold the batch's last `num_tokens` columns of each row."""
+    """Return how many of a part's last columns cover the batch's last `num_tokens` columns in every row."""
     first = batch_width - num_tokens - int(part.start.max())
     return max(1, part.input_ids.size(1) - max(0, first))
 
@@ -117,7 +117,7 @@ def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
 def put_back(
     parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
 ) -> Tensor:
-    """Reassemble the parts in batch order as the last `num_tokens` columns, [B, N]; padding gets 0.
+    """Put the parts' outputs back in batch order: the last `num_tokens` columns, [B, N], with 0 at padding.
 
     `parts` hold every row once; `tails`: [b, K] each, of the part's last K columns; carries gradients.
     """

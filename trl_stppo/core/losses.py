@@ -26,7 +26,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class SurrogateStats(NamedTuple):
-    """Sums over the tokens that count, detached, [] each; add them over parts of a batch.
+    """Sums of the clipped surrogate's statistics over the tokens that count, as detached [] tensors.
 
     Attributes:
         tokens: number of tokens.
@@ -47,7 +47,7 @@ class SurrogateStats(NamedTuple):
 
 
 class ClippedSurrogate(NamedTuple):
-    """The surrogate of `clipped_surrogate`, split at the clip.
+    """Result of `clipped_surrogate`: the objective, split into its kept and its clipped terms.
 
     Attributes:
         kept: [B, T] float, ratio * A on kept tokens, 0 elsewhere; its gradient is that of the
@@ -68,7 +68,7 @@ class ClippedSurrogate(NamedTuple):
     episode_weights: Tensor | None = None
 
     def weighted(self, weights: Tensor) -> "ClippedSurrogate":
-        """Multiply each episode's kept terms by its weight, [B]; the logged value stays."""
+        """Multiply each episode's kept terms by a weight, [B]. The logged `objective` is unchanged."""
         kept = self.kept * weights.unsqueeze(1).to(self.kept.dtype)
         return self._replace(kept=kept, episode_weights=weights)
 
@@ -115,7 +115,7 @@ def kl_penalty(
 
 
 class _HeldLogRatio(torch.autograd.Function):
-    """The log ratio, at most MAX_LOG_RATIO; its gradient passes unchanged.
+    """Caps the log ratio at MAX_LOG_RATIO. The gradient passes through unchanged.
 
     A plain clamp would zero the gradient of exactly the tokens that need the largest correction.
     """
@@ -130,7 +130,7 @@ class _HeldLogRatio(torch.autograd.Function):
 
 
 def importance_ratio(log_ratio: Tensor) -> Tensor:
-    """Return exp of the log ratio; log ratios above 20 count as 20.
+    """Return exp(`log_ratio`). Log ratios above 20 are capped at 20.
 
     Args:
         log_ratio: any shape, float, nats.
@@ -152,7 +152,7 @@ def clipped_surrogate(
     delta: float | None = None,
     weights: Tensor | None = None,
 ) -> ClippedSurrogate:
-    """Compute the clipped surrogate, to be maximised, split into kept and clipped part.
+    """Compute the clipped surrogate (to be maximised), split into its kept and its clipped terms.
 
     With w = exp(log_ratio), a token is clipped when
 
@@ -230,7 +230,7 @@ def clipped_value_loss(
     loss_mask: Tensor,
     cliprange_value: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the critic's squared error, clipped: a move far from its old prediction does not lower it.
+    """Compute the critic's clipped squared error: a large move from the old value does not lower the error.
 
     Per token: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
@@ -278,7 +278,7 @@ def aggregation_weights(
     episode_tokens: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return weights; the weighted sum of per-token losses is this micro-batch's share of the loss.
+    """Return per-token weights. Losses, weighted and summed, give this micro-batch's share of the loss.
 
         grpo        1 / (num_episodes |y_b|)         mean over episodes of per-episode token means
         bnpo, dapo  1 / num_tokens                   mean over tokens
@@ -320,7 +320,7 @@ def aggregation_weights(
 
 
 def _at_least_one(count: float | Tensor) -> float | Tensor:
-    """Return `count`, at least 1, without reading a tensor back from its device."""
+    """Return the larger of `count` and 1, without copying a tensor from its device."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
 
 
@@ -334,7 +334,7 @@ def _check_cliprange(low: float, high: float, delta: float | None) -> None:
 
 
 def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
-    """Check weights, detach them and expand them to [B, T]; 0 off the mask."""
+    """Check the weights and return them detached, [B, T], with 0 where `loss_mask` is False."""
     check_float(weights=weights)
     if weights.shape not in (loss_mask.shape, (loss_mask.shape[0], 1)):
         raise ValueError(
@@ -346,7 +346,7 @@ def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
 def _surrogate_stats(
     log_ratio: Tensor, ratio: Tensor, loss_mask: Tensor, clipped_low: Tensor, clipped_high: Tensor
 ) -> SurrogateStats:
-    """Sum up SurrogateStats. All arguments are [B, T] and detached; `log_ratio` is 0 off the mask."""
+    """Compute the SurrogateStats of detached [B, T] tensors. `log_ratio` is 0 where `loss_mask` is False."""
     counted = zero_off_mask(ratio, loss_mask)
     return SurrogateStats(
         tokens=loss_mask.sum().to(ratio.dtype),
@@ -360,7 +360,7 @@ def _surrogate_stats(
 
 
 def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return 1 for episodes whose advantages have a positive sum, else 0.
+    """Return weight 1 for each episode whose advantages have a positive sum, and 0 for the others.
 
     An episode that went worse than expected pushes its own tokens down, which raises arbitrary other
     tokens; with stale data this push is the first to do damage.

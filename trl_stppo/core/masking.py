@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise ValueError unless `value` is one of `allowed`; the error lists these."""
+    """Raise ValueError unless `value` is one of `allowed`. The error lists the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[int], like: str) -> None:
-    """Raise ValueError unless `tensor` has the shape `expected`, the shape of `like`."""
+    """Raise ValueError unless `tensor` has the shape `expected`. The error explains that shape by `like`."""
     if tuple(tensor.shape) != tuple(expected):
         raise ValueError(
             f"{name} has shape {list(tensor.shape)}, but {list(expected)} is needed ({like})"
@@ -26,7 +26,7 @@ def check_shape(name: str, tensor: Tensor, expected: Sequence[int], like: str) -
 
 
 def check_float(**tensors: Tensor) -> None:
-    """Raise ValueError for any tensor, given by name, that is not floating point."""
+    """Raise ValueError if a tensor is not floating point. The error names the tensor by its keyword."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
@@ -49,7 +49,7 @@ def check_turn_index(turn_index: Tensor) -> None:
 
 
 def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
-    """Raise ValueError if an episode has more than `count` turns; `what` names that number.
+    """Raise ValueError if an episode has more than `count` turns. The error calls this limit `what`.
 
     On a GPU this check would synchronise, so an index out of range ends the run instead.
     """
@@ -61,7 +61,7 @@ def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
 
 
 def check_turn_columns(name: str, x: Tensor, turn_index: Tensor) -> None:
-    """Raise ValueError unless `x` is [B, K] with the rows of `turn_index` and a column for each turn."""
+    """Raise ValueError unless `x` is [B, K] with the B of `turn_index` and a column for each turn."""
     if x.dim() != 2 or x.shape[0] != turn_index.shape[0]:
         shapes = f"{list(x.shape)} and {list(turn_index.shape)}"
         raise ValueError(f"{name} must be [B, K] with the B of turn_index, got shapes {shapes}")
@@ -69,13 +69,13 @@ def check_turn_columns(name: str, x: Tensor, turn_index: Tensor) -> None:
 
 
 def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> None:
-    """Raise ValueError for any tensor, given by name, whose shape differs from `reference`."""
+    """Raise ValueError if a tensor's shape is not `reference`'s. The error names the tensor's keyword."""
     for name, tensor in tensors.items():
         check_shape(name, tensor, reference.shape, f"the shape of {reference_name}")
 
 
 class _FromFloat16(torch.autograd.Function):
-    """Cast to float32; a gradient too large for float16 goes back as float16's largest number."""
+    """Casts float16 to float32. The backward pass caps gradients at the largest float16 number."""
 
     @staticmethod
     def forward(_ctx: object, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class _FromFloat16(torch.autograd.Function):
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Return `x` in float32 if it is in half precision, else unchanged; gradients flow through.
+    """Return half-precision `x` in float32, and any other `x` unchanged. Gradients flow through.
 
     Sums over hundreds of tokens lose all their digits in bfloat16, so `core` computes and returns at
     least float32. A gradient that float16 cannot hold goes back as its largest number.
@@ -99,12 +99,12 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def widest(x: Tensor) -> Tensor:
-    """Return `x` in float64, or in float32 if the device lacks it (Apple's GPUs); gradients flow through."""
+    """Return `x` in float64, or in float32 on Apple's GPUs, which lack float64. Gradients flow through."""
     return x.float() if x.device.type == "mps" else x.double()
 
 
 def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """Return `x` with value and gradient 0 off the mask, also for NaN.
+    """Return `x` with 0 in place of all values, NaN included, where `mask` is False. The gradient is 0 there.
 
     Args:
         x: any shape, any numeric dtype.
@@ -117,7 +117,7 @@ def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum the elements that count.
+    """Sum the elements of `x` where `mask` is True.
 
     Args:
         x: [B, T] float.
@@ -139,7 +139,7 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Average the elements that count.
+    """Average the elements of `x` where `mask` is True.
 
     Args:
         x: [B, T] float.

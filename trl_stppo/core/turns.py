@@ -32,7 +32,7 @@ def turn_index_from_spans(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Build the turn index from the spans that the rollout recorded.
+    """Build the turn index, [B, T], from the spans of the turns that the rollout recorded.
 
     Adjacent spans (one ends where the next starts) stay two turns: an empty observation does not
     join them. An episode may have no turns.
@@ -65,7 +65,7 @@ def turn_index_from_spans(
 def _checked_span(
     episode: int, turn: int, span: Sequence[int], previous: tuple[int, int] | None, length: int
 ) -> tuple[int, int]:
-    """Return `span` as (start, end), or raise a TurnSpanError that names its fault."""
+    """Return `span` as (start, end), or raise a TurnSpanError that describes the span's fault."""
     where = f"episode {episode}, turn {turn}, span {span!r}"
     try:
         start, end = (operator.index(offset) for offset in span)
@@ -141,7 +141,7 @@ def turn_ends(turn_index: Tensor) -> Tensor:
 
 
 def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> Tensor:
-    """Sum or average `x` over the tokens of each turn; differentiable.
+    """Sum or average `x` over the tokens of each turn. Gradients flow through.
 
     Args:
         x: [B, T] float; anything, NaN included, where `turn_index` is negative.
@@ -175,7 +175,7 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
 
 
 def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
-    """Copy each turn's number to all of its tokens; differentiable.
+    """Copy each turn's number in `x` to all tokens of the turn. Gradients flow through.
 
     Args:
         x: [B, K] float; anything, NaN included, for turns that an episode does not have.

@@ -1,4 +1,4 @@
-"""Check the values that an environment returns; a training parses them with the same functions."""
+"""Checks of the values that an environment returns, for `check_env` and for training."""
 
 import math
 from decimal import Decimal
@@ -9,7 +9,7 @@ from trl_stppo.errors import EnvironmentContractError
 
 
 class Step(NamedTuple):
-    """A checked result of `step`, with five values."""
+    """Checked result of an environment's `step`, in the form with five values."""
 
     observation: str
     reward: float
@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 def short(value: Any) -> str:
-    """Return a value for a message, cut if it is long."""
+    """Return a value's repr for an error message, cut after 200 characters."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -34,7 +34,7 @@ def _wrong(what: str, value: Any, allowed: str) -> EnvironmentContractError:
 
 
 def check_opening(name: str, result: Any, *, tools: bool) -> str:
-    """Return the text that `reset` returned."""
+    """Check the result of `reset` and return its text."""
     kinds: Any = str | list | None if tools else str | None
     if not tools and isinstance(result, tuple) and len(result) == 2:
         if not isinstance(result[1], dict):
@@ -47,7 +47,7 @@ def check_opening(name: str, result: Any, *, tools: bool) -> str:
 
 
 def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
-    """Return the result of `step`, of four or five values; `strict` rejects flags that are not bool."""
+    """Check the four or five values that `step` returned. `strict` rejects flags that are not bool."""
     if not isinstance(result, tuple) or len(result) not in (4, 5):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
@@ -73,7 +73,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
 
 
 def check_number(what: str, value: Any) -> float:
-    """Return a reward as a float."""
+    """Return a reward as a float, or raise an error if it is not a finite number."""
     # `float` accepts arrays and tensors of one element, but also texts, which are no rewards.
     number = math.nan
     is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class TextEnv(Protocol):
-    """One episode at a time; a new `reset` starts the next one.
+    """Protocol of a text environment. An instance plays one episode at a time; `reset` starts the next.
 
     Control tokens in its observations are tokenised as plain text, unless `trusted_text = True` is set.
     """
@@ -30,7 +30,7 @@ class TextEnv(Protocol):
         ...
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one turn of the model.
+        """Play one turn of the model.
 
         Args:
             action: the decoded text of the turn, without the end-of-turn token.
@@ -48,7 +48,7 @@ class TextEnv(Protocol):
 
 
 def is_text_environment(env: Any) -> bool:
-    """Return whether `env.step(action)` is the step of a text environment.
+    """Return whether `env.step` is the step of a text environment, not a TRL tool of that name.
 
     A TRL tool that is called `step` is annotated `-> str`; a step returns a tuple.
     """
@@ -57,7 +57,7 @@ def is_text_environment(env: Any) -> bool:
 
 
 def without_prompt(rows: str, columns: Iterable[str]) -> str | None:
-    """Return a warning for rows without a prompt, else None; `rows` is their name, as `train_dataset`."""
+    """Return a warning if the rows have no prompt, else None. `rows` is the data set's name."""
     columns = list(columns)
     if {"prompt", "input_ids"} & set(columns):
         return None
@@ -68,6 +68,6 @@ def without_prompt(rows: str, columns: Iterable[str]) -> str | None:
 
 
 def tool_names(env: Any) -> list[str]:
-    """Return the methods that TRL offers to the model: public functions of the class."""
+    """Return the names of the class's public functions, which TRL offers to the model as tools."""
     names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
     return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]

@@ -1,4 +1,4 @@
-"""Check an environment against the contract: violations raise, usual mistakes are warnings."""
+"""Check an environment against the contract. Violations raise errors, and usual mistakes give warnings."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ def check_env(
 
 
 def check_schema(name: str, tool: Callable[..., Any]) -> None:
-    """Raise an error if transformers cannot describe the method to the model."""
+    """Raise an error if transformers cannot make a tool schema of the method."""
     from transformers.utils import get_json_schema
 
     try:
@@ -89,7 +89,7 @@ def check_schema(name: str, tool: Callable[..., Any]) -> None:
 
 
 class _Check:
-    """One run of the checker: its instances and its warnings."""
+    """One run of `check_env`, with the instances that it made and the warnings that it found."""
 
     def __init__(self, env_or_factory: Any) -> None:
         # A class has the attribute `reset` too.
@@ -102,7 +102,7 @@ class _Check:
         self.seconds: dict[str, list[float]] = {}
 
     def run(self, rows: Rows, actions: Sequence[Any] | None, steps: int) -> list[str]:
-        """Play, close, and warn of slow calls."""
+        """Run all checks, close the instances, and return the warnings, also those of slow calls."""
         with asyncio.Runner() as self.runner:
             try:
                 env = self.make()
@@ -125,12 +125,12 @@ class _Check:
         return self.found
 
     def warn(self, message: str) -> None:
-        """Keep a warning, once."""
+        """Record a warning. A repeated warning is recorded once."""
         if message not in self.found:
             self.found.append(message)
 
     def make(self) -> Any:
-        """Return a new instance, or the caller's."""
+        """Return a new instance of the factory, or the caller's instance if no factory was given."""
         if not self.several:
             return self.source
         try:
@@ -147,14 +147,14 @@ class _Check:
         return env
 
     def close(self) -> None:
-        """Close the instances."""
+        """Close all instances that this run made."""
         for env in self.made:
             is_tool = not is_text_environment(env) and "close" in tool_names(env)
             if hasattr(env, "close") and not is_tool:
                 self.call(env, "close")
 
     def play(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method in the other thread, and await it if it is declared `async`."""
+        """Call a method of the environment, alternating between two threads. An `async` method is awaited."""
         name, function = f"{type(env).__name__}.{method}", getattr(env, method)
         started = time.perf_counter()
         try:
@@ -173,7 +173,7 @@ class _Check:
         return result
 
     def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call `play` for a method that must not raise."""
+        """Call a method through `play`. If the method raises, raise an EnvironmentContractError."""
         try:
             return self.play(env, method, *args, **kwargs)
         except EnvironmentContractError:
@@ -188,27 +188,27 @@ class _Check:
             raise EnvironmentContractError(what) from error
 
     def reset(self, env: Any, row: dict[str, Any]) -> str:
-        """Start an episode."""
+        """Call `reset` with a row, and return the checked text."""
         name, tools = f"{type(env).__name__}.reset", not is_text_environment(env)
         return check_opening(name, self.call(env, "reset", **row), tools=tools)
 
     def step(self, env: Any, action: Any) -> Step:
-        """Play one turn of a text environment."""
+        """Call `step` of a text environment, and return the checked result."""
         return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
 
     def turns(self, env: Any, actions: Sequence[str], most: int) -> list[Step]:
-        """Play the turns of a begun episode."""
+        """Play up to `most` turns, until the episode ends."""
         played = list[Step]()
         while len(played) < most and not (played and played[-1].ended):
             played.append(self.step(env, actions[len(played) % len(actions)]))
         return played
 
     def episode(self, env: Any, row: dict[str, Any], actions: Sequence[str], most: int) -> Episode:
-        """Play an episode."""
+        """Reset a text environment and play at most `most` turns."""
         return self.reset(env, row), self.turns(env, actions, most)
 
     def check_text(self, env: Any, rows: Rows, actions: Sequence[str], steps: int) -> None:
-        """Check an environment with `reset` and `step`."""
+        """Check a text environment."""
         name, row = type(env).__name__, rows[0]
         episodes = [self.episode(env, row, actions, steps) for row in rows]
         for opening, played in episodes:
@@ -234,7 +234,7 @@ class _Check:
             self.check_sharing(rows, actions, first)
 
     def check_episode(self, name: str, opening: str, played: list[Step]) -> None:
-        """Warn of usual mistakes in an episode."""
+        """Warn of usual mistakes in a played episode."""
         longest = max(map(len, [opening, *(step.observation for step in played)]))
         if longest > LONG_OBSERVATION:
             self.warn(f"{name} returns up to {longest:,} characters at once; a context is small.")
@@ -252,7 +252,7 @@ class _Check:
             )
 
     def check_sharing(self, rows: Rows, actions: Sequence[str], alone: Episode) -> None:
-        """Check that two instances at once behave as one alone."""
+        """Check that an instance returns the same results while a second instance is played."""
         one, other = self.make(), self.make()
         opening = self.reset(one, rows[0])
         # Actions that differ from the first instance's reveal a shared state.
@@ -262,7 +262,7 @@ class _Check:
             raise _sharing(one)
 
     def check_tools(self, env: Any, rows: Rows, calls: Calls) -> None:
-        """Check an environment whose public methods are tools."""
+        """Check a tool environment, whose public methods are tools."""
         name, names = type(env).__name__, tool_names(env)
         if not names:
             raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
@@ -286,7 +286,7 @@ class _Check:
                 raise _sharing(env)
 
     def tool_episode(self, env: Any, row: dict[str, Any], calls: Calls) -> str:
-        """Reset, call the tools, check the rewards; return the text of `reset`."""
+        """Reset the environment, call the tools, and check the rewards. Return the text of `reset`."""
         name, opening = type(env).__name__, self.reset(env, row)
         for tool, arguments in calls:
             if tool not in tool_names(env):
@@ -310,7 +310,7 @@ class _Check:
 
 
 def _results(episode: Episode) -> list[Any]:
-    """Return the results that a second run must repeat."""
+    """Return the parts of an episode that must be equal when its actions are played again."""
     opening, played = episode
     return [opening, *((s.observation, s.reward, s.terminated) for s in played)]
 

@@ -1,4 +1,4 @@
-"""Backends over a function that samples whole batches, such as `generate`."""
+"""Backends that call a function which samples whole batches of turns, such as `generate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAUSE_SECONDS = 0.002
 
 
 class BatchedBackend(QueuedBackend):
-    """Sends all queued turns as one batch with the largest limit, and cuts each to its own limit.
+    """Backend that samples all queued turns as one batch, and cuts each turn to its own token limit.
 
     `generate` may ignore the seeds; a `capacity` of None is any number of episodes.
     """
@@ -32,7 +32,7 @@ class BatchedBackend(QueuedBackend):
         self._generate = generate
 
     def step(self) -> list[TurnResult]:
-        """Sample all queued turns."""
+        """Sample all queued turns as one batch."""
         # Sorted by episode, so that a batch's samples do not depend on the speed of environments.
         requests, self._queue = [self._queue[key] for key in sorted(self._queue)], {}
         if not requests:
@@ -76,7 +76,7 @@ class CollectiveBackend(BatchedBackend):
         return True
 
     def step(self) -> list[TurnResult]:
-        """Take part in one round."""
+        """Sample this process's queued turns in one round that all processes run together."""
         self._round(finished=False)
         if self._rows == 0:
             time.sleep(PAUSE_SECONDS)
@@ -87,7 +87,7 @@ class CollectiveBackend(BatchedBackend):
         return super().step()
 
     def finish(self) -> None:
-        """Take part in the other processes' rounds until all have finished."""
+        """Run rounds with no turn of this process, until all processes have finished."""
         while not self._round(finished=True):
             if self._rows:
                 self._generate_together([], 0, [])

@@ -1,4 +1,4 @@
-"""Samples turns with the training weights and keeps each episode's key-value cache.
+"""Backend that samples turns with the training weights and keeps each episode's key-value cache.
 
 Each episode has a slot in the key-value storage. A turn first feeds the tokens that are new to its
 slot (prefill), several turns padded together, then all turns advance by one token at a time
@@ -27,7 +27,7 @@ from .slots import SlotCache, Span, aligned, base_of, options_of, supports
 
 @dataclass(eq=False)
 class _Row:
-    """An episode: `ids` are its tokens; its slot holds the first `cached` of them."""
+    """An episode's tokens, `ids`. The episode's slot has keys and values of the first `cached` tokens."""
 
     key: int
     ids: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Row:
         self.logprobs, self.random = [], turn_random(request.seed)
 
     def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
-        """Append a token; return the turn if this token ended it."""
+        """Append a sampled token. Return the turn if this token ended it, else None."""
         if not math.isfinite(logprob):
             raise NonFiniteError(f"Logits of episode {self.key} at {len(self.ids)} are not finite.")
         self.ids.append(token)
@@ -66,7 +66,7 @@ class _Row:
 
 
 class CachedBackend:
-    """Samples the turns of many episodes at once on a causal language model.
+    """Backend that samples the turns of many episodes at once with a causal language model.
 
     Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
     the cache outlives a change of the weights. `capacity`: maximum number of episodes between `add`
@@ -114,7 +114,7 @@ class CachedBackend:
         return bool(self._waiting) or self._generating > 0
 
     def add(self, request: TurnRequest) -> None:
-        """Take a request; it starts in one of the next steps."""
+        """Queue a request. Its turn starts in one of the next steps."""
         key, row = request.key, self._rows.get(request.key)
         if request.max_new_tokens < 1 or not request.ids:
             raise ValueError(
@@ -132,7 +132,7 @@ class CachedBackend:
         self._waiting.append(row)
 
     def release(self, key: int) -> None:
-        """Forget an episode, in the middle of a turn too; unknown keys are fine."""
+        """Drop an episode, also in the middle of a turn. Unknown keys are ignored."""
         row = self._rows.pop(key, None)
         if row is None:
             return
@@ -143,7 +143,7 @@ class CachedBackend:
             self._slots[row.slot] = None
 
     def step(self) -> list[TurnResult]:
-        """Start queued turns if they are due, sample a token of each turn, return the turns that ended."""
+        """Start queued turns if enough are queued, sample a token of each turn, return the ended turns."""
         if not self.busy:
             return []
         self._steps += 1
@@ -153,7 +153,7 @@ class CachedBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of evaluation mode; on exit, forget all episodes and free the cache."""
+        """Context of evaluation mode during a rollout. Its exit drops all episodes and frees the cache."""
         if self._running:
             raise RuntimeError("The backend is already running.")
         self._running = True
@@ -192,7 +192,7 @@ class CachedBackend:
         return ended
 
     def _seat(self, rows: list[_Row]) -> SlotCache:
-        """Assign a slot to each row without one."""
+        """Assign a free slot to each row without a slot. Return the cache, with room for all rows."""
         if self._cache is None:
             self._device = next(self.model.parameters()).device
             eager = base_of(self.model).config._attn_implementation == "eager"
@@ -213,7 +213,7 @@ class CachedBackend:
         return self._cache
 
     def _groups(self, rows: list[_Row]) -> Iterator[list[_Row]]:
-        """Cut rows, sorted by their number of new tokens, into parts that fit one forward pass."""
+        """Split rows, sorted by their number of new tokens, into groups that fit one forward pass each."""
         group: list[_Row] = []
         longest = 0
         for row in rows:
@@ -227,7 +227,7 @@ class CachedBackend:
             yield group
 
     def _prefill(self, rows: list[_Row], cache: SlotCache) -> Tensor:
-        """Feed the rows' new tokens, padded on the left; return logits [rows, vocabulary]."""
+        """Feed the rows' new tokens, padded on the left. Return logits [rows, vocabulary]."""
         # Each row's last new token is then in the last column, the only one with logits.
         width = max(row.new for row in rows)
         for _ in range(0, width, self.PREFILL_TOKENS):
@@ -243,7 +243,7 @@ class CachedBackend:
         return logits
 
     def _decode(self) -> list[TurnResult]:
-        """Feed the last token of each turn and sample the next."""
+        """Feed the last token of each generating turn, and sample the next token."""
         cache = self._cache
         assert cache is not None
         seated = [row for row in self._slots if row is not None and row.generating]
@@ -261,7 +261,7 @@ class CachedBackend:
         return self._sample(rows, logits, cache)
 
     def _close_ranks(self, seated: list[_Row], cache: SlotCache) -> None:
-        """Exchange generating rows in rear slots with idle slots in front."""
+        """Swap generating rows in rear slots with idle slots in front, so that rows lie side by side."""
         count = len(seated)
         idle = set(range(count)) - {row.slot for row in seated}
         sources, targets = [], []
@@ -285,7 +285,7 @@ class CachedBackend:
         padded: bool,
         cache: SlotCache,
     ) -> Tensor:
-        """Run the model on tokens [rows, tokens] of slots; return the last ones' logits [rows, vocabulary].
+        """Run the model on new tokens [rows, tokens]. Return each row's last logits [rows, vocabulary].
 
         `positions` are -1 for padding; `padded`: whether any is.
         """
@@ -311,7 +311,7 @@ class CachedBackend:
     def _sample(
         self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache
     ) -> list[TurnResult]:
-        """Sample a token of each row from logits [rows, vocabulary]; return the turns that end."""
+        """Sample one token per row from logits [rows, vocabulary]. Return the turns that ended."""
         uniforms = None
         if self.sampling.do_sample:
             draws = [row.random.random() if row else 0.5 for row in rows]
@@ -330,7 +330,7 @@ class CachedBackend:
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Context of evaluation mode without gradient checkpointing; restores all flags on exit."""
+    """Context of evaluation mode without gradient checkpointing. Its exit restores all flags."""
     # With checkpointing a model computes no cache. Only the flag changes; its options stay.
     names = ("training", "gradient_checkpointing")
     flags = [(module, name) for module in model.modules() for name in names]

@@ -12,7 +12,7 @@ Choose = Callable[[list[tuple[TurnRequest, list[TurnResult]]]], list[int]]
 
 
 class CandidatesBackend:
-    """Requests `candidates` turns from `backend` for each turn.
+    """Backend that samples `candidates` turns with `backend` for each requested turn, and returns the best.
 
     An episode counts as `candidates` episodes in `backend`. `choose` selects the candidates to play, for
     all episodes whose candidates are complete.
@@ -28,18 +28,18 @@ class CandidatesBackend:
 
     @property
     def busy(self) -> bool:
-        """See `Backend`."""
+        """Whether the inner backend has work to do."""
         return self._backend.busy
 
     def add(self, request: TurnRequest) -> None:
-        """See `Backend`; each candidate has a seed of its own."""
+        """Request the turn's candidates from the inner backend, each with another seed."""
         self._requests[request.key], self._sampled[request.key] = request, {}
         for number, key in enumerate(self._keys(request.key)):
             seed = (*request.seed, number)
             self._backend.add(dataclasses.replace(request, key=key, seed=seed))
 
     def step(self) -> list[TurnResult]:
-        """Return the chosen turns of requests whose candidates are all sampled."""
+        """Run a step of the inner backend. Return the best turn of each request with complete candidates."""
         complete = []
         for result in self._backend.step():
             key, number = divmod(result.key, self._candidates)
@@ -55,7 +55,7 @@ class CandidatesBackend:
         ]
 
     def release(self, key: int) -> None:
-        """See `Backend`."""
+        """Drop an episode and all its candidates. Unknown keys are ignored."""
         self._requests.pop(key, None)
         self._sampled.pop(key, None)
         for each in self._keys(key):

@@ -1,4 +1,4 @@
-"""A backend over an engine in this process that batches turns by itself, such as vLLM's."""
+"""A backend over an engine in this process that batches turns itself, such as vLLM's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 
 
 class EngineBackend(QueuedBackend):
-    """Makes each turn a request of its own, with its own limit, and returns it as soon as it ends.
+    """Backend that sends each turn to the engine as a request, and returns each turn as soon as it ends.
 
     Args:
         engine: vLLM's `LLMEngine`, or an object with its `add_request`, `step` and `abort_request`.
@@ -31,7 +31,7 @@ class EngineBackend(QueuedBackend):
         self._names: dict[int, str] = {}  # names of the requests in flight, by episode
 
     def add(self, request: TurnRequest) -> None:
-        """Pass a turn to the engine, which starts it with its next step."""
+        """Send a turn to the engine, which starts it with its next step."""
         super().add(request)
         name = f"{request.key}:{next(self._numbers)}"
         try:
@@ -43,7 +43,7 @@ class EngineBackend(QueuedBackend):
         self._names[request.key] = name
 
     def step(self) -> list[TurnResult]:
-        """Sample a token of each turn in the engine, and return the turns that ended."""
+        """Run one step of the engine, which samples a token of each turn, and return the turns that ended."""
         if not self._queue:
             return []
         return [self._result(output) for output in self._engine.step() if output.finished]
@@ -57,7 +57,7 @@ class EngineBackend(QueuedBackend):
         return cut(self._queue.pop(key), ids, logprobs, self.version)
 
     def release(self, key: int) -> None:
-        """Forget an episode, and stop its turn if one is being sampled; unknown keys are fine."""
+        """Drop an episode, and abort its turn if one is being sampled. Unknown keys are ignored."""
         super().release(key)
         name = self._names.pop(key, None)
         if name is not None:

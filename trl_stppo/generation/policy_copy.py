@@ -1,4 +1,4 @@
-"""A copy of the policy that samples while the policy is trained; it shares what is frozen."""
+"""A copy of the policy that samples turns during training. It shares the policy's frozen weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
 
 
 class PolicyCopy:
-    """The policy as it was at the last `refresh`.
+    """Copy of the policy, with the trained weights of the last `refresh`.
 
     Args:
         policy: unwrapped, as it samples.
@@ -49,13 +49,13 @@ class PolicyCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the policy's weights."""
+        """Copy the policy's trained weights into this copy."""
         for mine, theirs in self._pairs:
             mine.copy_(theirs)
 
     @torch.no_grad()
     def why_unfit(self) -> str | None:
-        """Return why the copy samples unlike the policy, or depends on it; None if it does neither."""
+        """Return why the copy cannot sample in the policy's place, or None if it can."""
         self.refresh()
         policy, mine = self._logits(self._policy), self._logits(self.model)
         if not torch.allclose(mine, policy, rtol=1e-3, atol=1e-3 * float(policy.std())):

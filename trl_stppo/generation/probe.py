@@ -27,7 +27,7 @@ _JUDGED = ("sliding_window", "original_max_position_embeddings")
 
 
 class _Recorder(CachedBackend):
-    """Keeps logits by row and position."""
+    """Backend that records the logits from which it samples, by row and position."""
 
     seen: defaultdict[int, dict[int, Tensor]]
 
@@ -41,7 +41,7 @@ class _Recorder(CachedBackend):
 
 
 def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> str | None:
-    """Return why a model that `supports` accepts is sampled wrongly; None if it is not.
+    """Return why `CachedBackend` samples a supported model wrongly, or None if it samples correctly.
 
     Rows of unlike lengths play two turns each on a `CachedBackend`. Their log-probabilities are
     compared with those of the forward pass over each row alone. `rough`: the model computes in 16 bits
@@ -94,7 +94,7 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
 
 
 def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> Tensor:
-    """Compute logits of a row's last tokens without a cache, padded on the right with `blank` tokens."""
+    """Return the logits of a row's last tokens without a cache, with `blank` tokens of padding at the end."""
     device = next(model.parameters()).device
     ids = torch.tensor([row + [pad] * blank], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * blank], device=device)
@@ -104,7 +104,7 @@ def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> T
 
 
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
-    """Return the distance of two tables of logits, as log-probabilities: the largest, if `rough` the mean."""
+    """Return the largest difference of log-probabilities of two tables of logits; if `rough`, the mean."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
     # In 16 bits one position may differ a lot, for example by choosing another expert.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

@@ -1,4 +1,4 @@
-"""The interface between a rollout and a sampler: one turn of one episode, many in flight.
+"""The interface between a rollout and a sampler. A request is one turn of one episode.
 
 A backend never sees messages or environments. One thread drives it: `add` as episodes become ready,
 `step` until no turn is pending, `release` when an episode has ended.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn to sample."""
+    """Request to sample one turn."""
 
     # The episode. Its later requests extend the row of its earlier ones, so a backend may cache the
     # row's computations until `release`.
@@ -26,7 +26,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """One sampled turn."""
+    """One sampled turn, or the error that prevented it."""
 
     key: int  # as in the request
     # The sampled tokens, at least one, including the end-of-turn token if there is one.
@@ -40,7 +40,7 @@ class TurnResult:
 
 
 class Backend(Protocol):
-    """Samples turns. `capacity` is the largest number of episodes between `add` and `release`."""
+    """Interface of a sampler of turns. `capacity` limits the episodes between `add` and `release`."""
 
     capacity: int | None
 
@@ -50,20 +50,20 @@ class Backend(Protocol):
         ...
 
     def add(self, request: TurnRequest) -> None:
-        """Take a request; an episode has at most one at a time."""
+        """Queue a request. An episode has at most one request at a time."""
         ...
 
     def step(self) -> list[TurnResult]:
-        """Work for a while (one token of each turn, or one batch) and return the turns that ended."""
+        """Sample one token of each turn, or one whole batch of turns, and return the turns that ended."""
         ...
 
     def release(self, key: int) -> None:
-        """Forget an episode, in the middle of a turn too; unknown keys are fine."""
+        """Drop an episode, also in the middle of a turn. Unknown keys are ignored."""
         ...
 
 
 class QueuedBackend:
-    """Holds a turn per episode, of at most `capacity` (None: any number) between `add` and `release`."""
+    """Base class of backends that queue one turn per episode. A `capacity` of None allows any number."""
 
     version: int | None = None  # of the weights, as in `TurnResult`
 
@@ -78,7 +78,7 @@ class QueuedBackend:
         return bool(self._queue)
 
     def add(self, request: TurnRequest) -> None:
-        """Queue a request."""
+        """Check a request and queue it."""
         key = request.key
         if request.max_new_tokens < 1:
             raise ValueError(f"Episode {key}: max_new_tokens={request.max_new_tokens}, not >= 1.")
@@ -91,7 +91,7 @@ class QueuedBackend:
         self._queue[key] = request
 
     def release(self, key: int) -> None:
-        """Forget an episode, and its turn if one is in flight; unknown keys are fine."""
+        """Drop an episode, and its turn if one is in flight. Unknown keys are ignored."""
         self._episodes.discard(key)
         self._queue.pop(key, None)
 
@@ -99,7 +99,7 @@ class QueuedBackend:
 def cut(
     request: TurnRequest, ids: list[int], logprobs: list[float] | None, version: int | None = None
 ) -> TurnResult:
-    """Cut a turn to its own limit."""
+    """Make the result of a sampled turn, cut to the limit of its request."""
     if not ids:
         raise RuntimeError(f"The turn of episode {request.key} came back empty.")
     if logprobs is not None and len(logprobs) != len(ids):

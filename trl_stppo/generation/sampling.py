@@ -1,4 +1,4 @@
-"""Sampling of a token from logits: `generate`'s own warpers, and one random stream per turn."""
+"""Sampling of tokens from logits, with the warpers of `generate` and one random stream per turn."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SamplingSettings:
     def from_generation_config(
         cls, config: GenerationConfig, model_config: GenerationConfig | None = None
     ) -> tuple[SamplingSettings | None, str | None]:
-        """Read a configuration as `generate` would, which takes missing fields from the model's own.
+        """Convert a generation configuration to settings. Missing fields are taken from `model_config`.
 
         Returns:
             the settings and None; or None and the fields that these settings cannot express.
@@ -117,7 +117,7 @@ class SamplingSettings:
         return self.penalises or (self.do_sample and cuts)
 
     def processors(self) -> LogitsProcessorList:
-        """Return the processors that `generate` makes of these settings, in its order."""
+        """Return the logits processors that `generate` makes of these settings, in the same order."""
         chain = LogitsProcessorList()
         if self.penalises:
             chain.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
@@ -139,14 +139,14 @@ def _given(config: GenerationConfig) -> dict[str, Any]:
 
 
 def turn_random(seed: tuple[int, ...]) -> Random:
-    """Return the random numbers of one turn, equal on all processes and machines."""
+    """Return a turn's random generator. Equal seeds give equal numbers on all processes and machines."""
     # `random.Random` keeps all bits of its seed; a torch CPU generator keeps 32.
     text = ",".join(str(int(part)) for part in seed)
     return Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))
 
 
 class Sampler:
-    """Draws one token per row."""
+    """Draws one token per row from logits."""
 
     # Numbers of one float64 table [rows, vocabulary]; more rows are drawn in several goes.
     TABLE = 2**25
@@ -159,7 +159,7 @@ class Sampler:
     def __call__(
         self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens [rows] from logits [rows, vocabulary]; logprobs are under the temperature alone.
+        """Draw tokens [rows] from logits [rows, vocabulary]. Logprobs ignore all settings but temperature.
 
         `uniforms`: [rows] in [0, 1), float64; None if the choice is greedy. `ids`: [rows, tokens] so far,
         padded with repeats of their tokens; None unless repetition is penalised.
@@ -201,7 +201,7 @@ def _log_total(scores: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """Return each row's first token whose cumulative weight exceeds a uniform draw times the total weight.
+    """Return each row's first token whose cumulative weight exceeds a uniform share of the total weight.
 
     `sums` are the running sums of `weights` [rows, vocabulary]. No token [rows, 1] has weight zero.
     """

@@ -1,4 +1,4 @@
-"""A backend over a server that may die, restart or return errors: each turn is a request of its own."""
+"""A backend over a server that may stop, restart or return errors. Each turn is a separate request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 
 
 class ServerError(Exception):
-    """The server has not sampled a turn; a repeated request may succeed.
+    """Error of a server that has not sampled a turn. A repeated request may succeed.
 
     `unreachable`: the server is down or too busy, so the error does not come from this turn.
     """
@@ -33,7 +33,7 @@ class ServerError(Exception):
 
 
 class ServerBackend(QueuedBackend):
-    """Sends each turn from a thread of its own, and repeats it after a temporary failure.
+    """Backend that requests each turn on a separate thread, and retries after a temporary failure.
 
     A turn counts if the server had the right weights before and after it. A turn without an answer within
     `patience` seconds, or with errors alone, gets a result with an `error`.
@@ -71,7 +71,7 @@ class ServerBackend(QueuedBackend):
 
     @property
     def has_lost(self) -> bool:
-        """Return whether the server lost the weights and still needs them."""
+        """Return whether the server has lost the policy's weights and not received them again."""
         return self._lost.is_set()
 
     def add(self, request: TurnRequest) -> None:
@@ -80,7 +80,7 @@ class ServerBackend(QueuedBackend):
         DaemonThread(self._work, "turn", request).start()
 
     def step(self) -> list[TurnResult]:
-        """Block for a moment, and return the turns that are sampled."""
+        """Return the turns sampled since the last call. If there are none, block for a few milliseconds."""
         if self._lost.is_set() and self._send_weights is not None:
             try:
                 self._weights = self._send_weights()

@@ -1,4 +1,4 @@
-"""Key-value storage with one slot per episode, written in place at each episode's own length.
+"""Key-value storage with one slot per episode. Writes are in place, at each episode's current length.
 
 A slot beyond its episode's length holds zeros, never another episode's values: masked keys have
 no weight, but zero times a NaN is a NaN.
@@ -19,12 +19,12 @@ GROWTH = 1.5
 
 
 def aligned(length: int) -> int:
-    """Return the next multiple of `ALIGNMENT`, in tokens."""
+    """Round a number of tokens up to a multiple of `ALIGNMENT`."""
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 class SlotTensor:
-    """A tensor [slots + 1, heads, length, width]; padding is written to the last slot.
+    """Storage tensor [slots + 1, heads, length, width]. Padding is written to the last slot.
 
     `like` [rows, heads, tokens, width] gives heads, width, dtype and device.
     """
@@ -33,13 +33,13 @@ class SlotTensor:
         self.data = like.new_zeros(slots + 1, like.shape[1], length, like.shape[3])
 
     def resize(self, slots: int, length: int, used: int) -> None:
-        """Make room for more slots or tokens; the first `used` tokens of each slot are kept."""
+        """Enlarge the tensor to `slots` and `length`. The first `used` tokens of each slot are kept."""
         old = self.data[:-1, :, :used]
         self.data = old.new_zeros(slots + 1, old.shape[1], length, old.shape[3])
         self.data[: old.shape[0], :, :used] = old
 
     def write(self, states: Tensor, span: Span) -> Tensor:
-        """Write new states [rows, heads, tokens, width] of the span's rows; return all of these rows."""
+        """Write new states [rows, heads, tokens, width] into the span's rows, and return the whole rows."""
         data = self.data
         index = span.index(data.shape[0], data.shape[1], data.shape[2])
         data.view(-1, data.shape[3]).index_copy_(0, index, states.reshape(-1, data.shape[3]))
@@ -70,7 +70,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Return the tokens' indices in a [slots * heads * length, width] view, computed once per pass."""
+        """Return the new tokens' indices in a view [slots * heads * length, width], cached for the pass."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             each = torch.arange(heads, device=self._slots.device)
@@ -84,7 +84,7 @@ class Span:
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values; `cache` holds their size and the rows in use."""
+    """Keys and values of one layer. `cache` defines their size and the rows in use."""
 
     is_sliding = False
 
@@ -93,7 +93,7 @@ class SlotLayer(CacheLayerMixin):
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate with the heads, width, dtype and device of the first states."""
+        """Allocate keys and values with the heads, width, dtype and device of the first states."""
         self.keys = SlotTensor(key_states, self.cache.slots, self.cache.length)
         self.values = SlotTensor(value_states, self.cache.slots, self.cache.length)
         self.is_initialized = True
@@ -101,7 +101,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write new states [rows, heads, tokens, width]; return all of the rows' states."""
+        """Write new states [rows, heads, tokens, width], and return all states of these rows."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         span = self.cache.span
@@ -112,7 +112,7 @@ class SlotLayer(CacheLayerMixin):
         return self.cache.span.longest, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens that attention sees; the rows' lengths differ."""
+        """Return the number of tokens per row that attention sees, padding included."""
         return self.cache.span.longest
 
     def get_max_length(self) -> int:
@@ -121,7 +121,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """A cache of all layers whose rows are episodes of different lengths.
+    """Key-value cache of all layers. Its rows are episodes of different lengths.
 
     Call `reserve`, set `span`, then run the model with it.
 
@@ -143,13 +143,13 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one layer's new states; see `SlotLayer.update`."""
+        """Write the new states of one layer with `SlotLayer.update`, and return all states of these rows."""
         while len(self.layers) <= layer_idx:
             self.layers.append(SlotLayer(self))
         return self.layers[layer_idx].update(key_states, value_states)
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for that many slots and tokens; growing allocates some spare room."""
+        """Make room for `slots` episodes of `length` tokens. Growing allocates some spare room."""
         if slots > self.slots or length > self.length:
             if slots > self.slots:
                 self.slots = max(slots, int(self.slots * GROWTH))
@@ -160,13 +160,13 @@ class SlotCache(Cache):
         self.used = max(self.used, length)
 
     def aim(self, span: Span, tokens: Tensor) -> None:
-        """Set the span of the next forward pass over tokens [rows, tokens]."""
+        """Set the slots and positions of the next forward pass, which runs over tokens [rows, tokens]."""
         self.span = span
         if self.ids is not None:
             self._row_ids = self.ids.write(tokens[:, None, :, None], span)[:, 0, :, 0]
 
     def tokens(self) -> Tensor | None:
-        """Return the rows fed last, [rows, span.longest], padded with their first tokens."""
+        """Return the ids of the rows fed last, [rows, span.longest], padded with each row's first token."""
         if self.ids is None:
             return None
         ends = self.span.positions[:, -1:]
@@ -174,14 +174,14 @@ class SlotCache(Cache):
         return torch.where(inside, self._row_ids, self._row_ids[:, :1])
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy slots onto slots, all read before any is written."""
+        """Copy the slots `sources` to the slots `targets`. All are read before any is written."""
         for tensor in self._tensors():
             pair = torch.tensor([sources, targets], device=tensor.data.device)
             used = tensor.data[:, :, : self.used]
             used[pair[1]] = used.index_select(0, pair[0])
 
     def clear(self, slots: list[int]) -> None:
-        """Zero slots, which removes an earlier episode's values."""
+        """Fill slots with zeros, so that no values of an earlier episode remain."""
         for tensor in self._tensors():
             places = torch.tensor(slots, device=tensor.data.device)
             tensor.data[:, :, : self.used].index_fill_(0, places, 0)
@@ -192,7 +192,7 @@ class SlotCache(Cache):
 
 
 def supports(model: nn.Module) -> str | None:
-    """Return why a model cannot use a `SlotCache`, as a sentence; None if it can."""
+    """Return the reason why a model cannot use a `SlotCache`, as a sentence, or None if it can."""
     base = base_of(model)
     config = base.config
     text = config.get_text_config(decoder=True)
@@ -238,13 +238,13 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
 
 
 def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
-    """Return the options of a forward pass that returns only the last `keep` logits of each row."""
+    """Return the options for a forward pass that computes only the last `keep` logits of each row."""
     known = inspect.signature(base_of(model).forward).parameters
     options = {"logits_to_keep": keep, "output_router_logits": False}
     return {name: value for name, value in options.items() if name in known}
 
 
 def base_of(model: nn.Module) -> Any:
-    """Return the model itself, without the wrapper of adapters."""
+    """Return the base model, without the wrapper of PEFT adapters."""
     unwrap: Any = getattr(model, "get_base_model", None)
     return model if unwrap is None else unwrap()

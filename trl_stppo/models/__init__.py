@@ -1,1 +1,1 @@
-"""Critics, and the small default model."""
+"""Critics, PEFT adapters, memory estimates, and the small default model."""

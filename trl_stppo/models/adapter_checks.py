@@ -1,4 +1,4 @@
-"""Checks of the PEFT adapters that a policy may have; `docs/one_gpu.md` lists them."""
+"""Checks of the policy's PEFT adapters. `docs/one_gpu.md` lists the supported adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED_FIELDS = (
 
 
 def check_policy_adapter(model: Any, peft_config: Any) -> None:
-    """Refuse adapters that could not be trained, played, saved or resumed.
+    """Raise ValueError for an adapter that could not be trained, sampled, saved or resumed.
 
     `peft_config` describes an adapter that is not yet made, or is None.
     """
@@ -41,7 +41,7 @@ def check_policy_adapter(model: Any, peft_config: Any) -> None:
 
 
 def _check_given_adapters(model: Any) -> None:
-    """Refuse a PeftModel whose adapter is not the one that TRL and the checkpoints expect."""
+    """Raise ValueError for a PeftModel whose adapter does not suit TRL and the checkpoints."""
     loaded = "PeftModel.from_pretrained(base, path, is_trainable=True)"
     if not hasattr(model, "get_base_model"):
         raise ValueError(f"`model` has an adapter loaded by transformers. Load it by {loaded}.")
@@ -66,7 +66,7 @@ def _check_lora(config: Any, prepared: bool) -> None:
 
 
 def check_loaded_policy(model: Any) -> None:
-    """Refuse combinations of adapter and base model that fail in the first forward passes."""
+    """Raise ValueError for combinations of adapter and base model whose forward pass would fail."""
     if not hasattr(model.get_output_embeddings(), "bias"):
         raise ValueError("`trainable_token_indices` is not supported with tie_word_embeddings.")
     config = model.peft_config[model.active_adapter]
@@ -76,12 +76,12 @@ def check_loaded_policy(model: Any) -> None:
 
 
 def check_untouched_base(config: Any, who: str, instead: str) -> None:
-    """Refuse trained biases: they are in the base weights, whichever adapter is active."""
+    """Raise ValueError if an adapter trains biases, because these change the base for all adapters."""
     if getattr(config, "bias", "none") != "none":
         raise ValueError(f"`bias={config.bias!r}` changes {who}. Allowed: 'none'; or {instead}.")
 
 
 def is_lora(config: Any) -> bool:
-    """Whether a configuration is LoRA itself, not one of its variants."""
+    """Return whether an adapter configuration is plain LoRA, not a variant of LoRA."""
     kind = getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind)) == "LORA"

@@ -1,4 +1,4 @@
-"""PEFT adapters on one backbone: the reference's copy, the critic's own, switching, loading.
+"""PEFT adapters of policy, reference and critic on one backbone: adding, switching, loading.
 
 The policy's adapter is called `default`, as TRL and PEFT's files expect. With it switched off the
 backbone is the reference. If the adapter changes the output from the start, a frozen copy, `ref`,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def needs_reference_copy(model: Any, peft_config: Any) -> bool:
-    """Whether the initial policy differs from its backbone without adapters."""
+    """Return whether the initial policy may differ from its backbone without adapters."""
     if hasattr(model, "peft_config"):
         return True  # its adapter may be trained already
     if is_lora(peft_config):
@@ -43,7 +43,7 @@ def needs_reference_copy(model: Any, peft_config: Any) -> bool:
 
 
 def add_reference_adapter(model: PreTrainedModel) -> None:
-    """Add a frozen copy of the policy's adapter, to which GRPOTrainer switches for the reference."""
+    """Add a frozen copy of the policy's adapter. GRPOTrainer switches to this copy for the reference."""
     config = _further_config(model.peft_config[POLICY])
     model.add_adapter(REFERENCE, config)
     _copy_adapter(model, POLICY, REFERENCE)
@@ -53,7 +53,7 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 
 
 def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
-    """Add the critic's adapter beside the policy's. A `rank` of None takes the policy's."""
+    """Add the critic's adapter beside the policy's. A `rank` of None means the policy adapter's rank."""
     if CRITIC in model.peft_config:  # the caller has loaded one
         present = getattr(model.peft_config[CRITIC], "r", None)
         if rank not in (None, present):
@@ -68,7 +68,7 @@ def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
 
 
 def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
-    """Return the policy's LoRA configuration, made safe for a second adapter on the same backbone."""
+    """Return the policy's LoRA configuration, adapted to a second adapter on the same backbone."""
     policy = model.peft_config[model.active_adapter]
     if not is_lora(policy):
         raise ValueError(
@@ -93,7 +93,7 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
 
 
 def _further_config(policy: Any) -> Any:
-    """Copy the configuration for one more adapter, without the steps that change the base weights again."""
+    """Copy an adapter's configuration for another adapter, without options that change the base weights."""
     config = copy.deepcopy(policy)
     config.inference_mode = False
     neutral = {"bias": "none", "init_lora_weights": True}  # PEFT allows biases in one adapter only
@@ -104,7 +104,7 @@ def _further_config(policy: Any) -> Any:
 
 
 def discard_saved_reference(folder: Path) -> None:
-    """Delete the reference's copy from a saved model."""
+    """Delete the reference adapter's files from a saved model's folder."""
     saved = folder / REFERENCE
     if not (saved / "adapter_config.json").is_file():
         return
@@ -116,7 +116,7 @@ def discard_saved_reference(folder: Path) -> None:
 
 
 def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
-    """Copy one adapter's values and dtypes to another."""
+    """Copy the values and dtypes of the adapter `source` to the adapter `target`."""
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         if source in parts:
@@ -130,7 +130,7 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
 
 @contextmanager
 def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
-    """Context in which only one adapter is active; `requires_grad` stays unchanged.
+    """Context in which only `adapter` is active in `layers`. It does not change `requires_grad`.
 
     A layer without that adapter uses its base weights.
     """
@@ -145,7 +145,7 @@ def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
 
 
 def adapter_layers(model: PreTrainedModel) -> list[Any]:
-    """Return every module that chooses between adapters."""
+    """Return all modules that hold adapters and switch between them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import AuxiliaryTrainingWrapper
 
@@ -181,7 +181,7 @@ def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
 
 
 def restore_module_dtypes(model: PreTrainedModel) -> None:
-    """Cast modules that an adapter trains in full to the dtype of the modules around them.
+    """Cast each module that an adapter trains in full to the dtype of the original module.
 
     On a quantised base TRL casts all trained parameters to bfloat16; a plain forward pass
     through a float32 model then fails at such a module.
@@ -194,7 +194,7 @@ def restore_module_dtypes(model: PreTrainedModel) -> None:
 
 
 def match_policy_dtype(model: PreTrainedModel, names: list[str]) -> None:
-    """Cast parameters as TRL casts the policy's adapter on a quantised base, to bfloat16."""
+    """Cast the named parameters to bfloat16, the dtype of the policy's adapter, if the base is quantised."""
     base = model.get_base_model()
     if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
         for name in names:

@@ -1,4 +1,4 @@
-"""The critic, in two shapes behind one interface: `values(...)`, `parameters()`, `save`, `load`.
+"""Critics: two implementations with one interface (`values`, `parameters`, `save`, `load`).
 
 `SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone;
 `SeparateCritic` is a sequence-classification model of its own. Neither registers a module inside the
@@ -36,7 +36,7 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
-    """Switch autocast off: it would round values to bfloat16, and with them rewards and returns."""
+    """Return a context without autocast, which would round values, rewards and returns to bfloat16."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
@@ -71,36 +71,36 @@ class Critic:
         ).last_hidden_state
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Apply the scalar head: [B, S, H] -> [B, S] float32, or float64 if the head is."""
+        """Map hidden states [B, S, H] to values [B, S] by the head, in float32 or a float64 head's dtype."""
         with full_precision(hidden):
             values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
         return values if values.dtype == torch.float64 else values.float()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return trainable parameters, in a stable order."""
+        """Return the critic's trainable parameters, in a stable order."""
         return []
 
     def save(self, folder: Path) -> None:
-        """Write everything `load` needs into `folder`."""
+        """Save the critic in `folder`, so that `load` can restore it."""
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote; raise FileNotFoundError if it is missing."""
+        """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context of forward *and* backward pass: checkpointed layers run again in the latter."""
+        """Context of the critic's forward and backward pass. The latter runs checkpointed layers again."""
         return nullcontext()
 
 
 class NoCritic(Critic):
-    """The null critic of methods without one: nothing to train, save or load."""
+    """Critic of methods without a critic. It has nothing to train, save or load."""
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Raise NotImplementedError."""
+        """Raise NotImplementedError, because there is no backbone."""
         raise NotImplementedError("This trainer has no critic, and so no values.")
 
 
 class SharedCritic(Critic):
-    """Adapter `critic` and a scalar head on the policy's own backbone.
+    """Critic on the policy's backbone, with a second adapter (`critic`) and a scalar head.
 
     `rank` is the rank of the critic's adapter; None takes the policy's.
     """
@@ -124,18 +124,18 @@ class SharedCritic(Critic):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which the backbone uses the critic's adapter; `requires_grad` stays correct."""
+        """Context in which the backbone uses the critic's adapter. The adapter stays trainable."""
         with adapters.only_active(self._layers, adapters.CRITIC):
             self._enable_gradients()
             yield
 
     def parameters(self) -> list[nn.Parameter]:
-        """See `Critic.parameters`."""
+        """Return the parameters of the critic's adapter and of the scalar head."""
         adapter = [self.model.get_parameter(name) for name in self.parameter_names]
         return adapter + list(self.head.parameters())
 
     def save(self, folder: Path) -> None:
-        """Write the head; PEFT saves the adapter into a folder of the adapter's name."""
+        """Save the head, and also the adapter if PEFT has not saved it in `folder` yet."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ class SharedCritic(Critic):
         save_file(head, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
-        """See `Critic.load`."""
+        """Load the adapter and the head from `folder`, or raise FileNotFoundError."""
         from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
         from safetensors.torch import load_file
 
@@ -159,7 +159,7 @@ class SharedCritic(Critic):
 
 
 class SeparateCritic(Critic):
-    """A sequence-classification model of its own, plain or with adapters.
+    """Critic with a separate sequence-classification model, with or without adapters.
 
     The model has `base_model_prefix` and a `score` head with one output, as in TRL's PPO scripts.
     """
@@ -177,11 +177,11 @@ class SeparateCritic(Critic):
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
 
     def parameters(self) -> list[nn.Parameter]:
-        """See `Critic.parameters`."""
+        """Return the trainable parameters of the critic's model."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def save(self, folder: Path) -> None:
-        """See `Critic.save`."""
+        """Save the critic's model, or only its adapters if it has adapters."""
         self.model.save_pretrained(self._folder(folder), state_dict=self.full)
 
     def _folder(self, folder: Path) -> Path:
@@ -189,7 +189,7 @@ class SeparateCritic(Critic):
         return folder / ADAPTERS if hasattr(self.model, "peft_config") else folder
 
     def load(self, folder: Path) -> None:
-        """See `Critic.load`."""
+        """Load the critic's model or its adapters from `folder`, or raise FileNotFoundError."""
         from safetensors.torch import load_file
 
         folder = self._folder(folder)
@@ -211,5 +211,5 @@ class SeparateCritic(Critic):
 
 
 def missing_critic(folder: Path) -> FileNotFoundError:
-    """Return the error for a checkpoint that holds the policy but not its critic."""
+    """Return the error for a checkpoint that holds the policy but no critic of this kind."""
     return FileNotFoundError(f"`{folder}` does not hold this checkpoint's critic, of this kind.")

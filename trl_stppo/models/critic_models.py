@@ -27,7 +27,7 @@ PLACE = ("cache_dir", "code_revision", "local_files_only", "revision", "subfolde
 
 
 class _BackboneWithScore(GenericForSequenceClassification):
-    """transformers' generic classifier, on the causal model's backbone (remote code included)."""
+    """A causal model's backbone with a `score` head, based on transformers' generic classifier."""
 
     backbone_class: ClassVar[type[PreTrainedModel]]
     has_own_code: ClassVar[bool]
@@ -42,18 +42,18 @@ class _BackboneWithScore(GenericForSequenceClassification):
 
     @classmethod
     def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
-        """Make a model as `from_config` of transformers' classes does."""
+        """Make a model with fresh weights from a configuration."""
         return cls._from_config(config, dtype=dtype)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save as upstream does, and add the repository's code files."""
+        """Save the model, and the repository's code files if the model has remote code."""
         super().save_pretrained(save_directory, **kwargs)
         if self.has_own_code:
             custom_object_save(self, save_directory)
 
 
 def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
-    """Make a sequence-classification class for an architecture without one."""
+    """Make a sequence-classification class for a causal model whose architecture has none."""
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
@@ -73,7 +73,7 @@ def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
 
 
 def _has_scored_class(config: PretrainedConfig) -> bool:
-    """Whether this configuration has a sequence-classification model with a `score` head."""
+    """Return whether a sequence-classification model with a `score` head exists for the configuration."""
     if AUTO_CLASS in (getattr(config, "auto_map", None) or {}):
         return True
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -114,7 +114,7 @@ def critic_from_config(
 def critic_from_policy(
     policy: PreTrainedModel, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """Make a second backbone with the policy's current weights and a fresh scalar head."""
+    """Make a separate critic with the policy's current weights and a fresh scalar head."""
     model = critic_from_config(
         policy.config, policy, dtype=policy.dtype, trust_remote_code=trust_remote_code
     ).to(policy.device)
@@ -128,7 +128,7 @@ def critic_from_policy(
 
 
 def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
-    """Load a separate critic by name; a head that the checkpoint lacks starts at zero."""
+    """Load a separate critic by name. If the checkpoint has no head, the head starts at zero."""
     from transformers import AutoModelForSequenceClassification
 
     # If unset, transformers prompts in a terminal before it runs a repository's code.
@@ -149,7 +149,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
 
 
 def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore] | None:
-    """Return the class made for a checkpoint's architecture; None if transformers has one."""
+    """Make the classifier class for a checkpoint's architecture. Return None if transformers has one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place = {name: options[name] for name in PLACE if name in options}

@@ -1,4 +1,4 @@
-"""A causal language model as process reward model: its probability of "yes" against "no"."""
+"""A process reward model: a causal language model's probability of "yes" against "no" for a turn."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class LabelTokenScorer:
         model_init_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> LabelTokenScorer:
-        """Load a judge by name.
+        """Load a model and its tokenizer by name, and make a scorer of them.
 
         Args:
             name: of a repository on the Hub, or a folder.
@@ -107,7 +107,7 @@ class LabelTokenScorer:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Return scores between 0 and 1.
+        """Return a score between 0 and 1 for each turn.
 
         Args:
             prompts: messages or text before each turn.
@@ -126,7 +126,7 @@ class LabelTokenScorer:
 
     @staticmethod
     def suits(name: str, **options: Any) -> bool:
-        """Whether the named model generates text, as a judge must; other models give scores.
+        """Return whether the named model generates text and can therefore be a judge.
 
         Args:
             name: of a repository on the Hub, or a folder.
@@ -166,7 +166,7 @@ class LabelTokenScorer:
 
 
 def _parts(prompt: Any) -> tuple[str, str]:
-    """Return task and history: the messages before the agent's first turn, and the later ones."""
+    """Return the task (the messages before the agent's first turn) and the history (the later messages)."""
     if isinstance(prompt, str):
         return prompt, "(see above)"
     first = next((i for i, m in enumerate(prompt) if m["role"] == "assistant"), len(prompt))

@@ -44,7 +44,7 @@ NF4_BITS, NF4_PLAIN_BITS = 4 + 8 / 64 + 32 / (64 * 256), 4 + 32 / 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of a decoder."""
+    """Sizes and parameter counts of a decoder's layers."""
 
     # As in transformers' configurations.
     hidden: int
@@ -60,11 +60,11 @@ class Geometry:
     largest: int  # parameters of the largest of them
 
     def lora_parameters(self, rank: int) -> int:
-        """Return the number of parameters of adapters of this rank on all linear layers."""
+        """Return the number of parameters of LoRA adapters of this rank on all linear layers."""
         return rank * self.widths
 
     def four_bit_weights(self, other_bytes: int = 2, *, double: bool = True) -> int:
-        """Return the bytes with linear layers in NF4, and `other_bytes` for each other parameter."""
+        """Return the bytes of the weights with NF4 linear layers and `other_bytes` per other parameter."""
         bits = NF4_BITS if double else NF4_PLAIN_BITS
         return round(self.linear * bits / 8) + (self.parameters - self.linear) * other_bytes
 
@@ -75,7 +75,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Setup:
-    """One training run."""
+    """The models and settings of a training run that determine its memory use."""
 
     geometry: Geometry  # of the policy
     weights: int  # bytes of the policy's loaded backbone
@@ -110,12 +110,12 @@ class Setup:
 
     @property
     def length(self) -> int:
-        """Return the tokens of the longest episode."""
+        """Number of tokens of the longest episode, prompt included."""
         return self.prompt + self.completion
 
 
 def make_qlora(setup: Setup, rank: int = 16) -> Setup:
-    """Return a copy of the run with four-bit weights, adapters in bfloat16 and a shared critic."""
+    """Return a copy of the setup with four-bit weights, bfloat16 adapters and a shared critic."""
     shape = setup.geometry
     if setup.full:
         adapter = shape.lora_parameters(rank)
@@ -138,7 +138,7 @@ def make_qlora(setup: Setup, rank: int = 16) -> Setup:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected memory, in bytes."""
+    """Expected memory use of a run in each phase, in bytes."""
 
     # Bytes alive at the peak of each phase, by name.
     phases: Mapping[str, Mapping[str, int]]
@@ -146,27 +146,27 @@ class Estimate:
 
     @property
     def phase(self) -> str:
-        """Return the phase with the peak."""
+        """Name of the phase with the highest memory use."""
         return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> int:
-        """Return bytes at the peak, the overhead included."""
+        """Bytes in use in the phase with the highest memory use, overhead included."""
         return self.total(self.phase)
 
     def total(self, phase: str) -> int:
-        """Return bytes in a phase, the overhead included."""
+        """Return the bytes in use in a phase, overhead included."""
         return sum(self.phases[phase].values()) + self.overhead
 
     def parts(self, phase: str) -> str:
-        """Return the sizes of the parts alive in a phase as a text, in GiB, largest first."""
+        """Return a text with the sizes of a phase's parts in GiB, largest first."""
         parts = {**self.phases[phase], "overhead": self.overhead}
         order = sorted(parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {size / GIB:.1f}" for name, size in order if size / GIB >= 0.05)
 
 
 def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
-    """Return the bytes of an optimizer's state after its first step; an unknown name counts as AdamW."""
+    """Return the bytes of an optimizer's state after its first step. Unknown names count as AdamW."""
     each = OPTIMIZERS.get(optim, 8.0)
     if optim.startswith(("adamw_torch", "ademamix")) and not optim.endswith("bit"):
         each *= element_bytes / 4
@@ -174,7 +174,7 @@ def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
 
 
 def estimate(setup: Setup) -> Estimate:
-    """Add up the memory in use in each phase."""
+    """Estimate the memory in use in each phase of a training run."""
     trained = setup.trainable + setup.critic_trainable
     state = optimizer_bytes(setup.optim, trained, setup.trainable_bytes)
     kept = {
@@ -199,7 +199,7 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def _gradients(setup: Setup) -> tuple[int, int]:
-    """Return the bytes of gradients during a mini-batch, and those of one more backward pass."""
+    """Return the bytes of a mini-batch's gradients, and the additional bytes during a backward pass."""
     policy = setup.trainable * setup.trainable_bytes
     critic = setup.critic_trainable * setup.trainable_bytes
     # An accumulating buffer gets all new gradients at once and adds them afterwards.
@@ -210,7 +210,7 @@ def _gradients(setup: Setup) -> tuple[int, int]:
 
 
 def _update(setup: Setup) -> dict[str, int]:
-    """Return a micro-batch's graph: the critic's or the policy's, never both."""
+    """Return the bytes of gradients and activations in the update: the larger of policy and critic."""
     tokens = setup.rows * setup.length
     critic = setup.critic_geometry or setup.geometry
     sides = [(setup.geometry, setup.full), (critic, setup.critic_full)]
@@ -248,7 +248,7 @@ def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int,
 
 
 def _tile(setup: Setup, *, backward: bool) -> int:
-    """Return bytes for log-probabilities of one micro-batch, computed tile by tile."""
+    """Return the bytes needed for the log-probabilities of a micro-batch, which are computed in tiles."""
     c, shape, tokens = setup.compute_bytes, setup.geometry, setup.rows * setup.completion
     tile = min(tokens, TILE_TOKENS) * TILE_VOCABULARY * c
     weights = TILE_VOCABULARY * shape.hidden * c if setup.weight_bytes != c else 0

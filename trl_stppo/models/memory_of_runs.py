@@ -1,4 +1,4 @@
-"""Memory use of a run by its configuration and engine, and settings that would lower it."""
+"""Memory estimate of a configured run on an engine, and hints at settings that lower memory use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .memory import Setup, estimate, make_qlora
 
 
 def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
-    """Return the fields of `Setup` that a configuration sets; `prompt` is the longest prompt in tokens."""
+    """Return the fields of `Setup` that a configuration sets. `prompt` is the longest prompt in tokens."""
     batch = args.per_device_train_batch_size * (args.steps_per_generation or 1)
     exact = getattr(args, "takes_second_gradient", False)
     extra = args.entropy_coef != 0.0 or args.beta != 0.0
@@ -29,7 +29,7 @@ def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
 
 
 def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """Return the part of a run on one of its processes.
+    """Return the setup of one process of a run that an engine distributes over `processes`.
 
     The model of an engine is simple: sharded sizes are divided by the number of processes, weights
     gathered for a rollout count in full there, and the engine's buffers are left out. DDP
@@ -68,7 +68,7 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """Return the critic's part on one process; ZeRO shards only a separate critic."""
+    """Return the setup with the critic's share on one process. ZeRO shards only a separate critic."""
     weights, trained = setup.critic_weights, setup.critic_trainable
     pieces, other = weights // processes, setup.other
     if engine != "FSDP2" and not setup.critic_full:
@@ -80,18 +80,18 @@ def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _of_zero(trained: int, engine: str, processes: int) -> int:
-    """Return the bytes of weights: bfloat16 for computing, float32 for the optimizer."""
+    """Return one process's bytes of weights under ZeRO: bfloat16 weights and float32 masters."""
     half, masters = 2 * trained, 4 * trained // processes
     return (half // processes if engine == "ZeRO-3" else half) + masters
 
 
 def _gathering(setup: Setup, weights: int) -> Setup:
-    """Add bytes of gathered weights to a rollout, if the policy plays it."""
+    """Add the bytes of weights gathered for a rollout, if the policy itself samples the turns."""
     return replace(setup, gathered=weights) if setup.slots else setup
 
 
 def hints(setup: Setup) -> list[tuple[str, int]]:
-    """Return settings that would save memory, with the bytes that each saves, most effective first."""
+    """Return settings that would save memory and the bytes that each saves, most effective first."""
     now = estimate(setup).peak
     options = [(text, now - estimate(other).peak) for text, other in _alternatives(setup)]
     return sorted((o for o in options if o[1] > 0.01 * now), key=lambda option: -option[1])

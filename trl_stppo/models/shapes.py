@@ -1,4 +1,4 @@
-"""Models for the memory estimate: built on the meta device, without weights, and measured."""
+"""Models without weights on the meta device, and measurement of models for the memory estimate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .memory import Geometry, Setup
 def policy_shape(
     config: Any, dtype: str, peft_config: Any = None, *, four_bit: bool = False
 ) -> Any:
-    """Make a policy without its weights. `four_bit`: it will be quantised; its shapes do not change."""
+    """Make a policy without weights. `four_bit` marks it as quantised and does not change its shapes."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -36,7 +36,7 @@ def policy_shape(
 
 
 def critic_shape(config: Any, dtype: str) -> Any:
-    """Make a separate critic without its weights; `config` and `dtype` as for a policy."""
+    """Make a separate critic without weights, from a configuration and a dtype."""
     with torch.device("meta"):
         return critic_from_config(config, dtype=dtype)
 
@@ -45,7 +45,7 @@ def critic_shape(config: Any, dtype: str) -> Any:
 
 
 def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: Any) -> Setup:
-    """Measure the models of a run for the memory estimate.
+    """Measure the models of a run, and return the setup for the memory estimate.
 
     `reference` is a separate model, or None; `settings` are other fields of `Setup`.
     """
@@ -79,7 +79,7 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
 
 
 def geometry_of(model: Any) -> Geometry:
-    """Return the shape of a model, without adapters and heads."""
+    """Return the geometry of a model without its adapters and heads."""
     config = model.config.get_text_config()
     skip = set(getattr(model, "peft_config", {}))
     linear = [
@@ -116,21 +116,21 @@ def geometry_of(model: Any) -> Geometry:
 
 
 def _sides(module: Any) -> tuple[int, int]:
-    """Return input and output width; packed weights have them as attributes."""
+    """Return the input and output width of a linear layer, also if its weight is packed."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     return module.weight.shape[0], module.weight.shape[1]
 
 
 def _intermediate(config: Any, sides: list[tuple[int, int]]) -> int:
-    """Return the width of the MLP; with experts, the width of those that one token passes through."""
+    """Return the width of the MLP, or with experts the total width that one token passes through."""
     width = getattr(config, "intermediate_size", None) or max(max(pair) for pair in sides)
     experts = getattr(config, "num_experts_per_tok", None)
     return experts * (getattr(config, "moe_intermediate_size", None) or width) if experts else width
 
 
 def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of the backbone, and those of its adapters."""
+    """Return the parameters of the backbone, and the parameters of its adapters."""
     names = set(getattr(model, "peft_config", {}))
     parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for name, parameter in model.named_parameters():
@@ -139,7 +139,7 @@ def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 
 def byte_size(parameters: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of parameters, with the constants of quantised weights."""
+    """Return the bytes of parameters, including the constants of quantised weights."""
     return sum(elements(p) * p.element_size() + _constants(p) for p in parameters)
 
 

@@ -1,4 +1,4 @@
-"""Load weights from a folder into an existing model, whatever their names on disk."""
+"""Load weights from a folder into an existing model, even if their names on disk differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SINGLE = "model.safetensors"
 
 
 def load_converted(model: Any, folder: Path) -> bool:
-    """Load weights if their form on disk differs from the model's.
+    """Load a folder's weights if their form on disk differs from the model's.
 
     transformers saves the experts of a mixture one by one, as checkpoints on the Hub do, and keeps
     them in one tensor. Its trainer loads by name alone and skips names that it does not find.
@@ -35,7 +35,7 @@ def load_converted(model: Any, folder: Path) -> bool:
 
 
 def _names(folder: Path) -> set[str]:
-    """Return the names of the tensors in a folder; empty if they are not in safetensors."""
+    """Return the names of the tensors in a folder, or an empty set without safetensors files."""
     from safetensors import safe_open
 
     if (folder / INDEX).is_file():

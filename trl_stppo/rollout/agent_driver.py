@@ -1,4 +1,4 @@
-"""Plays agents that own their loop: functions that call the policy through OpenAI's client.
+"""Plays agents: functions with a loop of their own that call the policy through OpenAI's client.
 
 An agent looks like an environment: its opening is its first call, its answer to a turn is its next call or
 its end. So limits, failures, deadlines, seeds and backends are those of environments. Calls of one episode
@@ -53,7 +53,7 @@ RESULT_KEYS = ("reward", "turn_rewards", "success", "truncated")
 
 @dataclass
 class _Pending:
-    """A call that has no answer yet."""
+    """An agent's chat completion request that has no answer yet."""
 
     request: AgentRequest
     shows_logprobs: bool
@@ -65,7 +65,7 @@ class _Pending:
 
 
 class AgentSession:
-    """One running agent: the calls that it makes, and what it returns."""
+    """One running agent, with the requests that it makes and its result."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class AgentSession:
     # --------------------------------------------------------------- on the event loop
 
     async def start(self) -> AgentRequest | Any:
-        """Start the agent; return its first request, or its result if it makes none."""
+        """Start the agent. Return its first request, or its result if it makes no request."""
         if is_async(self._agent):
             loop, context = asyncio.get_running_loop(), contextvars.copy_context()
             context.run(delegate_blocks, self)
@@ -137,7 +137,7 @@ class AgentSession:
         return await self.next()
 
     async def next(self) -> AgentRequest | Any:
-        """Return the agent's next request, or its result; raise its exception."""
+        """Return the agent's next request or its result, or raise the agent's exception."""
         self.owner = delegate_blocks(None)
         with self._lock:
             event = self._events.popleft() if self._events else None
@@ -156,7 +156,7 @@ class AgentSession:
         return value if error is None else None
 
     def close(self) -> None:
-        """End the agent; no later call is answered."""
+        """End the agent. Its pending and later calls get an error."""
         with self._lock:
             self.closed = True
             waiting = [self.pending, *(e for e in self._events if isinstance(e, _Pending))]
@@ -171,12 +171,12 @@ class AgentSession:
 
 
 def episode_over() -> RefusedRequest:
-    """Return the answer to calls after an episode's end."""
+    """Return the error that answers an agent's calls after the end of its episode."""
     return RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
 class AgentDriver(Driver):
-    """Drives an agent of the caller; `answer` plays its turns.
+    """Driver of the caller's agent function. `answer` plays the agent's turns.
 
     `agent`: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
     `limits` and `renders` are those of `AgentContexts`, `endpoint` is for agents in other processes.
@@ -201,7 +201,7 @@ class AgentDriver(Driver):
         self._warned: set[str] = set()
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
-        """Start the agent."""
+        """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
         limits, suffix = self._limits, self._format.suffix
         contexts = AgentContexts(episode, self._renderer, suffix, limits, self._renders)
@@ -217,7 +217,7 @@ class AgentDriver(Driver):
         return starting
 
     def begin(self, episode: Episode) -> AgentRequest | None:
-        """Prepare the turn that answers the pending call; None if its messages cannot be read."""
+        """Prepare the turn that answers the pending request. Return None if the messages cannot be used."""
         session, request = episode.env, episode.env.pending.request
         session.error = None
         try:
@@ -227,7 +227,7 @@ class AgentDriver(Driver):
             return None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
-        """Return the turn as a message, with its tool calls if the request has tools."""
+        """Return a sampled turn as a message, with parsed tool calls if the request has tools."""
         request, context = episode.env.pending.request, episode.context
         if not request.reads_tools:
             return {"role": "assistant", "content": self._renderer.decode_action(ids)}
@@ -278,7 +278,7 @@ class AgentDriver(Driver):
         return proceeding, stopped is not None
 
     def refuse(self, episode: Episode, reason: StopReason) -> Call:
-        """Return the call that refuses the pending one: it does not fit, or a limit ended the episode."""
+        """Return the call that answers the pending request with an error, for the given reason."""
         session, refused = episode.env, episode_over()
         if reason is StopReason.TOKEN_BUDGET:
             session.refused += 1
@@ -304,14 +304,14 @@ class AgentDriver(Driver):
         return refusing
 
     def release(self, episode: Episode) -> None:
-        """See `Driver`."""
+        """Implement `Driver.release`: end the episode's agent and its access to the endpoint."""
         if episode.env is not None:
             episode.env.close()
             if self._endpoint is not None:
                 self._endpoint.close(episode.env)
 
     def close(self) -> None:
-        """See `Driver`."""
+        """Implement `Driver.close`: stop the HTTP endpoint, if there is one."""
         if self._endpoint is not None:
             self._endpoint.stop()
 
@@ -324,7 +324,7 @@ class AgentDriver(Driver):
 
 
 def outcome_of(episode: Any, event: Any) -> Outcome:
-    """Return the outcome of a turn, from the agent's next request or its result."""
+    """Convert the agent's next request or its result to the outcome of a turn."""
     session = episode.env
     if isinstance(event, AgentRequest):
         return Outcome(request=event)

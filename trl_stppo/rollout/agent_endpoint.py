@@ -1,4 +1,4 @@
-"""A loopback address at which agents in other processes reach the policy."""
+"""An HTTP address on this machine, at which agents in other processes reach the policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.1
 
 
 class AgentEndpoint:
-    """Answers requests that carry the secret of a running episode as their API key."""
+    """HTTP server that answers requests whose API key is the secret of a running episode."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Answers] = {}
@@ -34,7 +34,7 @@ class AgentEndpoint:
             do_GET = do_POST
 
             def log_message(self, *args: Any) -> None:
-                """Log nothing."""
+                """Suppress the log line of a request."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -42,20 +42,20 @@ class AgentEndpoint:
         DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
 
     def open(self, session: Any) -> None:
-        """Accept the secret of an episode."""
+        """Accept requests with the secret of an episode."""
         self._sessions[session.key] = session.answers
 
     def close(self, session: Any) -> None:
-        """Reject the secret of an episode from now on."""
+        """Reject requests with the secret of an episode from now on."""
         self._sessions.pop(session.key, None)
 
     def stop(self) -> None:
-        """Close the address."""
+        """Stop the HTTP server."""
         self._server.shutdown()
         self._server.server_close()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request."""
+        """Answer one HTTP request."""
         headers, content = request.headers, b""
         length = headers.get("Transfer-Encoding") or headers.get("Content-Length") or "0"
         try:
@@ -76,7 +76,7 @@ class AgentEndpoint:
         request.wfile.write(body)
 
     def _answers_of(self, header: str) -> Answers:
-        """Return the episode of the header's secret; all wrong secrets take equal time."""
+        """Return the answers of the episode whose secret the header holds, by constant-time comparisons."""
         found = None
         for key, answers in list(self._sessions.items()):
             if hmac.compare_digest(f"Bearer {key}".encode(), header.encode()):

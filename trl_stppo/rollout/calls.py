@@ -17,7 +17,7 @@ CANCEL_SECONDS = 0.5
 
 @dataclass
 class CallResult:
-    """The result of one call."""
+    """Result of one call into an environment."""
 
     key: int  # as submitted
     value: Any = None  # the return value
@@ -30,7 +30,7 @@ class CallResult:
 
 @dataclass(eq=False)
 class Call:
-    """One call, from its submission to its result."""
+    """One call into an environment, from its submission to its result."""
 
     key: int
     func: Callable[[], Any]
@@ -44,7 +44,7 @@ class Call:
     future: Future[Any] | None = None
 
     def overdue_at(self, now: float) -> float | None:
-        """Return the time at which the call is abandoned, as of `now`; None for never."""
+        """Return the time at which the call will be abandoned, judged at `now`. None means never."""
         if self.timeout is None or self.started is None:
             return None
         at = self.started + self.timeout + (CANCEL_SECONDS if self.asynchronous else 0.0)
@@ -55,12 +55,12 @@ class Call:
         return at + min(now - max(blocked[1], self.started), self.timeout)
 
     def blocked_by(self, now: float) -> str | None:
-        """Return what blocks the call's event loop, as in `CallResult.blocked`."""
+        """Return whether the call "itself" or "another" call blocks the call's event loop, or None."""
         blocked = None if self.loop is None else self.loop.blocked_for(now)
         return None if blocked is None else "itself" if blocked[0] is self else "another"
 
     def postpone(self, seconds: float) -> None:
-        """Extend the limit after another call has blocked the loop; runs on the loop's thread."""
+        """Extend the limit by the time of another call's block. Only the loop's thread may call this."""
         if self.started is None:
             return
         seconds = min(seconds, time.monotonic() - self.started)
@@ -81,7 +81,7 @@ class Job:
 
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
-    """Make an awaitable and await it; return its result, and the exception of either step."""
+    """Make an awaitable and await it. Return its result and None, or None and the exception."""
     try:
         return await make(), None
     except asyncio.CancelledError:

@@ -47,7 +47,7 @@ class ChatRenderer:
         opening: str | list[Any] = "",
         trusted: bool = False,
     ) -> list[int]:
-        """Token ids of a prompt, ready for the model's turn.
+        """Return the token ids of a prompt, up to the start of the model's turn.
 
         `opening` is an environment's opening text, appended to the last message; if `trusted`, it may
         hold control tokens.
@@ -63,7 +63,7 @@ class ChatRenderer:
     def observation_ids(
         self, text: str, *, conversational: bool, turn_ended: bool, trusted: bool = False
     ) -> list[int]:
-        """Token ids between two turns: a user message, or bare text if not `conversational`.
+        """Return the token ids of an observation: a user message, or plain text if not `conversational`.
 
         `turn_ended`: whether the turn before ended with an end-of-turn token of its own. If not (it was
         cut), the observation begins with the template's. `trusted` text may hold control tokens.
@@ -74,7 +74,7 @@ class ChatRenderer:
         return self.suffix_ids([{"role": "user", "content": text}], turn_ended=turn_ended)
 
     def suffix_ids(self, messages: list[Message], *, turn_ended: bool) -> list[int]:
-        """Return token ids of user messages between two turns; see `observation_ids`.
+        """Return the token ids of user messages that follow a turn. `turn_ended`: see `observation_ids`.
 
         Raises:
             ValueError: the template renders earlier messages differently once these follow.
@@ -90,7 +90,7 @@ class ChatRenderer:
         return after[cut:]
 
     def without_control_tokens(self, messages: list[Message]) -> list[Message]:
-        """Return messages whose control tokens are plain text, except in system messages."""
+        """Return the messages with control tokens made plain text. System messages stay unchanged."""
         # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
         by_role = {"assistant": ControlTokens(self.tokenizer, written=False), "system": None}
         controls = [by_role.get(message["role"], self.control) for message in messages]
@@ -98,7 +98,7 @@ class ChatRenderer:
         return [control.split(message) if control else message for message, control in pairs]
 
     def check_template(self) -> None:
-        """Raise ValueError unless conversations can grow by appending; the error names the template."""
+        """Raise ValueError unless the chat template lets a conversation grow by appending tokens."""
         self.observation_ids("x", conversational=True, turn_ended=True)
 
     def ended(self, ids: list[int]) -> bool:
@@ -106,7 +106,7 @@ class ChatRenderer:
         return bool(ids) and ids[-1] in self.eos_token_ids
 
     def decode_action(self, ids: list[int]) -> str:
-        """The text of one turn, as the environment gets it."""
+        """Decode a turn to the text that the environment receives."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @functools.cached_property
@@ -146,7 +146,7 @@ class ChatRenderer:
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:
-    """Refuse a tokenizer that cannot render messages."""
+    """Raise ValueError if the tokenizer has no chat template."""
     # Tokenizers of other libraries may render messages without a template.
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
@@ -156,13 +156,13 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
 
 
 def has_image(content: Any) -> bool:
-    """Whether a message's content, text or blocks, holds an image."""
+    """Return whether a message's content holds an image."""
     blocks = content if isinstance(content, list) else []
     return any(isinstance(block, dict) and block.get("type") == "image" for block in blocks)
 
 
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
-    """Append an environment's opening text to the last message, as GRPOTrainer does."""
+    """Append an environment's opening text to the prompt's last message."""
     if not opening:
         return prompt
     if isinstance(prompt, str):
@@ -176,7 +176,7 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
 
 
 def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
-    """Cut each text to at most its first `chars` characters."""
+    """Cut each text of an opening to its first `chars` characters."""
     if isinstance(opening, str):
         return opening[:chars]
     return [
@@ -186,7 +186,7 @@ def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
 
 
 def _end_of(prompt: list[Message] | str) -> str:
-    """The text right before an opening."""
+    """Return the text at the end of a prompt, to which an opening is appended."""
     content = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     if isinstance(content, list):
         content = content[-1].get("text") if content else ""

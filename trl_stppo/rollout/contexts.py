@@ -1,4 +1,4 @@
-"""The contexts of an agent's calls: which row of tokens a call continues, branches from, or opens.
+"""Contexts (rows of tokens) of an agent's calls. A call continues, branches from or opens a context.
 
 A call continues a context if its messages begin with those of the context's last turn: the sampled tokens
 stay, and the new messages follow as the chat template's suffix. No text is tokenised again. What is
@@ -24,7 +24,7 @@ OPENED = ("rewritten", "tools", "reasoning", "branch")
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """One call of an agent, with messages and tools as chat templates take them."""
+    """One call of an agent, with messages and tools in the form that chat templates take."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A context as it was after one of its turns."""
+    """State of a context after one of its turns."""
 
     context: Context
     tokens: int  # of the context after its prompt
@@ -69,7 +69,7 @@ class AgentContexts:
         self.new: list[Message] = []  # of the newest request, after the turn that it continues
 
     def begin(self, request: AgentRequest) -> bool:
-        """Set the episode's current context: the one whose next turn answers the request.
+        """Set the episode's current context, in which the next turn answers the request.
 
         Returns:
             Whether the messages fit; if not, nothing has changed.
@@ -129,7 +129,7 @@ class AgentContexts:
         self._checkpoints.append(_Checkpoint(context, len(context.ids), said, tools))
 
     def _match(self, said: tuple[Said, ...], tools: str) -> _Checkpoint | None:
-        """Return the turn that the messages continue: the longest such context, the latest of equals."""
+        """Return the checkpoint that the messages continue: the longest match, and the latest of equals."""
         found = [
             each for each in self._checkpoints
             if each.tools == tools and len(each.said) < len(said)
@@ -139,7 +139,7 @@ class AgentContexts:
         return max(reversed(found), key=lambda each: len(each.said), default=None)
 
     def _extended(self, ids: list[int]) -> Context | None:
-        """Return the longest context that the ids continue exactly."""
+        """Return the longest context whose tokens the ids begin with, or None."""
         if not self._checkpoints:
             return None
         rows = [(c, c.prompt_ids + c.ids) for c in self._episode.contexts]
@@ -154,7 +154,7 @@ class AgentContexts:
         return "tools" if same else "rewritten"
 
     def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
-        """Return token ids of messages after a turn; None if the template has none for them."""
+        """Return the token ids of messages that follow a turn, or None if the template cannot append them."""
         ended, new = self._renderer.ended(before), self._foreign(messages)
         roles = {message["role"] for message in messages}
         try:
@@ -168,7 +168,7 @@ class AgentContexts:
             return None
 
     def _foreign(self, messages: list[Message]) -> list[Message]:
-        """Return messages whose control tokens are plain text, except in system messages."""
+        """Return the messages with control tokens made plain text. System messages stay unchanged."""
         return self._renderer.without_control_tokens(messages)
 
 
@@ -185,7 +185,7 @@ def _arguments(value: Any) -> str:
 def cut_at(
     stop: tuple[str, ...], ids: list[int], decode: Callable[[list[int]], str]
 ) -> tuple[list[int], str | None]:
-    """Cut a turn at the first token after which its text holds one of `stop`.
+    """Cut a turn after the token that completes the first stop string.
 
     Returns:
         The tokens that are left, and the text before `stop`; None if the turn does not hold it.

@@ -1,4 +1,4 @@
-"""Tokenisation of foreign text without control tokens.
+"""Tokenisation of text from outside, so that this text yields no control tokens.
 
 A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands, so the author of a passage, a web
 page or a tool's answer could write as system or assistant. Here a mark splits each such string before the
@@ -29,7 +29,7 @@ _PROBES = (
 
 
 class ControlTokens:
-    """The strings that a tokenizer reads as control tokens, and tokenisation of texts that hold them.
+    """The strings that a tokenizer reads as control tokens, and tokenisation that makes them plain text.
 
     They are the special tokens, and all other added tokens that the chat template writes
     (`<tool_response>`, `<think>`). Tokens of a single character do not count.
@@ -48,7 +48,7 @@ class ControlTokens:
         self._template, self._written = template or {}, written
 
     def split(self, data: Any, before: str = "") -> Any:
-        """Insert a mark into each control token, and between two texts that would join to one.
+        """Insert a mark into each control token, and between texts that together form a control token.
 
         `before`: text that comes right before it.
         """
@@ -68,14 +68,14 @@ class ControlTokens:
         return walk(data)
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of messages, equal to those of `apply_chat_template` if there is no mark."""
+        """Return the token ids of messages. If there is no mark, `apply_chat_template` makes them."""
         if not any(MARK in text for text in _texts(messages)):
             return list(self.tokenizer.apply_chat_template(messages, **options))
         options["tokenize"] = False
         return self._ids(self.tokenizer.apply_chat_template(messages, **options))
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return token ids of text. `special`: with the tokenizer's tokens at begin and end of a row."""
+        """Return the token ids of a text. `special` adds the tokens that begin and end a row."""
         if not special:
             return self._ids(text)
         if MARK not in text:
@@ -94,7 +94,7 @@ class ControlTokens:
         return (MARK if tail and arising else "") + self._pattern.sub(rf"\g<0>{MARK}", text)
 
     def _as_read(self, text: str) -> str:
-        """Return the normalised text if it reveals a control token in another spelling, else the text."""
+        """Return the normalised text if normalisation reveals a control token, else the text unchanged."""
         if self._normalize is None:
             return text
         normal = self._normalize(text)
@@ -116,7 +116,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _contents(self) -> list[str]:
-        """The control tokens as the tokenizer finds them."""
+        """Strings of all control tokens, normalised forms included."""
         try:
             added = self.tokenizer.added_tokens_decoder.values()
         except NotImplementedError:  # mistral-common reads none in a text
@@ -136,7 +136,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str] | None:
-        """Finds the first character of each control token, of overlapping ones too."""
+        """Pattern that matches the first character of each control token, even if tokens overlap."""
         starts = [
             f"{re.escape(first)}(?={'|'.join(re.escape(content[1:]) for content in group)})"
             for first, group in groupby(self._contents, key=lambda content: content[0])
@@ -145,7 +145,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _normalize(self) -> Callable[[str], str] | None:
-        """Return the normalisation before the tokenizer's search for added tokens, or None."""
+        """Function that normalises a text before the tokenizer searches it for added tokens, or None."""
         normalizer = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "normalizer", None)
         if normalizer is None:
             return None

@@ -1,4 +1,4 @@
-"""The interface between the engine and both kinds of environments.
+"""The interface between the rollout engine and environments of every kind.
 
 A driver turns one step of an episode into a call for a worker: a function without arguments, or a
 coroutine function, that returns an `Opening` or an `Outcome`. The call checks the environment's return
@@ -21,18 +21,18 @@ TRUSTED_TEXT = "trusted_text"  # attribute of an environment, or of a tool
 
 
 def readable(text: str) -> str:
-    """Return the text without lone surrogates; undecodable output of other programs contains them."""
+    """Replace lone surrogates in a text. Undecodable output of other programs contains them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def trusts(*speakers: Any) -> bool:
-    """Whether each environment and tool declares that its text may hold control tokens."""
+    """Return whether each environment and tool declares that its text may hold control tokens."""
     return bool(speakers) and all(getattr(s, TRUSTED_TEXT, False) is True for s in speakers)
 
 
 @dataclass
 class Opening:
-    """The result of a reset."""
+    """Result of an environment's reset."""
 
     env: Any  # the instance
     text: Any = ""  # its opening text, appended to the last message of the prompt
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Driver:
-    """Plays one kind of environment; by default one that is neither reset nor scored.
+    """Base class of drivers. A driver plays one kind of environment, by default without reset and score.
 
     `episode.pays_turns` may be set when a call is made, not while it runs: an abandoned call may end
     long after its episode, so it writes at most `turn_rewards_seen`.
@@ -72,19 +72,19 @@ class Driver:
     type_name: str | None  # the environment's class; None without an environment
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
-        """Return the call that resets the environment and returns an `Opening`; None without one."""
+        """Return the call that resets the environment and returns an `Opening`, or None without a reset."""
         return None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
-        """A sampled turn of the episode as a message."""
+        """Return a sampled turn of the episode as a message."""
         raise NotImplementedError
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
-        """Return the call that plays the turn and returns an `Outcome`; None without an action."""
+        """Return the call that plays the turn and returns an `Outcome`, or None if the turn has no action."""
         return None
 
     def scoring(self, episode: Episode) -> Call | None:
-        """Return the call that scores the ended episode; None if the environment has no score.
+        """Return the call that scores the ended episode, or None if the environment has no score.
 
         It returns the final reward and the last turn's additional reward, None for either if there
         is none.
@@ -92,7 +92,7 @@ class Driver:
         return None
 
     def release(self, episode: Episode) -> None:
-        """End the agent of an episode that is over."""
+        """Release the resources of an ended episode, such as its agent."""
 
     def close(self) -> None:
-        """Stop the HTTP endpoint that agents call, if there is one."""
+        """Release the driver's resources, such as the HTTP endpoint that agents call."""

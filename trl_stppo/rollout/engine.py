@@ -1,4 +1,4 @@
-"""Plays a batch of episodes, each at its own pace.
+"""Plays the episodes of a rollout, each at its own pace.
 
 The caller's thread generates and keeps all state; environments run on workers. The cycle of an
 episode: its environment answers -> the answer is appended to its row -> the backend samples its
@@ -31,7 +31,7 @@ CLOSE_SECONDS = 2.0
 
 
 class RolloutEngine(Parts):
-    """Plays episodes of any number of named environments; its arguments are `Parts`."""
+    """Plays episodes of any number of named environments. The constructor's arguments are `Parts`."""
 
     failures_in_a_row = 0
 
@@ -46,7 +46,7 @@ class RolloutEngine(Parts):
         names: Sequence[tuple[int, ...]] | None = None,
         prompt_ids: Sequence[list[int]] | None = None,
     ) -> tuple[list[Episode], Durations]:
-        """Play one episode per row.
+        """Play one episode per data set row.
 
         `rows` are columns for `reset`. `seed` and `first_row` (or `names`) are the seeds of the
         episodes. `prompt_ids` replace the rendered prompts.
@@ -67,7 +67,7 @@ class RolloutEngine(Parts):
         return episodes, Durations(loop.env_seconds, loop.wait_seconds, loop.generation_seconds)
 
     def close(self) -> None:
-        """Release workers and environments, within a short time."""
+        """Close the environments within a short time, and release the workers."""
         if self.pool is not None:
             pool, run_async = self.pool, self.calls.run_async
             closing = DaemonThread(pool.close, "closing", run_async)
@@ -99,7 +99,7 @@ class RolloutEngine(Parts):
         return episodes, indices
 
     def _report(self, episodes: list[Episode]) -> None:
-        """Warn of failures; raise after too many failed episodes in a row."""
+        """Warn of failed episodes, and raise an error after too many failures in a row."""
         for episode in episodes:
             failed = episode.stop_reason in FAILURES
             self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0

@@ -1,4 +1,4 @@
-"""Separates text environments from TRL's tool-method environments, and keeps their instances."""
+"""Sorts environment factories into text and tool environments, and keeps their instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Factories = dict[str | None, Factory]
 def split_environments(
     environment_factory: Factory | dict[str, Factory] | None,
 ) -> tuple[Factories, Factories, dict[str | None, Any]]:
-    """Probe each factory once and sort it by the kind of environment it makes.
+    """Call each factory once, and sort the factories by the kind of environment that they make.
 
     Returns:
         `(text, tools, probes)`: factories by name (None is the single unnamed one), and the instance
@@ -50,7 +50,7 @@ def split_environments(
 
 
 class EnvironmentPool:
-    """Reuses environment instances: one per episode of a batch, made once and reset often.
+    """Pool of environment instances, one per episode of a rollout. Later rollouts reuse the instances.
 
     The n-th episode of a factory always gets the n-th instance, so that an environment's own randomness
     does not depend on timing. A broken instance is discarded; the next `take` makes another one.
@@ -74,11 +74,11 @@ class EnvironmentPool:
             self._instances = {(name, 0): env for name, env in (probes or {}).items()}
 
     def existing(self, name: str | None, index: int) -> Any | None:
-        """Return the instance; None if it is not made yet."""
+        """Return the factory's instance number `index`, or None if it is not made yet."""
         return self._instances.get((name, index))
 
     def take(self, name: str | None, index: int) -> Any:
-        """Return the instance, and make it first if it is missing; called from worker threads."""
+        """Return the factory's instance number `index`, and make it if it is missing. Workers call this."""
         key = (name, index)
         with self._lock:
             env, discards = self._instances.get(key), self._discards[key]
@@ -95,7 +95,7 @@ class EnvironmentPool:
         return env
 
     def discard(self, name: str | None, index: int) -> Any | None:
-        """Forget a broken instance; one in a process of its own is killed."""
+        """Remove a broken instance and return it. An isolated instance is killed, and None is returned."""
         with self._lock:
             self._discards[name, index] += 1
             env = self._instances.pop((name, index), None)
@@ -105,7 +105,7 @@ class EnvironmentPool:
         return env
 
     def close(self, run_async: Callable[[Any], Any]) -> None:
-        """Release all instances; call `close()` of those that have one."""
+        """Remove all instances, and call `close()` of each instance that has this method."""
         with self._lock:
             instances, self._instances = list(self._instances.values()), {}
         for env in instances:

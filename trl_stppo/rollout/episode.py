@@ -12,7 +12,7 @@ from .record import StopReason
 
 @dataclass(frozen=True)
 class Limits:
-    """Budgets of one episode; None for no limit of that kind.
+    """Budgets of one episode. A budget of None is unlimited.
 
     Attributes:
         max_completion_tokens: all tokens after the prompt, observations included.
@@ -73,14 +73,14 @@ class Context:
     _fingerprint: int = hash(())
 
     def append_sampled(self, ids: list[int], logprobs: list[float], turn: int) -> None:
-        """Add a turn of this number."""
+        """Append a sampled turn, which has the number `turn` in its episode."""
         start = len(self.ids)
         self._append(ids, True, logprobs)
         self.turn_spans.append((start, len(self.ids)))
         self.turns.append(turn)
 
     def append_observation(self, ids: list[int]) -> None:
-        """Add an observation."""
+        """Append the tokens of an observation."""
         self._append(ids, False, [0.0] * len(ids))
 
     def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
@@ -98,7 +98,7 @@ class Context:
             raise RuntimeError(f"{self!r}: tokens have changed since they were appended.")
 
     def room(self, limits: Limits) -> int:
-        """Return the number of tokens that still fit."""
+        """Return the number of tokens that can still be appended within the limits."""
         room = limits.max_completion_tokens - len(self.ids)
         if limits.max_context_tokens is not None:
             context = len(self.prompt_ids) + len(self.ids)
@@ -106,14 +106,14 @@ class Context:
         return max(0, room)
 
     def turn_limit(self, limits: Limits) -> int:
-        """Return the number of tokens that the next turn may have."""
+        """Return the largest number of tokens that the next turn may have."""
         room = self.room(limits)
         return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
 
 
 @dataclass(eq=False, repr=False)
 class Episode(Context):
-    """One episode, from its row to its end; it is its own first context.
+    """One episode, from its data set row to its end. The inherited fields are its first context.
 
     Attributes:
         row: index of its row in the rollout; today each episode has its own row.
@@ -195,7 +195,7 @@ class Episode(Context):
 
     @property
     def failed(self) -> bool:
-        """Whether it cannot be scored: its environment is lost, or it has no turn."""
+        """Whether the episode cannot be scored, because its environment is lost or it has no turn."""
         return self.lost or not self.num_turns
 
     @property
@@ -210,7 +210,7 @@ class Episode(Context):
 
     @property
     def completion_ids(self) -> list[int]:
-        """Return the tokens after the prompt of all contexts, in the order of opening."""
+        """Tokens after the prompts of all contexts, in the order in which the contexts were opened."""
         return [token for context in self.contexts for token in context.ids]
 
     @property
@@ -219,7 +219,7 @@ class Episode(Context):
         return sum(sum(context.action_mask) for context in self.contexts)
 
     def turns_of_tokens(self) -> list[list[int]]:
-        """The sampled tokens of each turn."""
+        """Return the sampled tokens of each turn, in the order of the turns."""
         turns: dict[int, list[int]] = {}
         for context in self.contexts:
             for turn, (start, end) in zip(context.turns, context.turn_spans, strict=True):
@@ -229,7 +229,7 @@ class Episode(Context):
     def append_turn(
         self, ids: list[int], logprobs: list[float] | None, context: Context | None = None
     ) -> None:
-        """Add a sampled turn of at least one token to a context, the first one by default."""
+        """Append a sampled turn of at least one token to `context`, by default the first context."""
         self.has_logprobs = self.has_logprobs and logprobs is not None
         numbers = logprobs if logprobs is not None else [0.0] * len(ids)
         (context or self).append_sampled(ids, numbers, self.num_turns)

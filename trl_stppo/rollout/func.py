@@ -24,7 +24,7 @@ def read_rollout(
     eos_token_ids: Sequence[int],
     read: Callable[[list[int], list[int]], Message],
 ) -> tuple[list[Episode], dict[str, Any]]:
-    """Make the episodes of a rollout_func's result.
+    """Convert the result of a `rollout_func` to episodes.
 
     The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
     `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per row. A row is an episode, or, with
@@ -56,7 +56,7 @@ def read_rollout(
 def _append(
     episode: Episode, context: Context, ids: list[int], logprobs: Any, spans: list[tuple[int, int]]
 ) -> None:
-    """Append the tokens, turn by turn."""
+    """Append a row's tokens to a context, as turns and observations."""
     end = 0
     for start, stop in [*spans, (len(ids), len(ids))]:
         if start > end:
@@ -87,7 +87,7 @@ def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:
 
 
 def _check(output: dict[str, Any], count: int) -> list[int]:
-    """Refuse a result that lacks keys or entries; return the episode of each row."""
+    """Raise ValueError if the result lacks keys or entries. Return the episode number of each row."""
     missing = [key for key in NEEDED if key not in output]
     if missing:
         raise ValueError(f"rollout_func must return keys {missing} in its output dict.")
@@ -117,7 +117,7 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
 
 
 def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:
-    """Return the result's spans; without them one turn per run of the mask, or per episode."""
+    """Return each row's turn spans: the given spans, or else the mask's runs, or else the whole row."""
     spans, masks = output.get("turn_spans"), output.get("env_mask")
     if spans is None:
         if masks is None:

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, so that a hang or a crash affects only one of them.
+"""Environments in separate processes, so that a hang or a crash affects only one environment.
 
 A thread cannot be stopped from outside, a process can: `IsolatedEnvironment.kill` ends a tool that
 loops forever, and `os._exit`, `sys.exit` or a segfault in a tool reach the caller as an exception.
@@ -50,19 +50,19 @@ _dill_lock = threading.Lock()  # dill keeps state in globals while it pickles
 
 
 class MISSING:
-    """Marks a missing attribute; both processes have this class under this name."""
+    """Marks a missing attribute. Both processes know this class by the same name."""
 
 
 class EnvironmentDied(RuntimeError):
-    """The environment's process has ended; the message names its exit code or signal."""
+    """Error of a call whose environment process has ended. Its message has the exit code or signal."""
 
 
 class _Late(Exception):
-    """A deadline passed. Not a TimeoutError, which the environment itself may raise."""
+    """Error of a passed deadline, distinct from a TimeoutError that the environment itself may raise."""
 
 
 class IsolatedEnvironment:
-    """An environment that lives in a child process and is used like the object itself.
+    """An environment in a child process, which is used like an environment in this process.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
     `get` reach also those that this class hides. Calls take turns. Attributes are copies.
@@ -74,7 +74,7 @@ class IsolatedEnvironment:
     """
 
     def __init__(self, factory: Callable[[], Any], *, start_timeout: float = 60.0) -> None:
-        """Start the child and call (and await) the factory in it, within `start_timeout` seconds."""
+        """Start the child process, and make the environment there within `start_timeout` seconds."""
         name = getattr(factory, "__qualname__", type(factory).__name__)
         body = _dumps(factory, f"the environment factory `{name}`")
         self.env_type_name, self.pid = name, 0
@@ -102,7 +102,7 @@ class IsolatedEnvironment:
         self.pid, self.env_type_name, self.methods = made
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run, and await, a method in the child; return a copy of its result. `kill` ends a hanging call.
+        """Call a method in the child and return a copy of its result. `kill` ends a hanging call.
 
         Raises:
             EnvironmentDied: the child ended, or was killed, before or during the call.
@@ -114,7 +114,7 @@ class IsolatedEnvironment:
         return self._ask(f"`{method}`", "call", method, args, kwargs)
 
     def get(self, attribute: str, default: Any = None) -> Any:
-        """A copy of an attribute of the environment, or `default` if it is missing."""
+        """Return a copy of the environment's attribute, or `default` if it is missing."""
         value = self._ask(f"`{attribute}`", "get", attribute)
         return default if value is MISSING else value
 
@@ -130,7 +130,7 @@ class IsolatedEnvironment:
         return value
 
     def kill(self) -> None:
-        """End the child and its subprocesses; callable from any thread, any number of times."""
+        """Kill the child and its subprocesses. Any thread may call this, also repeatedly."""
         self._killed = True
         self._process.terminate()
         self._wait(REAP_TIMEOUT)
@@ -179,7 +179,7 @@ class IsolatedEnvironment:
         raise EnvironmentDied(f"{who} ended in or before {what}: {end}")
 
     def _wait(self, seconds: float) -> int | None:
-        """Exit code of the child; None if it still runs."""
+        """Return the child's exit code, or None if it still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(max(0.0, seconds))
         return None
@@ -197,7 +197,7 @@ def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes
 
 
 class _ByName(pickle.Pickler):
-    """Refuses objects that `__main__` defines: in the child `__main__` is another module."""
+    """Pickler that rejects objects of `__main__`, because `__main__` is another module in the child."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
@@ -206,7 +206,7 @@ class _ByName(pickle.Pickler):
 
 
 def _dumps(value: Any, what: str) -> bytes:
-    """Pickle by name, else by value; a TypeError names `what`."""
+    """Pickle a value by name, or else by value. If both fail, raise a TypeError about `what`."""
     buffer = io.BytesIO()
     try:
         _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -225,7 +225,7 @@ def _dumps(value: Any, what: str) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    """Make a reply: the value, or the reason why it cannot be pickled."""
+    """Pickle a reply with the value, or with the reason why the value cannot be pickled."""
     try:
         body: bytes | str = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -234,7 +234,7 @@ def _pack(value: Any) -> bytes:
 
 
 def _pack_error(error: BaseException) -> bytes:
-    """Make a reply: the exception, with its traceback as text."""
+    """Pickle a reply with the exception and its traceback as text."""
     message, body = "<unprintable>", None
     with contextlib.suppress(Exception):
         message = str(error)
@@ -248,7 +248,7 @@ def _pack_error(error: BaseException) -> bytes:
 
 
 def _unpack(reply: bytes, what: str) -> Any:
-    """Return or raise what a reply holds."""
+    """Return the value of a reply, or raise its exception."""
     kind, *rest = pickle.loads(reply)
     if kind == "value":
         name, body = rest
@@ -272,7 +272,7 @@ def _unpack(reply: bytes, what: str) -> Any:
 
 
 def _guard(fd: int, caller: int) -> None:
-    """Fork the environment's process, and block until it or the caller ends."""
+    """Fork the environment's process, and block until the fork or the caller ends."""
     guard, signals = os.getpid(), (signal.SIGTERM, signal.SIGALRM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -307,7 +307,7 @@ def _guard(fd: int, caller: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    """Make the environment; answer requests until the caller closes it or ends."""
+    """Answer the caller's requests in the environment's process, until the caller closes it or ends."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)  # for clients that look it up in a constructor
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""Advances the episodes of one batch, each at its own pace."""
+"""Advances the episodes of one rollout, each at its own pace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(eq=False, repr=False)
 class Parts:
-    """The parts of an engine that are made once and used by every batch.
+    """The parts of a rollout engine that are made once and used by every rollout.
 
     Args:
         drivers: by key of the environment factory; None is the single unnamed one, or no factory.
@@ -61,7 +61,7 @@ class Parts:
 
 
 class EpisodeLoop:
-    """Plays one batch; `_calls` has the kind of each episode's running call: open, turn or score."""
+    """Plays one rollout. `_calls` has the kind of each episode's running call: open, turn or score."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class EpisodeLoop:
     # ---------------------------------------------------------------- scheduling
 
     def _admit(self) -> None:
-        """Start episodes while there is room for them."""
+        """Start waiting episodes while the backend has room for them."""
         capacity = self._backend.capacity
         while self._waiting and (capacity is None or len(self._running) < capacity):
             episode = self._waiting.popleft()
@@ -132,13 +132,13 @@ class EpisodeLoop:
             self._sampled(self._running[result.key], result)
 
     def _linger(self) -> None:
-        """Let more episodes become ready before a batch of turns is sampled."""
+        """Process answers for a short time, so that more episodes join the next batch of turns."""
         until = time.monotonic() + LINGER_SECONDS
         while self._calls and (left := until - time.monotonic()) > 0:
             self._answer(left)
 
     def _answer(self, wait: float | None = None) -> None:
-        """Process the environments' answers; block for them if there is no other work."""
+        """Process the environments' answers. Block for an answer if there is no other work."""
         if wait is None:
             wait = 0.0 if self._backend.busy or not self._calls else self._patience()
         started = time.perf_counter()
@@ -172,7 +172,7 @@ class EpisodeLoop:
         return self._parts.drivers[episode.name]
 
     def _episode_seed(self, episode: Episode) -> int:
-        """A stable seed below 2**31 for environments that take one."""
+        """Return a reproducible seed below 2**31 for the episode's environment."""
         number = 0
         for part in self._seeds[episode.row]:
             number = (number * 1_000_003 + part + 1) % (2**31 - 1)
@@ -224,7 +224,7 @@ class EpisodeLoop:
         self._fail(episode, StopReason.ENV_ERROR, message)
 
     def _read_opening(self, episode: Episode, opening: str | list[Any]) -> bool:
-        """Tokenise the prompt; stop early if a long opening does not fit.
+        """Tokenise the prompt with the environment's opening, but stop early if a long opening does not fit.
 
         Returns:
             Whether the complete opening was tokenised.
@@ -250,7 +250,7 @@ class EpisodeLoop:
         return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
 
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
-        """Sample the next turn, of at most `limit` tokens."""
+        """Request the next turn from the backend, with at most `limit` tokens."""
         context = episode.context
         room = context.turn_limit(self._limits)
         self._backend.add(
@@ -263,7 +263,7 @@ class EpisodeLoop:
         )
 
     def _proceed(self, episode: Episode, end: StopReason | None) -> None:
-        """Sample the turn that an agent has requested, or refuse it."""
+        """Request the turn that answers an agent's call from the backend, or refuse the call."""
         agent = self._driver(episode)
         assert isinstance(agent, AgentDriver)
         request = None if end else agent.begin(episode)
@@ -277,7 +277,7 @@ class EpisodeLoop:
         self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
 
     def _best(self, candidates: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
-        """Index of each episode's best candidate."""
+        """Score the candidates, and return the index of each episode's best candidate."""
         assert self._parts.selection is not None
         turns, tokenizer = list[Turn](), self._renderer.tokenizer
         for request, results in candidates:
@@ -362,7 +362,7 @@ class EpisodeLoop:
         return None
 
     def _observe(self, episode: Episode, messages: list[Message]) -> None:
-        """Append the observation; if it does not fit, append the part that fits, and end."""
+        """Append the observation. If it does not fit, append its beginning and end the episode."""
         episode.messages += messages
         room = episode.room(self._limits)
         most = (room + 1) * MAX_CHARS_PER_TOKEN
@@ -407,7 +407,7 @@ class EpisodeLoop:
             DaemonThread(close_environment, "closing", env, run_async).start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
-        """Begin the end of an episode; the environment scores it after the last turn."""
+        """Stop sampling for an episode and submit its scoring call. Without a call, finish the episode."""
         episode.stop_reason = reason
         self._backend.release(episode.row)
         scoring = self._driver(episode).scoring(episode)
@@ -442,7 +442,7 @@ def _blocked(result: CallResult) -> str:
 
 
 def described(error: BaseException) -> str:
-    """The error, with its place in the code of an environment or agent."""
+    """Return the text of an error, with its place in the code of an environment or agent."""
     try:
         text = str(error)
     except Exception:  # an environment's own exception class may fail even here

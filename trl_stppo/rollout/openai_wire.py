@@ -1,4 +1,4 @@
-"""Chat completions as OpenAI's clients send and read them, without sockets.
+"""Chat completions in the format of OpenAI's clients, without sockets.
 
 Source: platform.openai.com/docs/api-reference/chat; the package `openai`, 3.54.
 """
@@ -28,7 +28,7 @@ Response = tuple[int, dict[str, Any]]  # status, body
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered, in the form of OpenAI's errors."""
+    """Error for a rejected request, in the form of OpenAI's errors."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class RefusedRequest(Exception):
 
 
 def read_request(body: dict[str, Any]) -> AgentRequest:
-    """Parse the body of a request.
+    """Convert the body of a chat completion request to an `AgentRequest`.
 
     Raises:
         RefusedRequest: a field that would falsify what is trained, or that has no meaning here.
@@ -78,7 +78,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
 
 
 def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
-    """Parse a message for chat templates; `names` collects tools by the id of their call."""
+    """Convert a message to the form of chat templates. `names` collects each tool's name by call id."""
     role = {"developer": "system"}.get(message["role"], message["role"])
     read: Message = {"role": role, "content": _text(message.get("content"))}
     if message.get("reasoning_content"):
@@ -117,7 +117,7 @@ def completion(
     tokens: list[tuple[str, float]] | None,
     count: int,
 ) -> dict[str, Any]:
-    """Make a chat completion of `count` sampled tokens after `prompt` tokens.
+    """Make the body of a chat completion: `count` tokens, sampled after `prompt` tokens.
 
     `tokens`: text and log-probability of each, None if they were not requested.
     """
@@ -134,7 +134,7 @@ def completion(
 
 
 def answer_message(message: Message, name: str, *, stopped: str | None) -> Message:
-    """Return the policy's turn in OpenAI's form; `stopped` is its text before a stop string."""
+    """Convert the policy's turn to OpenAI's form. `stopped` is its text before a stop string, or None."""
     answer: Message = {"role": "assistant", "content": message.get("content") or ""}
     if stopped is not None:
         return answer | {"content": stopped}
@@ -171,7 +171,7 @@ def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
 
 
 class Answers:
-    """Answers HTTP requests of one episode's clients; `ask` passes a chat completion on."""
+    """Answers the HTTP requests of one episode's clients. `ask` forwards chat completion requests."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Answers:
         self.asked: dict[int, Future[Response]] = {}
 
     def begin(self, method: str, path: str, content: bytes, repeats: bool) -> Future[Response]:
-        """Answer a request; a repeated one gets the answer of the first."""
+        """Return the future response to a request. A repeated request gets the first response."""
         key = hash((method, path, content))
         if repeats and key in self.asked:
             return self.asked[key]
@@ -214,7 +214,7 @@ class Answers:
 
 
 def http(response: Response, content: bytes) -> tuple[int, str, bytes]:
-    """Return status, type and bytes of the answer to a request of this content."""
+    """Return the status, content type and body of the HTTP response to a request with this content."""
     status, body = response
     sent = json.loads(content) if content and status == 200 else {}
     if sent.get("stream"):

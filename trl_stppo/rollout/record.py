@@ -1,4 +1,4 @@
-"""Ends of episodes, their success, and checks of rewards and turn spans."""
+"""Reasons for an episode's end, its success, and checks of rewards and turn spans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import TurnSpanError
 
 
 class StopReason(StrEnum):
-    """The reason why an episode ended; each has exactly one."""
+    """The reason why an episode ended. Each ended episode has exactly one reason."""
 
     TERMINATED = "terminated"  # the task's own end
     TRUNCATED = "truncated"  # cut off by the environment
@@ -37,7 +37,7 @@ USED_UP = (
 
 
 def culprit(reasons: Iterable[StopReason | None]) -> str:
-    """Return the part that failed, for messages: environment, sampler, or either."""
+    """Return the name of the failed part for a message: environment, sampler, or one of the two."""
     failures = {reason for reason in reasons if reason in FAILURES}
     if StopReason.SAMPLER_ERROR not in failures:
         return "environment"
@@ -50,7 +50,7 @@ def cut_off_as_failed(
     env_types: Sequence[str | None],
     reporting: Collection[str | None],
 ) -> list[bool | None]:
-    """Return `success`, with False for unreported episodes that used up a budget, if others report.
+    """Replace None in `success` by False for cut-off episodes, if their environment reports success.
 
     Without this an agent could raise its success rate by using up its turns. All arguments are per
     episode; `reporting` are the environments that have reported success or failure of any episode.
@@ -63,7 +63,7 @@ def cut_off_as_failed(
 
 
 def check_reward(value: Any, name: str) -> float:
-    """Return a reward as a float, or raise a ValueError that names its source."""
+    """Return a reward as a finite float, or raise a ValueError that names the reward's source."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -75,7 +75,7 @@ def check_reward(value: Any, name: str) -> float:
 
 
 def spans_from_mask(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the maximal runs of ones, as half-open spans."""
+    """Return the runs of ones in a mask, as half-open spans."""
     spans, start = [], None
     for position, flag in enumerate([*mask, 0]):
         if flag and start is None:
@@ -87,7 +87,7 @@ def spans_from_mask(mask: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def mask_from_spans(spans: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """Return 1 for each token that a span covers, else 0."""
+    """Return a mask of `length` tokens: 1 for each token inside a span, else 0."""
     mask = [0] * length
     for start, end in spans:
         mask[start:end] = [1] * (end - start)

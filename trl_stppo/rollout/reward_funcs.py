@@ -1,4 +1,4 @@
-"""Reward functions that refuse NaN, and are not called for episodes whose environment failed."""
+"""Wrappers of reward functions. They reject NaN and skip episodes whose environment failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra
 
 
 class CurrentEpisodes:
-    """The episodes of the current call of reward functions.
+    """Holds the episodes of the current call of reward functions.
 
     This package's own functions need more than TRL's arguments.
     """
@@ -27,7 +27,7 @@ class CurrentEpisodes:
 
     @contextmanager
     def about(self, episodes: Sequence[Episode]) -> Iterator[None]:
-        """Set the episodes during a call of reward functions."""
+        """Context in which `episodes` are the episodes of the current call."""
         self.episodes = episodes
         try:
             yield
@@ -36,7 +36,7 @@ class CurrentEpisodes:
 
 
 def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
-    """Wrap a reward function so that a NaN or infinite reward raises and names the function.
+    """Wrap a reward function so that a NaN or infinite reward raises an error that names the function.
 
     Episodes that cannot be scored get `None`; the function is not called for them.
 
@@ -63,22 +63,22 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
 
 
 def is_async(func: Callable[..., Any]) -> bool:
-    """Whether it is a coroutine function, or an object that is called like one."""
+    """Return whether `func` is a coroutine function, or an object with an asynchronous `__call__`."""
     return any(map(inspect.iscoroutinefunction, (func, type(func).__call__)))
 
 
 def is_function(func: Any) -> bool:
-    """Whether it is a function, not a model or a model's name."""
+    """Return whether `func` is a function, not a reward model or a model's name."""
     return callable(func) and not isinstance(func, type) and not hasattr(func, "forward")
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """Name of a user's reward function or tool."""
+    """Return the name of a user's reward function or tool."""
     return getattr(func, "__name__", type(func).__name__)
 
 
 def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:
-    """Return what a function gave for `count` completions, any iterable, as finite numbers or None."""
+    """Return the rewards of `count` completions as a list of finite numbers and None, or raise an error."""
     name, values = name_of(func), None
     if not isinstance(rewards, dict | str):
         with suppress(TypeError):
@@ -93,7 +93,7 @@ def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:
 
 
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
-    """Refuse a reward function that cannot be called with the available arguments."""
+    """Raise TypeError if a reward function cannot be called with the available arguments."""
     missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
@@ -107,7 +107,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
 
 
 def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return parameters that `arguments` lacks, and arguments that `func` does not take."""
+    """Return the parameters that `arguments` lacks, and the arguments that `func` does not take."""
     try:
         # A decorator may add arguments that the wrapped function needs.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
@@ -127,7 +127,7 @@ def _columns(kwargs: dict[str, Any]) -> list[str]:
 def _select(
     kwargs: dict[str, Any], episodes: Sequence[Episode]
 ) -> tuple[list[int], dict[str, Any]]:
-    """Return the rows that count, and their arguments."""
+    """Return the rows whose episodes can be scored, and the arguments for these rows."""
     rows, left_out = len(kwargs["completions"]), {i for i, e in enumerate(episodes) if e.failed}
     kept = [row for row in range(rows) if row not in left_out]
     if len(kept) == rows:
@@ -143,7 +143,7 @@ def _select(
 
 
 def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the values of the rows that count, with None for the others."""
+    """Expand the values of the scored rows to all rows, with None for the other rows."""
     rows = len(kwargs["completions"])
     if len(values) != len(kept) or len(kept) == rows:
         return values  # GRPOTrainer raises for a wrong number
@@ -152,7 +152,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
 
 
 def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
-    """Make a reward function from one environment class's `get_reward`."""
+    """Make a reward function from the `get_reward` of one environment class. Other episodes get None."""
 
     def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
         return [e.final_reward if e.env_type == env_type else None for e in current.episodes]

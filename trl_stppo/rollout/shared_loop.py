@@ -1,4 +1,4 @@
-"""The event loop that asynchronous environments share; it detects the call that blocks it.
+"""The event loop that asynchronous environments share. It detects which call blocks the loop.
 
 They share one loop because a client, a lock or a limit that all instances use belongs to one loop. So a
 call that blocks, such as `time.sleep` in a coroutine, delays all of them.
@@ -23,7 +23,7 @@ _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=No
 
 
 def delegate_blocks(owner: Any) -> Any:
-    """Attribute blocks by tasks of this context to `owner.owner`; return the present owner.
+    """Attribute blocks by this context's tasks to `owner.owner`. Return the previous owner.
 
     `owner` None changes nothing.
     """
@@ -35,7 +35,7 @@ def delegate_blocks(owner: Any) -> Any:
 
 
 class SharedLoop:
-    """A running event loop on a daemon thread of its own.
+    """An event loop on a separate daemon thread. It detects tasks that block the loop.
 
     `blocked` is called on the loop's thread, as soon as a block is over, with loop, owner and seconds.
     """
@@ -48,7 +48,7 @@ class SharedLoop:
         DaemonThread(self._run, "environment-loop").start()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], owner: Any) -> Future[Any]:
-        """Run a coroutine for an owner; callable from any thread.
+        """Start a coroutine for an owner, and return its future. Any thread may call this.
 
         `asyncio.run_coroutine_threadsafe` would pass the result on in the loop's next cycle, which a
         block may delay.
@@ -69,18 +69,18 @@ class SharedLoop:
         future.add_done_callback(cancel)
 
     def ping(self) -> threading.Event:
-        """Return an event that is set once the loop runs it."""
+        """Return an event that the loop sets in its next cycle."""
         answered = threading.Event()
         self._loop.call_soon_threadsafe(answered.set)
         return answered
 
     def blocked_for(self, now: float) -> tuple[Any, float] | None:
-        """Return the owner that blocks the loop, and since when (`time.monotonic`); None if it is free."""
+        """Return the owner that blocks the loop and the block's start (`time.monotonic`), or None."""
         holder = self._holder
         return holder if holder is not None and now - holder[1] >= BLOCKING else None
 
     def stop_when_idle(self) -> None:
-        """End the loop and its thread once nothing is left on it."""
+        """Stop the loop and its thread as soon as all its tasks have ended."""
         asyncio.run_coroutine_threadsafe(_stop_when_idle(), self._loop)
 
     def _run(self) -> None:
@@ -96,7 +96,7 @@ class SharedLoop:
         return asyncio.Task(_Watched(coroutine, self), loop=loop, **options)
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a task to its next yield, and record that it runs."""
+        """Run a task to its next yield, and report a long run as a block of the loop."""
         owner = _OWNER.get()
         self._holder = getattr(owner, "owner", owner), time.monotonic()
         try:
@@ -109,21 +109,21 @@ class SharedLoop:
 
 
 class _Watched(Coroutine[Any, Any, Any]):
-    """A coroutine that reports to the loop when it runs."""
+    """Wrapper of a coroutine, which runs each step of the coroutine by `SharedLoop.run`."""
 
     def __init__(self, coroutine: Any, loop: SharedLoop) -> None:
         self._coroutine, self._loop = coroutine, loop
 
     def send(self, value: Any) -> Any:
-        """Run to the next yield."""
+        """Run the coroutine to its next yield."""
         return self._loop.run(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an exception at the current yield and run to the next one."""
+        """Raise an exception at the coroutine's current yield, and run it to the next yield."""
         return self._loop.run(self._coroutine.throw, *error)
 
     def close(self) -> None:
-        """Close the coroutine."""
+        """Close the wrapped coroutine."""
         self._coroutine.close()
 
     def __await__(self) -> Any:

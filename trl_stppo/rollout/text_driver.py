@@ -15,7 +15,7 @@ from .episode import Episode
 
 
 class TextDriver(Driver):
-    """Drives the text environments of one factory.
+    """Driver of the text environments of one factory.
 
     If `isolated`, instances live in processes of their own, whose methods are synchronous here.
     """
@@ -42,7 +42,7 @@ class TextDriver(Driver):
         self._wants_seed = any(p.name == "seed" for p in parameters)
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
-        """Reset with the row's columns; a `reset` with named parameters gets only these columns."""
+        """Return the call that resets the environment with the row's columns that its `reset` accepts."""
         columns = dict(episode.columns)
         if self._wants_seed:
             columns.setdefault("seed", seed)
@@ -67,11 +67,11 @@ class TextDriver(Driver):
         return opening
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
-        """The turn as an assistant message."""
+        """Return the turn's text as an assistant message."""
         return {"role": "assistant", "content": self._decode(ids)}
 
     def turn(self, episode: Episode, message: Message) -> Call:
-        """Step with the turn's text."""
+        """Return the call that steps the environment with the turn's text."""
         env, action = episode.env, message["content"]
         if self._step_async:
 

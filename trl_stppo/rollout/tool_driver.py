@@ -30,7 +30,7 @@ MAIN_THREAD_ONLY = "signal only works in main thread"
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """TRL's own functions for tool conversations."""
+    """TRL's functions that parse a turn and render tool messages."""
 
     # (ids of a turn, ids before it, tools) -> assistant message, `tool_calls` included.
     parse: Callable[[list[int], list[int], list[Any]], Message]
@@ -39,7 +39,7 @@ class ToolFormat:
 
 
 class ToolDriver(Driver):
-    """Drives the tool environments of one factory, tools without an environment, or neither.
+    """Driver of one factory's tool environments, of tools without an environment, or of plain prompts.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.
@@ -72,7 +72,7 @@ class ToolDriver(Driver):
         self._reset_async = probe is not None and self._is_async(probe.reset)
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
-        """Reset with every column of the row."""
+        """Return the call that resets the environment with all columns of the row."""
         if self._pool is None:
             return None
         pool, columns = self._pool, episode.columns
@@ -93,11 +93,11 @@ class ToolDriver(Driver):
         return opening
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
-        """The turn as TRL parses it."""
+        """Return the turn as a message with its tool calls, read by TRL's parser."""
         return self._format.parse(ids, episode.prompt_ids + episode.ids, self.tools)
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
-        """Execute the turn's tool calls."""
+        """Return the call that executes the turn's tool calls, or None if it has no tool calls."""
         requests = message.get("tool_calls")
         if not (self.tools and requests):
             return None
@@ -121,7 +121,7 @@ class ToolDriver(Driver):
         return carrying_out
 
     def scoring(self, episode: Episode) -> Call | None:
-        """Call `get_reward`, and add the turn rewards that were appended since the last turn."""
+        """Return the call that gets the final reward, and the turn rewards appended since the last turn."""
         if episode.env is None or not (self._scores or episode.pays_turns):
             return None
 
@@ -153,7 +153,7 @@ class ToolDriver(Driver):
         return {**self._standalone, **methods}
 
     def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
-        """Run a tool on the worker's thread, or on the main one if it sets signal handlers, as in TRL.
+        """Run a tool on the worker's thread, or on the main thread if the tool sets signal handlers.
 
         Such a tool is detected by its failure; its first call then runs twice.
         """
@@ -179,7 +179,7 @@ class ToolDriver(Driver):
         )
 
     def _new_turn_reward(self, episode: Episode) -> float | None:
-        """Return the sum of the turn rewards appended since the last turn; None without turn rewards."""
+        """Return the sum of the turn rewards appended since the last turn, or None without turn rewards."""
         rewards = getattr(episode.env, TURN_REWARDS, None)
         if rewards is None:
             return None
@@ -196,7 +196,7 @@ class ToolDriver(Driver):
 
 
 class _ToolTurn:
-    """The tool calls of one turn."""
+    """The tool calls of one turn, with their results."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class _ToolTurn:
         self.fatal: BaseException | None = None
 
     def sort(self, requests: list[dict[str, Any]]) -> None:
-        """Decide how each call is executed, without running any."""
+        """Sort the calls into synchronous, asynchronous and failed calls, without running any."""
         for request in requests:
             self.count += 1
             if request.get("type") != "function":
@@ -229,14 +229,14 @@ class _ToolTurn:
                 self._schedule(name, arguments)
 
     def run_now(self) -> None:
-        """Run the synchronous calls."""
+        """Run the synchronous calls in their order."""
         for call in self.now:
             call()
             if self.fatal is not None:
                 raise self.fatal
 
     async def run_waiting(self) -> None:
-        """Run the asynchronous calls together; each exception stays with its own call."""
+        """Run the asynchronous calls together. An exception affects only its own call."""
         calls = (functools.partial(tool, **arguments) for _, tool, arguments in self.waiting)
         answers = await asyncio.gather(*map(caught, calls))
         for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):

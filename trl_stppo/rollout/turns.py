@@ -1,4 +1,4 @@
-"""Turns with their context, in the form that turn reward functions and models get."""
+"""Turns with their context, in the form that turn reward functions and reward models take."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Selection:
-    """Samples several turns in each state, and plays the one with the best score."""
+    """Number of candidate turns per state, and the scoring function. The best candidate is played."""
 
     candidates: int  # turns per state, at least 2
     scores: Callable[[list[Turn]], list[float]]  # scores turns; the first of equal ones is played
 
 
 def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]) -> Turn:
-    """Make a candidate for the episode's next turn."""
+    """Make a `Turn` of a candidate for the episode's next turn."""
     before = episode.prompt_ids + episode.ids
     if episode.conversational:
         context: Any = [*episode.prompt, *episode.messages]
@@ -48,7 +48,7 @@ def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]
 
 
 def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the arguments of a turn reward function: the rows' columns, and the turns in context."""
+    """Return the arguments of a turn reward function: the rows' columns, the turns and their prompts."""
     columns = [key for key in turns[0].columns if key not in RESERVED]
     return {
         **{key: [turn.columns[key] for turn in turns] for key in columns},
@@ -62,7 +62,7 @@ def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:
 def scores_of(
     func: Callable[..., Any], turns: Sequence[Turn], wait: Callable[[Any], Any], **more: Any
 ) -> list[float | None]:
-    """Call a function that scores turns.
+    """Call a turn reward function, and return a checked score or None for each turn.
 
     `wait` resolves the awaitable of an asynchronous function, and returns other values unchanged.
     """

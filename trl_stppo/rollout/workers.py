@@ -28,11 +28,11 @@ IDLE_SECONDS = 2.0
 
 
 class RolloutInterrupted(Exception):
-    """The run ends while another thread plays a rollout."""
+    """Error that ends a rollout on another thread because the run ends."""
 
 
 class EnvironmentCalls:
-    """Runs calls on a thread pool and an event loop; one thread polls their results.
+    """Runs calls on a thread pool and an event loop. One thread polls for the results.
 
     `workers`: synchronous calls at the same time, not counting abandoned ones.
     """
@@ -55,7 +55,7 @@ class EnvironmentCalls:
         self._doubted: list[tuple[SharedLoop, float, threading.Event]] = []
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
-        """Start `func()` as soon as a worker is free; a coroutine function runs on the event loop.
+        """Start `func()` as soon as a worker is free. A coroutine function runs on the event loop.
 
         One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
         """
@@ -91,17 +91,17 @@ class EnvironmentCalls:
                     self._change.wait(min(left, *self._seconds_to_deadlines(), left))
 
     def interrupt(self) -> None:
-        """Let `poll` raise `RolloutInterrupted` from now on, also if it is blocked."""
+        """Make `poll` raise `RolloutInterrupted` from now on, even in a call that is blocked."""
         with self._change:
             self._interrupted = True
             self._change.notify_all()
 
     def resume(self) -> None:
-        """Let `poll` return results again."""
+        """End the effect of `interrupt`, so that `poll` returns results again."""
         self._interrupted = False
 
     def cancel(self, key: int) -> None:
-        """Forget a call; no result will come."""
+        """Cancel the call of this key. It gives no result."""
         with self._change:
             self._waiting = deque(call for call in self._waiting if call.key != key)
             if key in self._running:
@@ -109,7 +109,7 @@ class EnvironmentCalls:
             self._finished = deque(result for result in self._finished if result.key != key)
 
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop and block on it, from a worker thread.
+        """Run a coroutine on the event loop, block this worker thread, and return the result.
 
         It is cancelled if its call is abandoned.
         """
@@ -136,7 +136,7 @@ class EnvironmentCalls:
         return value
 
     def run_on_poller(self, func: Callable[[], Any]) -> Any:
-        """Run `func()` on the polling thread and block on it, from a worker thread.
+        """Run `func()` on the polling thread, block this worker thread, and return the result.
 
         It is for functions that need the main thread. Once it runs there, its time limit cannot end it;
         while it is queued, the limit's clock stands still.
@@ -155,7 +155,7 @@ class EnvironmentCalls:
         return future.result()
 
     def _run_for_worker(self) -> bool:
-        """Run the oldest queued function, if there is one."""
+        """Run the oldest function that `run_on_poller` has queued. Return whether there was one."""
         while self._for_poller:
             func, future, call = self._for_poller.popleft()
             if not future.set_running_or_notify_cancel():
@@ -172,13 +172,13 @@ class EnvironmentCalls:
         return False
 
     def rest(self) -> None:
-        """End idle threads; called between rollouts."""
+        """End idle worker threads between rollouts."""
         with self._change:
             self._resting = True
             self._work.notify_all()
 
     def close(self) -> None:
-        """Release threads and event loop; running calls are abandoned."""
+        """Abandon all running calls, and release the threads and the event loop."""
         with self._change:
             self._waiting.clear()
             for call in list(self._running.values()):
@@ -315,7 +315,7 @@ class EnvironmentCalls:
                     call.postpone(seconds)
 
     def _replace_loop(self) -> None:
-        """Use a new loop from now on; jobs that run on the old one may still finish there."""
+        """Start a new event loop for further jobs. Running jobs may still finish on the old loop."""
         now = time.monotonic()
         blocked = None if self._loop is None else self._loop.blocked_for(now)
         self._drop_loop()

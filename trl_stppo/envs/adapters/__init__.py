@@ -1,4 +1,4 @@
-"""Adapters of other packages' games, which are imported on first use."""
+"""Adapters of other packages' games. Each package is imported when its adapter is first used."""
 
 from .gem import GemEnv
 from .gymnasium import GymnasiumEnv

@@ -13,13 +13,13 @@ _GLOBAL_GENERATORS = threading.RLock()
 
 
 def action_text(text: str) -> str:
-    """Return the text of the last `<action>..</action>`, or the whole text without one."""
+    """Return the text in the last `<action>..</action>`, or the whole text if there is no such tag."""
     tagged = _TAGGED.findall(text)
     return str(tagged[-1] if tagged else text).strip()
 
 
 def last_word(text: str, words: Iterable[str]) -> str | None:
-    """Return the last of `words` in the action, in lower case; None if there is none."""
+    """Return the last word of the action that is among `words`, in lower case, or None."""
     # Longer ones first: "go up" must not be read as "go".
     choices = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     found = re.findall(rf"\b(?:{choices})\b", action_text(text), re.IGNORECASE)
@@ -27,17 +27,17 @@ def last_word(text: str, words: Iterable[str]) -> str | None:
 
 
 def missing(package: str, extra: str = "") -> ImportError:
-    """Return the error for a missing package. By default the extra has the package's name."""
+    """Return the error for a missing package. The message names the pip extra (default: `package`)."""
     return ImportError(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")
 
 
 def no_episode() -> RuntimeError:
-    """Return the error for a step outside an episode."""
+    """Return the error for a call of `step` while no episode is running."""
     return RuntimeError("no episode is running: call reset before step, and after an end.")
 
 
 class PrivateRandomness:
-    """The private state of `random` and `numpy.random` of one environment.
+    """Private state of the generators `random` and `numpy.random`, for one environment.
 
     For packages that draw from, or reseed, the global generators. Their calls run inside
     `installed()`, one thread at a time: the generators continue from this environment's last call, and
@@ -49,7 +49,7 @@ class PrivateRandomness:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Install the private state during a `with` block."""
+        """Context in which the global generators have this environment's private state."""
         import numpy as np
 
         with _GLOBAL_GENERATORS:

@@ -1,4 +1,4 @@
-"""GEM's environments, with private random generators."""
+"""Adapter of GEM's environments, with private random generators."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,7 @@ SEEDS = {"train": range(10_000), "test": range(10_000, 10_200)}
 
 
 class GemEnv:
-    r"""An environment of `gem-llm` by its id, for example `game:GuessTheNumber-v0-easy`.
+    r"""A GEM environment, chosen by its id, for example `game:GuessTheNumber-v0-easy`.
 
     A game gets the text of a turn unchanged; most games parse `\boxed{..}` and end an invalid turn with
     -0.1. A game's own limit on turns terminates it and is no truncation: its rules mention the limit.
@@ -21,7 +21,7 @@ class GemEnv:
 
     @classmethod
     def datasets(cls) -> dict[str, Callable[[Split], "datasets.Dataset"]]:
-        """Return the default rows, one seed each: 10,000, and 200 others."""
+        """Return the default data sets by name, one row per seed: 10,000 to train, 200 others to test."""
         return {"gem-seeds": _seeds}
 
     def __init__(self, env_id: str, **options: Any) -> None:
@@ -39,14 +39,14 @@ class GemEnv:
         self._is_running = False
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode. `seed` is a column of the row, or else the trainer's seed."""
+        """Start an episode. `seed` comes from the row's column, or else from the trainer."""
         with self._randomness.installed():
             observation, info = self._env.reset(seed=seed)
         self._is_running = True
         return _with_suffix(observation, info), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one turn; see `TextEnv.step`."""
+        """Implement `TextEnv.step`: play one turn of the game."""
         if not self._is_running:
             raise no_episode()
         with self._randomness.installed():
@@ -63,12 +63,12 @@ class GemEnv:
 
 
 def _with_suffix(observation: str, info: dict[str, Any]) -> str:
-    """Add the board, which GEM keeps in `info` for most games."""
+    """Return the observation with the game's board, which most GEM games put into `info`."""
     return "\n".join(filter(None, [observation.rstrip("\n"), info.get("suffix", "")]))
 
 
 def _seeds(split: Split) -> "datasets.Dataset":
-    """Return the rows; their prompt is empty, since `reset` returns the rules."""
+    """Return a data set with one row per seed. Prompts are empty, because `reset` returns the rules."""
     from datasets import Dataset
 
     seeds = list(SEEDS[split])

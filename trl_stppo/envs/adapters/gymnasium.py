@@ -1,4 +1,4 @@
-"""Gymnasium's environments whose observations are text, or can be rendered as text."""
+"""Adapter of Gymnasium's environments whose observations are text or can be rendered as text."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")  # a terminal's colours aroun
 
 
 class GymnasiumEnv:
-    """An environment of Gymnasium.
+    """A Gymnasium environment, played as a text environment.
 
     The model reads the observation if it is a text, else the picture of `render_mode="ansi"`, with the
     coloured character in brackets.
@@ -25,7 +25,7 @@ class GymnasiumEnv:
         invalid_reward: float = 0.0,
         **options: Any,
     ) -> None:
-        """Make the game.
+        """Create the Gymnasium environment.
 
         Args:
             game: id of `gymnasium.make`.
@@ -43,12 +43,12 @@ class GymnasiumEnv:
         self._text: str | None = None  # None: no episode is running
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode. `seed` is a column of the row, or else the trainer's seed."""
+        """Start an episode. `seed` comes from the row's column, or else from the trainer."""
         self._text = self._shown(self._env.reset(seed=seed)[0])
         return "\n".join(filter(None, [self._rules, self._text])), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one turn; see `TextEnv.step`."""
+        """Implement `TextEnv.step`: play one turn of the game."""
         if self._text is None:
             raise no_episode()
         played: Any = action_text(action)
@@ -67,7 +67,7 @@ class GymnasiumEnv:
         return text, float(reward), bool(terminated), bool(truncated and not terminated), result
 
     def close(self) -> None:
-        """Close the game."""
+        """Close the Gymnasium environment."""
         self._env.close()
 
     def _shown(self, state: Any) -> str:

@@ -1,4 +1,4 @@
-"""Tools of a local MCP server, as a tool environment."""
+"""Adapter of a local MCP server: its tools form a tool environment."""
 
 import asyncio
 import contextlib
@@ -40,12 +40,12 @@ class McpEnv:
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 
     def reset(self, **row: Any) -> str | None:
-        """Start an episode; the server keeps its state."""
+        """Start an episode. The server is not restarted, so its state remains."""
         return None
 
 
 class _Server:
-    """A server's process and its client, on an event loop of their own."""
+    """An MCP server's process and its client, on an event loop in a separate thread."""
 
     def __init__(self, *command: Any) -> None:
         self._begun = Future[tuple[Any, Any, Any]]()
@@ -78,7 +78,7 @@ class _Server:
                 self._begun.set_exception(ConnectionError(text))
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool; a caller that is cancelled cancels the call."""
+        """Call a tool of the server and return its text. Cancelling the caller cancels the call."""
         called = self._session.call_tool(name, arguments)
         future = asyncio.run_coroutine_threadsafe(called, self._loop)
         result = await asyncio.wrap_future(future)
@@ -88,14 +88,14 @@ class _Server:
         return "\n".join(parts)
 
     def end(self) -> None:
-        """End the process."""
+        """End the server's process."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, or this is its thread
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(WAIT_SECONDS)
 
 
 def _method(tool: Any, server: _Server) -> Any:
-    """A method from which transformers reads the schema of a tool."""
+    """Return a method that calls an MCP tool. transformers makes the tool's schema from the method."""
     from transformers.utils.chat_template_utils import parse_google_format_docstring as parse
 
     async def method(_env: Any, /, **arguments: Any) -> str:
@@ -127,7 +127,7 @@ def _is_plain(schema: dict[str, Any]) -> bool:
 
 
 def _hint(schema: dict[str, Any]) -> Any:
-    """The type hint of a JSON schema, `Any` if there is none."""
+    """Return the Python type hint of a JSON schema, or `Any` if there is none."""
     kind, either = schema.get("type"), schema.get("anyOf")
     if isinstance(kind, list):
         either = [{**schema, "type": each} for each in kind]

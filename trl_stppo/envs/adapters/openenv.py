@@ -1,4 +1,4 @@
-"""Sessions with environments of an OpenEnv server."""
+"""Adapters of environments on an OpenEnv server."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from ._common import action_text, missing
 
 
 class NoAction(ValueError):
-    """Raised by a `to_action` that finds no action; the model reads the message."""
+    """Error that `to_action` raises if a turn has no action. The message becomes the observation."""
 
 
 def _read_json(text: str) -> dict[str, Any]:
-    """Parse a JSON object; the default `to_action`."""
+    """Return the JSON object in a turn's action. This is the default `to_action`."""
     try:
         action = json.loads(action_text(text))
     except ValueError:
@@ -23,7 +23,7 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _write_json(observation: Any) -> str:
-    """Return text unchanged, and other observations as JSON; the default `to_text`."""
+    """Return a text unchanged, and any other observation as JSON. This is the default `to_text`."""
     if isinstance(observation, str):
         return observation
     as_dict = getattr(observation, "model_dump", None)
@@ -31,12 +31,12 @@ def _write_json(observation: Any) -> str:
 
 
 def _is_invalid(error: Exception) -> bool:
-    """Return whether the turn had no valid action, here or by the server's validation."""
+    """Return whether the error means that no action was found or that the server rejected the action."""
     return isinstance(error, NoAction) or "VALIDATION_ERROR" in str(error)
 
 
 class _Session:
-    """The common part of the synchronous and the asynchronous session."""
+    """Base class of the synchronous and the asynchronous session."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class _Session:
         reset_columns: Sequence[str] = ("seed",),
         invalid_reward: float = 0.0,
     ) -> None:
-        """Create a session; it connects on the first reset.
+        """Create a session. The first reset connects to the server.
 
         Args:
             client: an OpenEnv client, a callable that makes one, or a server's address (which needs
@@ -96,7 +96,7 @@ class _Session:
 
 
 class OpenEnvSession(_Session):
-    """A session with blocking calls, through `sync()` of the client if it has that."""
+    """An OpenEnv session with blocking calls. A client with a method `sync` is used through `sync()`."""
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode on the server."""
@@ -107,7 +107,7 @@ class OpenEnvSession(_Session):
         return self._to_text(result.observation), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send one action; see `TextEnv.step`."""
+        """Implement `TextEnv.step`: send one action to the server."""
         try:
             return self._stepped(self._client.step(self._to_action(action)))
         except (ValueError, RuntimeError) as error:
@@ -123,7 +123,7 @@ class OpenEnvSession(_Session):
 
 
 class AsyncOpenEnvSession(_Session):
-    """A session with awaited calls, on the event loop of its first reset."""
+    """An OpenEnv session with awaited calls, on the event loop of its first reset."""
 
     async def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode on the server."""
@@ -133,7 +133,7 @@ class AsyncOpenEnvSession(_Session):
         return self._to_text(result.observation), {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send one action; see `TextEnv.step`."""
+        """Implement `TextEnv.step`: send one action to the server."""
         try:
             return self._stepped(await self._client.step(self._to_action(action)))
         except (ValueError, RuntimeError) as error:

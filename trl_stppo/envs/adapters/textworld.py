@@ -1,4 +1,4 @@
-"""TextWorld games: reward per step, text without the banner."""
+"""Adapter of TextWorld games, with a reward per turn and without the banner in the text."""
 
 import os
 import re
@@ -21,7 +21,7 @@ REWARDS = ("score", "dense", "sparse")
 
 
 class TextWorldEnv:
-    """Interactive fiction; the reward is by default the growth of the score, success is a won game.
+    """A TextWorld game. By default, a turn's reward is the growth of the score. Success is a won game.
 
     An action is the text in `<action>..</action>`, or the last line of the turn. `valid_action` is False
     if the game's parser rejects the command, which takes no move of the game.
@@ -37,7 +37,7 @@ class TextWorldEnv:
         show: Sequence[str] = ("feedback",),
         reward: Literal["score", "dense", "sparse"] = "score",
     ) -> None:
-        """Create an environment; the first reset loads the game.
+        """Create an environment. The first reset loads the game.
 
         Args:
             game: path of a `.z8` file; None for the path in the row's column `game`.
@@ -64,7 +64,7 @@ class TextWorldEnv:
         self._state: Any = None  # None: no episode is running
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start the game of the row's column `game`, or else the constructor's."""
+        """Start the game of the row's column `game`, or else the constructor's game."""
         self._load(os.fspath(row.get("game") or self._game or ""))
         self._state, self._score, self._steps = self._env.reset(), 0.0, 0
         if self._reward == "dense" and not 0 < self._state.max_score < float("inf"):
@@ -75,7 +75,7 @@ class TextWorldEnv:
         return self._text(self._state), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one command; see `TextEnv.step`."""
+        """Implement `TextEnv.step`: play one command."""
         if self._state is None:
             raise no_episode()
         moves = self._state.moves

@@ -104,7 +104,7 @@ def _parameters_of(factory: Any) -> dict[str, Any]:
 
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
-    """Return the rows to play: from a file, from one JSON row, or from the class; None if all lack rows."""
+    """Return the rows to play, from a file, a JSON row, or the class's data set; None without rows."""
     if file is not None and (not file.endswith(".jsonl") or not Path(file).is_file()):
         raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:

@@ -1,4 +1,4 @@
-"""Retrievers: indexes on disk, and servers. Names load on first use, with numpy, bm25s or faiss."""
+"""Retrievers over indexes on disk and over servers. Names, and optional packages, load on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

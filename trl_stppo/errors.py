@@ -1,4 +1,4 @@
-"""The package's exceptions. Each is also the usual standard type."""
+"""The package's exceptions, each derived from a standard type such as ValueError."""
 
 
 class TurnSpanError(ValueError):

@@ -42,7 +42,7 @@ def wilson_interval(
 
 
 def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> float:
-    """Return the number of independent trials whose rate has the variance of these clusters' rate.
+    """Return the number of independent trials that have the same variance as these clustered trials.
 
     The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
     variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has
@@ -74,7 +74,7 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
 
 
 def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of a success rate over clusters, from the effective trials.
+    """Return the 95 % Wilson interval of a success rate over clusters, based on effective trials.
 
     Args:
         successes: per cluster (a dataset row).

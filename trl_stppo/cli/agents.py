@@ -67,7 +67,7 @@ def rows_are_here(args: AgentArguments) -> bool:
 
 
 def load_splits(args: AgentArguments) -> tuple[Any, Any]:
-    """Load the training rows, and the held-out rows or None. Both are streams with a streaming flag."""
+    """Load the training rows and the held-out rows (None without a test split), perhaps as streams."""
     offered = offered_by(args.environment, "datasets") or {}
     if args.dataset_name is None and not args.datasets:
         args.dataset_name = next(iter(offered), None)

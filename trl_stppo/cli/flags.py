@@ -19,7 +19,7 @@ TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
 
 
 class FlagParser(Parser, TrlParser):
-    """TRL's parser, with abbreviated flags and `--help` disabled."""
+    """TRL's parser, without abbreviated flags and without `--help`."""
 
     def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
         super().__init__(dataclass_types, **{"add_help": False, **options})

@@ -80,7 +80,7 @@ def shipped() -> dict[str, Path]:
 
 
 def config_file(name: str) -> str:
-    """Return the file's path for `--accelerate_config`, which is a path or a shipped file's name."""
+    """Resolve `--accelerate_config`, a path or the name of a shipped file, to a path."""
     known = shipped()
     if Path(name).is_file():
         return name
@@ -164,7 +164,7 @@ def launched(words: Sequence[str], program: Sequence[str]) -> int:
 
 
 def _exit_code(status: int) -> int:
-    """Return a shell's exit code for the status of a child process: 128 + n if signal n ended it."""
+    """Return a shell's exit code for a child's status: 128 + n if signal n ended the child."""
     return 128 - status if status < 0 else status
 
 

@@ -113,7 +113,7 @@ def next_start(folder: Path) -> int:
 
 
 def _start(update: TracedUpdate) -> tuple[int, float]:
-    """Return the sort key of an update's training: its number, or without a number its start time."""
+    """Return the sort key of an update's training: its number, or its start time if it has no number."""
     return update.start, update.started if update.start == 0 else 0.0
 
 

@@ -86,7 +86,7 @@ class TracedUpdate:
 
 @dataclass(frozen=True)
 class TracedEpisode:
-    """Record of one episode, with its values in the update.
+    """Record of one episode: its texts, per-token values, rewards and outcome.
 
     Attributes:
         update: of the episode.

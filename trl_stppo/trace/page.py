@@ -222,7 +222,7 @@ def _preview(text: str) -> str:
 
 
 def _episode(episode: TracedEpisode) -> dict[str, Any]:
-    """Return an episode as data for the page, rounded, without the messages, which repeat its tokens."""
+    """Return an episode as rounded data for the page, without messages, which repeat the tokens."""
     line = episode.to_json()
     for name in ("prompt", "messages"):
         del line[name]

@@ -275,7 +275,7 @@ def evaluation_name(prefix: str) -> str:
 
 
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
-    """Format success with its 95 % interval, score, turns and valid actions, if logged."""
+    """Format an evaluation's logged metrics: success with its interval, score, turns, valid actions."""
     words = []
     for label, metric, form in EVALUATED:
         value = number(metrics.get(prefix + metric))

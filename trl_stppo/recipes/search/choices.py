@@ -97,7 +97,7 @@ def _by_letter(choices: Choices | None) -> dict[str, str]:
 
 
 def _letter_of_text(text: str, texts: dict[str, str]) -> str | None:
-    """Return the letter of the choice whose text is the whole answer, apart from a label or cue before."""
+    """Return the letter of the choice whose text is the whole answer, after an optional label or cue."""
     cue = _CUE_AT_START.match(text)
     # The comparison drops articles, and with them the label in "A) wrong".
     labelled = _LABEL_A.match(text) is not None

@@ -35,7 +35,7 @@ CHARS_PER_TOKEN = 4  # of English text, without `count_tokens`
 
 
 class SearchEnv:
-    """Question answering with a retriever. The answer ends the episode and decides its reward.
+    """Question answering with a retriever. The answer ends the episode and decides the reward.
 
     Every turn must contain exactly one `<search>query</search>` or `<answer>text</answer>`. The text in
     `<think>..</think>` and around the action is ignored. A thought without an end, several actions, an
@@ -133,7 +133,7 @@ class SearchEnv:
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Run the search, or score the answer, of a turn. For the results see `TextEnv.step`."""
+        """Run a turn's search, or score a turn's answer. For the results see `TextEnv.step`."""
         if self._answers is None:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
         turn = read_turn(action, thoughts=self._style != "plain")
@@ -166,7 +166,7 @@ class SearchEnv:
 
 
 class StdlibSearchEnv(SearchEnv):
-    """`SearchEnv` for questions about Python's standard library, with short and plain passages.
+    """`SearchEnv` for questions about Python's standard library.
 
     Passages are short and plain, as in the training of the demo's model.
     """

@@ -153,7 +153,7 @@ def _scores(
     choices: Any,
     score: Callable[[str | None, list[str], Any], float | None],
 ) -> list[float | None]:
-    """Return the score of each final answer by its row, or None for a row without gold answers."""
+    """Score each final answer by its row's gold answers. Return None for a row without gold answers."""
     number = len(completions)
     golds = map(_as_texts, _per_row(answers, number))
     rows = zip(completions, golds, _per_row(choices, number), strict=True)

@@ -41,7 +41,7 @@ def exact_match(prediction: str, answers: Iterable[str]) -> bool:
 
 
 def f1_score(prediction: str, answers: Iterable[str]) -> float:
-    """Return the prediction's best word F1 with an answer, in [0, 1]; 0 if there are no answers.
+    """Return the best word-level F1 of the prediction with an answer, in [0, 1]; 0 without answers.
 
     Words are counted with repetition, after the normalisation of `exact_match`. An empty side scores 0.
     """

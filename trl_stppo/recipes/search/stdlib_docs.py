@@ -36,7 +36,7 @@ def questions(split: Split) -> list[dict[str, Any]]:
 
 
 def stdlib_search_dataset(split: Split) -> "datasets.Dataset":
-    """Return the questions of a split as a data set whose rows are for `SearchEnv.reset`."""
+    """Return the questions of a split as a data set for `SearchEnv`."""
     import datasets
 
     return datasets.Dataset.from_list(questions(split))

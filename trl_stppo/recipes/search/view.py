@@ -69,7 +69,7 @@ def _word_ends(text: str, start: int = 0) -> list[int]:
 
 
 def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> str:
-    """Return the longest fitting beginning by bisection over `ends`. The first one, "", always fits."""
+    """Return the longest beginning that fits, by bisection over `ends`. The empty text always fits."""
     low, high = 0, len(ends)
     while high - low > 1:
         middle = (low + high) // 2

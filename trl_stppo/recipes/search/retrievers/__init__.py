@@ -1,4 +1,4 @@
-"""Retrievers over indexes on disk and over servers. Names, and optional packages, load on first use."""
+"""Retrievers: indexes on disk, and servers. Modules with optional packages load on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

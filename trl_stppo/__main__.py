@@ -1,4 +1,4 @@
-"""`python -m trl_stppo`: the console script."""
+"""Run the console script with `python -m trl_stppo`."""
 
 import sys
 

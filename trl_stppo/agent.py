@@ -62,7 +62,7 @@ class Agent:
         model_init_kwargs: dict[str, Any] | None = None,
         **settings: Any,
     ) -> Agent:
-        """Load a policy, full or an adapter, with its tokenizer and the settings of its run.
+        """Load a trained policy (a full model or an adapter), its tokenizer, and the settings of its run.
 
         Code of the repository is neither run nor downloaded, unless `model_init_kwargs` has
         `trust_remote_code=True`.
@@ -141,7 +141,7 @@ class Agent:
         candidates: int = 1,
         verifier: Verifier | None = None,
     ) -> list[AgentEpisode]:
-        """Play one episode per row, several at once.
+        """Play one episode per row, `parallel` episodes at a time.
 
         With the run's seed (`settings.seed`) the episodes are those of its evaluation on these rows.
 
@@ -187,7 +187,7 @@ class Agent:
     def player(
         self, factory: Any, *, tools: list[Any] | None = None, **options: Any
     ) -> Iterator[tuple[Player, bool]]:
-        """Yield the player, and whether episodes share an instance. The caller closes that instance.
+        """Yield a player, and whether all episodes share one environment. The caller closes a shared one.
 
         Args:
             factory: as `env` of `run`.
@@ -221,7 +221,7 @@ class Agent:
     def selection(
         self, candidates: int, verifier: Verifier | None, sampling: SamplingSettings
     ) -> Selection | None:
-        """Return the selection among several turns, None for one candidate; see `run_many`."""
+        """Return the object that picks the best of several candidate turns, or None for one candidate."""
         from .trainer.verifiers import published_critic, selection
 
         if verifier == "critic" and candidates > 1:
@@ -237,7 +237,7 @@ class Agent:
         return selection(candidates, verifier, sampling)
 
     def sampling(self, greedy: bool) -> SamplingSettings:
-        """Return settings for the likeliest tokens, or those of the run's evaluation."""
+        """Return settings for greedy decoding, or the sampling settings of the run's evaluation."""
         from .generation.sampling import SamplingSettings
 
         known = {k: v for k, v in self.settings.sampling.items() if k in SAMPLING}
@@ -255,7 +255,7 @@ class Agent:
         greedy: bool = True,
         trusted_text: bool = False,
     ) -> str:
-        """Return the agent's next turn of a conversation.
+        """Return the text of the agent's next turn in a conversation.
 
         Args:
             messages: the conversation, without the agent's turn; or plain text, in which control tokens

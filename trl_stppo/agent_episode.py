@@ -45,7 +45,7 @@ class AgentEpisode:
 
     @property
     def score(self) -> float:
-        """Return the sum of all rewards of the environment."""
+        """Return the sum of the environment's rewards, the final reward included."""
         return sum(self.rewards) + (self.final_reward or 0.0)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class AgentEpisode:
 
     @classmethod
     def of(cls, episode: Episode, decode: Callable[..., str]) -> AgentEpisode:
-        """Make the result of a finished episode."""
+        """Make an `AgentEpisode` from a finished episode of the rollout engine."""
         assert episode.stop_reason is not None
         before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
         return cls(

@@ -1,8 +1,8 @@
-"""The package's exceptions. Each is also the usual standard type."""
+"""The package's exceptions, each derived from a standard type such as ValueError."""
 
 
 class TurnSpanError(ValueError):
-    """Turn spans that are out of order, overlap, or leave the completion."""
+    """Turn spans that overlap, are out of order, or exceed the completion."""
 
 
 class EnvironmentContractError(TypeError):
@@ -14,15 +14,15 @@ class CheckpointError(ValueError):
 
 
 class CheckpointWriteError(RuntimeError):
-    """A checkpoint that could not be written; it is removed, and older ones remain."""
+    """A checkpoint that could not be written. Its files are removed, and older checkpoints remain."""
 
 
 class RunLockError(RuntimeError):
-    """An output directory of another run that is going on; it is left unchanged."""
+    """An output directory that another training is using. The directory is left unchanged."""
 
 
 class NonFiniteError(RuntimeError):
-    """Weights are not finite, or losses and gradients were not finite too many times in a row."""
+    """Weights that are not finite, or too many losses or gradients in a row that are not finite."""
 
 
 class EnvironmentFailureError(RuntimeError):
@@ -30,7 +30,7 @@ class EnvironmentFailureError(RuntimeError):
 
 
 class ThreadStartError(RuntimeError):
-    """A thread that does not run, usually because of a memory limit."""
+    """A thread that could not be started, usually because of a memory limit."""
 
 
 class IndexFolderError(ValueError):
@@ -42,8 +42,8 @@ class RetrievalError(RuntimeError):
 
 
 class TraceError(ValueError):
-    """A folder without recorded episodes, or with episodes of a newer version."""
+    """A folder without recorded episodes, or with episodes that a newer package version recorded."""
 
 
 class HubError(RuntimeError):
-    """A failed upload or download of the Hub; files on this disk are unchanged."""
+    """A failed upload to the Hub or download from the Hub. Local files are unchanged."""

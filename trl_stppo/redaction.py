@@ -58,7 +58,7 @@ _VALUE = re.compile(
 
 
 def is_secret(name: object) -> bool:
-    """Return whether a setting of this name holds a secret."""
+    """Return whether a setting with this name holds a secret, such as `hub_token`."""
     if not isinstance(name, str):
         return False
     words = [word.lower() for word in _WORD.findall(name)] or [""]
@@ -70,7 +70,7 @@ def is_secret(name: object) -> bool:
 
 
 def redacted(value: Any, *, blank: Any = HIDDEN) -> Any:
-    """Return text or plain data of any depth without secrets; the same object if it has none.
+    """Replace the secrets in text or nested data. Without secrets, the same object is returned.
 
     `blank` replaces a dictionary's value under the name of a secret.
     """
@@ -90,7 +90,7 @@ def redacted(value: Any, *, blank: Any = HIDDEN) -> Any:
 
 
 def _has_value(value: Any) -> bool:
-    """Return whether a value can be secret: not empty, not a bool, not a special token."""
+    """Return whether a value can be a secret. Empty values, bools and special tokens cannot."""
     if isinstance(value, str):
         return bool(value) and not re.fullmatch(r"<[^<>]*>|\[[A-Z]+\]", value)
     return value is not None and not isinstance(value, bool)
@@ -110,7 +110,7 @@ def _text(text: str) -> str:
 
 
 def _without_named(text: str) -> str:
-    """Replace values after the name of a secret."""
+    """Hide the values that follow the name of a secret in a text, as in `token=...`."""
     parts, at = [], 0
     for match in _NAME.finditer(text):
         if match.start() < at or not is_secret(match["flag"] or match["name"]):

@@ -1,4 +1,4 @@
-"""95 % intervals of rates and means for evaluation, also of clustered trials.
+"""Intervals (95 %) of rates and means for evaluation, also of clustered trials.
 
 Several episodes of one dataset row are not independent; the row is the cluster (docs/evaluation.md).
 """
@@ -42,7 +42,7 @@ def wilson_interval(
 
 
 def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> float:
-    """Return how many independent trials have the information of these clusters of trials.
+    """Return the number of independent trials that have the same variance as these clustered trials.
 
     The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
     variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has
@@ -74,7 +74,7 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
 
 
 def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of a success rate over clusters of trials: Wilson's, on effective trials.
+    """Return the 95 % Wilson interval of a success rate over clusters, based on effective trials.
 
     Args:
         successes: per cluster (a dataset row).
@@ -88,7 +88,7 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
 def mean_interval(
     totals: Sequence[float], counts: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float] | None:
-    """Return Student's interval of a mean over clusters of values.
+    """Return the interval, by Student's distribution, of a mean over clusters of values.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
     t(n - 1) sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, or
@@ -114,7 +114,7 @@ def mean_interval(
 
 
 def student_quantile(confidence: float, degrees: int) -> float:
-    """Return the t with P(-t < T < t) = confidence, T of Student's distribution.
+    """Return the two-sided quantile t of Student's distribution: P(-t < T < t) = confidence.
 
     Args:
         confidence: 0 < confidence < 1.
@@ -137,7 +137,7 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def _student_mass(angle: float, degrees: int) -> float:
-    """Return P(-t < T < t) for t = tan(angle) sqrt(degrees)."""
+    """Return P(-t < T < t) of Student's distribution at t = tan(angle) sqrt(degrees)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     if degrees == 1:

@@ -15,7 +15,7 @@ START_SECONDS = 60.0
 
 
 class _Begun(threading.Event):
-    """The event of a running thread, on which `Thread.start` waits."""
+    """Event that a thread sets when it runs. `Thread.start` waits for the event, at most a minute."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if not super().wait(START_SECONDS if timeout is None else timeout):

@@ -18,7 +18,7 @@ SECONDS = 120.0  # of an episode
 
 
 def is_agent(named: Any) -> bool:
-    """Return whether an object is called with a client and a row, and makes no environments."""
+    """Return whether an object is an agent function `(client, row)` and not an environment factory."""
     if isinstance(named, type):
         return False
     first = [*inspect.signature(named).parameters.values()][:2]
@@ -26,7 +26,7 @@ def is_agent(named: Any) -> bool:
 
 
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:
-    """Return a line on the calls and the result of an agent, and warnings."""
+    """Play one episode of an agent; return a line with its calls and result, and a list of warnings."""
     ended, found, calls, tools = Future[Any](), list[str](), list[str](), dict[str, None]()
 
     def answer(request: Any, body: Any) -> Future[Any]:

@@ -1,4 +1,4 @@
-"""Models that the flags name: loading options, critics, tokenizers."""
+"""Models that the flags name: loading options, configurations, token counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .usage import UsageError, check_name
 def model_options(
     model_args: ModelConfig, init_kwargs: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the loading options of a checkpoint: `init_kwargs`, then flags that are not at their default."""
+    """Return a model's loading options: `init_kwargs`, overridden by flags that are not at their default."""
     options, unset = dict(init_kwargs or {}), ModelConfig()
     for flag in ("model_revision", "attn_implementation", "dtype"):
         name, value = flag.removeprefix("model_"), getattr(model_args, flag)
@@ -24,7 +24,7 @@ def model_options(
 
 
 def local_config(name: str | None, revision: str | None = None, *, fetch: bool = False) -> Any:
-    """Return a model's configuration, from this machine or with `fetch` from the Hub; None if not found."""
+    """Return a model's configuration, or None if not found. `fetch` allows a download from the Hub."""
     from transformers import AutoConfig
 
     options = {"revision": revision, "local_files_only": not fetch, "trust_remote_code": False}
@@ -56,7 +56,7 @@ class TokenCounter:
         self._lock = threading.Lock()
 
     def __call__(self, text: str) -> int:
-        """Return the number of tokens, without special ones."""
+        """Return the number of tokens in a text, without special tokens."""
         if self._tokenizer is None:
             with self._lock:
                 if self._tokenizer is None:

@@ -1,4 +1,4 @@
-"""The objects that an agent's flags name: trainer class, environments, reward functions, rows."""
+"""Load the objects that a run's flags name: trainer class, environments, reward functions, rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
-    """Return script arguments, the trainer's configuration, the model's, and the trainer's class."""
+    """Parse flags; return script arguments, trainer configuration, model configuration, trainer class."""
     from ..trainer.stgrpo_trainer import STGRPOTrainer
     from ..trainer.stppo_trainer import STPPOTrainer
 
@@ -40,7 +40,7 @@ def load_environment(
 def load_eval_environment(
     args: AgentArguments, count_tokens: Callable[[str], int] | None = None
 ) -> Callable[[], Any] | None:
-    """Return the environment factory of evaluation; None if it is that of training."""
+    """Return the evaluation's environment factory, or None if evaluation uses the training's factory."""
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
         return None
@@ -49,12 +49,12 @@ def load_eval_environment(
 
 
 def load_agent(args: AgentArguments) -> Callable[..., Any] | None:
-    """Return the agent that the flags name, or None."""
+    """Return the agent function of `--agent`, or None without the flag."""
     return None if args.agent is None else load_object(args.agent)
 
 
 def load_rewards(args: AgentArguments) -> list[Any]:
-    """Return the reward model's name, if any, then the reward functions: TRL's order of weights."""
+    """Return the reward model's name (if set) and the reward functions, in the order of `reward_weights`."""
     check_name("reward_model_name_or_path", args.reward_model_name_or_path)
     models = [args.reward_model_name_or_path] if args.reward_model_name_or_path else []
     return [*models, *(load_reward(path, "reward_funcs") for path in args.reward_funcs or [])]
@@ -67,7 +67,7 @@ def rows_are_here(args: AgentArguments) -> bool:
 
 
 def load_splits(args: AgentArguments) -> tuple[Any, Any]:
-    """Return training rows, and held-out rows or None; both are streams if the flags set it."""
+    """Load the training rows and the held-out rows (None without a test split), perhaps as streams."""
     offered = offered_by(args.environment, "datasets") or {}
     if args.dataset_name is None and not args.datasets:
         args.dataset_name = next(iter(offered), None)
@@ -87,7 +87,7 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
 
 
 def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -> None:
-    """Reject rows without a split that evaluation needs, and streams without a number of steps."""
+    """Raise UsageError if evaluation has no held-out split, or if a stream has no number of steps."""
     strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
     wanted = {"eval_episodes": (args.eval_episodes, 0), "eval_strategy": (strategy, "no")}
     for name, (value, off) in wanted.items():
@@ -101,7 +101,7 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
 
 
 def drawn(rows: Any, number: int) -> Any:
-    """Draw `number` rows with a fixed seed, from a stream among its first rows; else all rows."""
+    """Draw at most `number` rows with a fixed seed. A stream is sampled among its first rows."""
     if hasattr(rows, "__len__") and len(rows) <= number:
         return rows
     few = rows.shuffle(seed=0).take(number)
@@ -109,7 +109,7 @@ def drawn(rows: Any, number: int) -> Any:
 
 
 def mixed(args: AgentArguments) -> Any:
-    """Load a mixture of data sets by TRL, as `datasets` describes it."""
+    """Load the mixture of data sets that the option `datasets` lists, with TRL's `get_dataset`."""
     if args.dataset_name is not None:
         logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
         args.dataset_name = None  # lines and tables do not show it
@@ -121,7 +121,7 @@ def mixed(args: AgentArguments) -> Any:
 
 
 def loaded_dataset(args: AgentArguments) -> Any:
-    """Load the data set from a file, a folder, or the Hub."""
+    """Load the data set `dataset_name` from a file, a folder, or the Hub."""
     name, streaming = str(args.dataset_name), args.dataset_streaming
     check_name("dataset_name", name)
     path = Path(name)

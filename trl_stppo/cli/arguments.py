@@ -1,4 +1,4 @@
-"""Flags of the commands besides those of the trainer's and the model's configurations."""
+"""Flags of `train` and `evaluate` that are not in the trainer's or the model's configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .usage import UsageError
 
 @dataclass
 class AgentArguments(DatasetMixtureConfig, ScriptArguments):
-    """An agent's task and its evaluation."""
+    """Flags of an agent's task and its evaluation."""
 
     dataset_name: str | None = option(
         None,
@@ -64,20 +64,20 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
 
     @property
     def rows_name(self) -> str:
-        """Return the name of the rows in lines and tables."""
+        """Return the short name of the data set for printed lines and tables."""
         return "+".join(Path(name).name for name in self.row_sources)
 
 
 @dataclass
 class TrainArguments(AgentArguments):
-    """A training's own flags."""
+    """Flags of `train`: the flags of the task, and `dry_run`."""
 
     dry_run: bool = option(False, "Check everything but the weights, show the plan, and stop.")
 
 
 @dataclass
 class EvaluateArguments(AgentArguments):
-    """An evaluation's own flags; `cli.evaluate` explains them."""
+    """Flags of `evaluate`. The help text in `cli.evaluate` explains each flag."""
 
     models: list[str] | None = None
     labels: list[str] | None = None

@@ -33,7 +33,7 @@ class Findings:
         self.notes: list[str] = []
 
     def check(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Return the call's result; an error becomes a problem and gives None."""
+        """Call a function and return its result; record an error as a problem and return None."""
         try:
             return call(*args)
         except Exception as error:
@@ -65,7 +65,7 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
 
 
 def look(run: plans.Plan, found: Findings) -> None:
-    """Build everything but the weights, with the functions of a training."""
+    """Build all parts of a training but the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
     found.check(check_policy, model_args)
     found.check(check_name, "value_model_name_or_path", config.value_model_name_or_path)
@@ -100,7 +100,7 @@ def look(run: plans.Plan, found: Findings) -> None:
 
 
 def _play(factory: Any, run: plans.Plan, found: Findings) -> None:
-    """Play two rows as `env check` does; a server that cannot be reached is a note."""
+    """Play two rows to check the environment. An unreachable server becomes a note, not a problem."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -26,7 +26,7 @@ from .usage import UsageError, parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of `env check` to the parser."""
     add = parser.add_argument
     add("environment", metavar="MODULE:CLASS", help="An environment, its factory, or an agent.")
     add("--rows", metavar="FILE", help="Rows to play, one JSON object per line (.jsonl).")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check and report; return 1 for warnings with --strict, else 0."""
+    """Check the environment and print warnings; return 1 for warnings with --strict, else 0."""
     factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
     if is_agent(factory):
@@ -74,7 +74,7 @@ def _report(found: list[str], strict: bool) -> int:
 
 
 def _call(env: Any, word: str) -> tuple[str, Any]:
-    """Parse a tool call, `name {arguments}`."""
+    """Parse a tool call `name {arguments}`; return the tool's name and its arguments."""
     name, _, arguments = word.strip().partition(" ")
     tools = tool_names(env)
     if name not in tools:

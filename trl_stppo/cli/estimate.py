@@ -46,7 +46,7 @@ FOUR_BITS = "--load_in_4bit true --use_bnb_nested_quant true"
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the table; return 1 if the run does not fit the card, else 0."""
+    """Print the memory table; return 1 if the run does not fit the GPU of `--card`, else 0."""
     words, card = translated(words)
     flags, rest, settings = divided(flag_types(TrainArguments, words), words, launch_flags())
     launch = planned_launch([*as_words(settings), *rest])
@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], float | None]:
-    """Replace the short flags by those of `train`; return the words, and the card's size in GB."""
+    """Replace the short flags by those of `train`; also return the memory of `--card` in GB, or None."""
     parser = Parser(add_help=False)
     for name in (*SHORT, "card"):
         parser.add_argument(f"--{name}")
@@ -95,7 +95,7 @@ def translated(words: Sequence[str]) -> tuple[list[str], float | None]:
 
 
 def table(plan: Plan, expected: Estimate) -> Table:
-    """Return the table of the memory in each phase."""
+    """Return a printable table of the predicted memory in each phase of the run."""
     config, launch = plan.config, plan.launch
     title = f"{plan.model_args.model_name_or_path}: {how_trained(plan)}"
     per = "per process" if launch.processes == 1 else f"each of {launch.processes} processes"

@@ -68,7 +68,7 @@ LIMITS = {
 
 
 def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
-    """Return the agents by label."""
+    """Return the path or Hub id of each agent by its label in the table."""
     models = args.models or [model_args.model_name_or_path]
     if models == [None]:
         raise UsageError("There is no agent: set models, or model_name_or_path.")
@@ -81,7 +81,7 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
 
 
 def check_agent(folder: Path, flag: str, trust: bool) -> None:
-    """Reject an agent that cannot be loaded, before others are played."""
+    """Raise FileNotFoundError if an agent cannot be loaded. Called before the first agent is played."""
     base = adapter_base(folder)
     if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
         raise FileNotFoundError(
@@ -95,7 +95,7 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
-    """Return the held-out rows by their column `dataset`; without it they are one data set."""
+    """Split the held-out rows by their column `dataset`. Without the column they are one data set."""
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
@@ -117,7 +117,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
 
 
 def reported_functions(args: EvaluateArguments) -> list[str]:
-    """Return the reward functions that are reported but do not count in the score."""
+    """Return the import paths of the reward functions that are reported but not counted in the score."""
     wanted = args.figures
     if wanted is None:
         offers = offered_by(args.eval_environment or args.environment, "figures") or []
@@ -127,13 +127,13 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
 
 
 def titles_of(evaluation: Evaluation) -> dict[str, str]:
-    """Return each reward function's column: its attribute `title`, or its name."""
+    """Return the column heading of each reward function: its attribute `title`, or its name."""
     named = zip(evaluation.names, evaluation.reward_funcs, strict=True)
     return {name: getattr(function, "title", name) for name, function in named}
 
 
 def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "") -> Agent:
-    """Load an agent so that it plays as a trainer with these flags would.
+    """Load an agent with the settings that a trainer with these flags would use in evaluation.
 
     `name` is the path or Hub id of the agent, from which a critic is loaded; default the folder.
     """
@@ -186,7 +186,7 @@ def evaluate(
     sets: dict[str, Dataset],
     name: str = "",
 ) -> dict[str, Figures]:
-    """Return the metrics of one agent by data set. `folder` holds the agent; for `name` see `load_agent`."""
+    """Evaluate the agent in `folder` and return its metrics by data set. For `name` see `load_agent`."""
     agent = load_agent(folder, config, model_args, name)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
@@ -225,14 +225,14 @@ def evaluate(
 
 
 def run(words: Sequence[str]) -> int:
-    """Evaluate, print, write; return the exit code."""
+    """Compare the agents, print and write the results, and return the exit code."""
     disable_progress_bar()  # while models load
     compare(words)
     return 0
 
 
 def compare(words: Sequence[str]) -> Results:
-    """Evaluate, print, write; return the metrics by agent and data set."""
+    """Evaluate all agents, print and write the results, and return the metrics by agent and data set."""
     args, config, model_args, _ = parse_flags(EvaluateArguments, words)
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
@@ -266,14 +266,14 @@ def compare(words: Sequence[str]) -> Results:
 
 
 def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
-    """Write metrics and settings as JSON."""
+    """Write metrics and settings to a JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
     print(f"written: {path}")
 
 
 def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:
-    """Return the settings that change the metrics."""
+    """Return the settings that affect the metrics, for the JSON file."""
     names = (
         *("seed", "temperature", "top_p", "top_k", "eval_generation_kwargs"),
         *("max_turns", "max_turn_tokens", "max_completion_length", "bf16"),

@@ -1,4 +1,4 @@
-"""Metrics of evaluations: a table of agents and data sets, with averages."""
+"""Print a table of evaluation metrics by agent and data set, with averages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUNDS = {
 def figures_of(
     metrics: Mapping[str, float], functions: Mapping[str, str] | None = None, prefix: str = ""
 ) -> Figures:
-    """Return the columns of one data set, without unknown ones.
+    """Return the table's columns for one data set, without metrics that are missing or NaN.
 
     `functions` are reward functions with their own column -> its title; `prefix` begins each metric's name.
     """
@@ -43,7 +43,7 @@ def figures_of(
 
 
 def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
-    """Add the mean of the data sets, and the mean over all episodes.
+    """Add two averages to the metrics: the mean over data sets, and the mean over all episodes.
 
     A column is averaged if all data sets have it. Intervals are combined as those of independent
     estimates: the squares of the distances to each bound add up, times the squared weights
@@ -71,7 +71,7 @@ def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
 
 
 def print_table(results: Results) -> None:
-    """Print a line per agent and data set."""
+    """Print the results as a table with one line per agent and data set."""
     rows = [(label, name, f) for label, parts in results.items() for name, f in parts.items()]
     present = dict.fromkeys(column for *_, figures in rows for column in figures)
     shown = [c for c in [*MEASURES, *present] if c in present and c not in BOUNDS and c != "judged"]
@@ -85,7 +85,7 @@ def print_table(results: Results) -> None:
 
 
 def _cell(figures: Figures, column: str) -> str:
-    """Return a value with its interval."""
+    """Format a table cell: a value with its 95 % interval, or "-" if the metric is missing."""
     if column not in figures:
         return "-"
     text = f"{figures[column]:.0f}" if column == "episodes" else f"{figures[column]:.3f}"

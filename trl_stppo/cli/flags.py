@@ -19,7 +19,7 @@ TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
 
 
 class FlagParser(Parser, TrlParser):
-    """TRL's parser, without abbreviations."""
+    """TRL's parser, without abbreviated flags and without `--help`."""
 
     def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
         super().__init__(dataclass_types, **{"add_help": False, **options})
@@ -29,7 +29,7 @@ class FlagParser(Parser, TrlParser):
 
 
 def with_config(words: Sequence[str]) -> tuple[list[str], str | None, dict[str, Any]]:
-    """Return the words without `--config`, the file that it names, and the file's settings."""
+    """Split off `--config`; return the other words, the path of the file or None, and its settings."""
     parser = Parser(add_help=False)
     parser.add_argument("--config", action="append", default=[])
     found, flags = parser.parse_known_args(words)
@@ -56,7 +56,7 @@ def settings_in(path: str) -> dict[str, Any]:
 
 
 def _check_nodes(node: Any, path: str) -> None:
-    """Reject dates, numbers in base 60 (1:30) and keys that appear twice."""
+    """Reject YAML with dates, numbers in base 60 (1:30) or repeated keys."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _check_nodes(item, path)
@@ -81,7 +81,7 @@ def _check_nodes(node: Any, path: str) -> None:
 
 
 def peeked(words: Sequence[str], name: str, default: Any) -> Any:
-    """Read one flag ahead of the others, from the command line or else from its file."""
+    """Read a single flag before the full parse, from the command line or else from the YAML file."""
     flags, _, settings = with_config(words)
     parser = Parser(add_help=False, argument_default=settings.get(name, default))
     parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
@@ -89,12 +89,12 @@ def peeked(words: Sequence[str], name: str, default: Any) -> Any:
 
 
 def wants_dry_run(words: Sequence[str]) -> bool:
-    """Return whether the flags, or else their file, set `dry_run`."""
+    """Return whether the command line, or else the YAML file, sets `dry_run`."""
     return str(peeked(words, "dry_run", False)).lower() in TRUE
 
 
 def configs() -> dict[type, Mapping[str, Any]]:
-    """Return the trainers' configurations, each with its variants."""
+    """Return the trainers' configuration classes, each with its variants."""
     from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
     from ..trainer.stppo_config import VARIANTS, STPPOConfig
 
@@ -102,7 +102,7 @@ def configs() -> dict[type, Mapping[str, Any]]:
 
 
 def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
-    """Return the dataclasses of task, trainer (by the variant) and model."""
+    """Return the flag dataclasses of task, trainer and model. `--variant` selects the trainer's."""
     variant = peeked(words, "variant", "st-ppo")
     for config, known in configs().items():
         if variant is None or variant in known:
@@ -119,7 +119,7 @@ def types_of(command: str, words: Sequence[str] = ()) -> list[type]:
 def divided(
     types: Sequence[type], words: Sequence[str], others: Collection[str] = ()
 ) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Divide a command line between the command and `others`, the flags of the launcher.
+    """Divide a command line between the command and the launcher, whose flags are `others`.
 
     Returns:
         The command's words, the others' words, and the others' settings of the file.
@@ -151,7 +151,7 @@ def _fields_of_commands() -> Iterator[str]:
 
 
 def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Return the words without a subsequence of them."""
+    """Return `words` with the subsequence `taken` removed."""
     rest, left = list(taken), []
     for word in words:
         if rest and word == rest[0]:
@@ -162,7 +162,7 @@ def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
-    """Parse flags and their file into instances of dataclasses; a flag beats the file."""
+    """Parse flags and their YAML file into dataclass instances. Flags override the file."""
     from .launch import launch_flags
 
     words, rest, _ = divided(types, words, launch_flags())

@@ -37,7 +37,7 @@ def is_launched() -> bool:
 
 @functools.cache
 def launch_parser() -> argparse.ArgumentParser:
-    """Return the parser of `accelerate launch`, which also accepts the shipped files by name."""
+    """Return the parser of `accelerate launch`, extended by the flag `--accelerate_config`."""
     from accelerate.commands.launch import launch_command_parser
 
     parser = launch_command_parser()
@@ -46,13 +46,13 @@ def launch_parser() -> argparse.ArgumentParser:
 
 
 def launch_flags() -> set[str]:
-    """Return the flags of the launcher, without dashes."""
+    """Return the names of all flags of `accelerate launch`, without dashes."""
     options = launch_parser()._option_string_actions
     return {name[2:] for name in options if name.startswith("--")} - {"help"}
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Write settings of a file as flags of the launcher."""
+    """Convert launcher settings of a YAML file to command-line flags."""
     words = []
     for name, value in settings.items():
         if launch_parser()._option_string_actions[f"--{name}"].nargs != 0:
@@ -63,7 +63,7 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def launch_arguments(words: Sequence[str], program: Sequence[str] = ()) -> argparse.Namespace:
-    """Parse flags of the launcher, for a command and its own flags."""
+    """Parse the launcher's flags for a launch of `program`, a command with its flags."""
     arguments = launch_parser().parse_args([*words, "--module", "trl_stppo", *program])
     if arguments.training_script != "trl_stppo":  # a word behind a switch
         raise UsageError(f"`{arguments.training_script}` belongs to no flag.")
@@ -71,7 +71,7 @@ def launch_arguments(words: Sequence[str], program: Sequence[str] = ()) -> argpa
 
 
 def shipped() -> dict[str, Path]:
-    """Return the files for accelerate by name: TRL's supported ones, and ours, which win."""
+    """Return accelerate's shipped files by name: TRL's supported files, overridden by this package's."""
     upstream = importlib.util.find_spec("trl")
     packages = [upstream.origin, __file__] if upstream else [__file__]
     folders = [Path(str(file)).parent / "accelerate_configs" for file in packages]
@@ -80,7 +80,7 @@ def shipped() -> dict[str, Path]:
 
 
 def config_file(name: str) -> str:
-    """Return the path of the file that `--accelerate_config` names."""
+    """Resolve `--accelerate_config`, a path or the name of a shipped file, to a path."""
     known = shipped()
     if Path(name).is_file():
         return name
@@ -94,7 +94,7 @@ def config_file(name: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """The settings with which accelerate would start the run."""
+    """Settings of a launch by accelerate: engine, number of processes, mixed precision."""
 
     engine: str = "none"  # or "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1", "FSDP2"
     processes: int = 1
@@ -102,7 +102,7 @@ class Launch:
 
 
 def planned_launch(words: Sequence[str]) -> Launch:
-    """Parse flags of the launcher into a launch, without starting anything."""
+    """Parse the launcher's flags into a `Launch`, without starting a process."""
     if not words:
         return Launch(processes=int(os.environ.get("WORLD_SIZE", 1)))
     from accelerate.commands.launch import _validate_launch_command
@@ -122,7 +122,7 @@ def planned_launch(words: Sequence[str]) -> Launch:
 
 @contextmanager
 def launched_as(launch: Launch) -> Iterator[None]:
-    """Context in which configurations read a planned launch instead of this process's."""
+    """Context in which configurations use a planned launch instead of the current process's launch."""
     from transformers import TrainingArguments
 
     size = property(lambda self: launch.processes)
@@ -137,7 +137,7 @@ def launched_as(launch: Launch) -> Iterator[None]:
 
 
 def starts_one() -> bool:
-    """Return whether accelerate, without flags, would start one process with default settings."""
+    """Return whether `accelerate launch` without flags would start one process with default settings."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
@@ -145,7 +145,7 @@ def starts_one() -> bool:
 
 
 def launched(words: Sequence[str], program: Sequence[str]) -> int:
-    """Start the processes with accelerate; return the exit code, of the first that failed."""
+    """Start the processes with accelerate; return 0, or the exit code of the first failed process."""
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -164,13 +164,13 @@ def launched(words: Sequence[str], program: Sequence[str]) -> int:
 
 
 def _exit_code(status: int) -> int:
-    """Return a shell's exit code; a child that a signal ended has a negative status."""
+    """Return a shell's exit code for a child's status: 128 + n if signal n ended the child."""
     return 128 - status if status < 0 else status
 
 
 @contextmanager
 def forwarded_signals() -> Iterator[None]:
-    """Forward SIGTERM to the child processes; the terminal itself sends Ctrl-C to them."""
+    """Context that forwards SIGTERM to the child processes. Ctrl-C reaches them from the terminal."""
     import psutil
 
     def forward(number: int, frame: Any) -> None:

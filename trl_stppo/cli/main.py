@@ -80,7 +80,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def documented(command: str) -> tuple[str, str, str]:
-    """Read a command's summary, description and examples from its module, without importing it."""
+    """Read a command's summary, description and examples from its module's file, without an import."""
     path = Path(__file__).parents[1].joinpath(*MODULES[command].split("."))
     text = ast.get_docstring(ast.parse(path.with_suffix(".py").read_text())) or ""
     about, _, examples = text.partition("\n\nExamples:\n")
@@ -121,7 +121,7 @@ def _run(command: str, words: list[str]) -> int:
 
 
 def _run_parsed(command: str, words: Sequence[str]) -> int:
-    """Run a command whose module adds its arguments to a parser."""
+    """Run a command whose module has `add_arguments`: parse the words, then call the module's `run`."""
     module = importlib.import_module(f"trl_stppo.{MODULES[command]}")
     _, about, examples = documented(command)
     parser = Parser(prog=f"{PROGRAM} {command}", description=about, epilog=examples)
@@ -150,7 +150,7 @@ def _versions() -> str:
 
 
 def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
-    """Return the call's exit code; print its errors on one line, or as a traceback if that helps more."""
+    """Call a command and return its exit code. Print an error as one line or as a traceback."""
     debug = debug or os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
     try:
         return call()
@@ -172,7 +172,7 @@ def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def is_readable(error: BaseException) -> bool:
-    """Return whether the message alone explains an error: one of the listed packages raised it.
+    """Return whether an error needs no traceback because a package of `PACKAGES` raised it on purpose.
 
     A ValueError of an environment or of torch needs its traceback.
     """

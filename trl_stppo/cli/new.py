@@ -14,12 +14,12 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the argument `FOLDER` to the parser."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="to make; must not exist")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files; return the exit code."""
+    """Write the template's files into the new folder; return the exit code."""
     folder: Path = options.folder
     try:
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Load what flags name: objects as `module:name`, TRL's rewards, environment factories, rows of a file."""
+"""Load the objects that flags name: `module:name`, TRL's rewards, environment factories, rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRL_REWARDS: dict[str, dict[str, int]] = {
 
 
 def load_object(path: str) -> Any:
-    """Import `module:name` or `module.name`, also from the current folder, as `python -m` does."""
+    """Import the object `module:name` or `module.name`. Modules in the current folder are found too."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not name:
         raise UsageError(f"`{path}`: must be module:name.")
@@ -43,7 +43,7 @@ def load_object(path: str) -> Any:
 
 
 def load_reward(path: str, key: str) -> Any:
-    """Load a reward function by TRL's name, or by a path as in `load_object`."""
+    """Load a reward function by its name in TRL, or by an import path as in `load_object`."""
     if path in TRL_REWARDS:
         from trl import rewards
 
@@ -56,7 +56,7 @@ def load_reward(path: str, key: str) -> Any:
 
 
 def offered_by(path: str | None, name: str) -> Any:
-    """Call the class method `datasets` or `figures` of an environment; None if it has none."""
+    """Return the result of an environment's class method `name`, or None if there is no such method."""
     if path in (None, "none"):
         return None
     method = getattr(load_object(str(path)), name, None)
@@ -64,7 +64,7 @@ def offered_by(path: str | None, name: str) -> Any:
 
 
 def named_factory(path: str, arguments: str | None) -> Any:
-    """Return `factory_of` for a command that needs an environment."""
+    """Return the factory of a required environment; raise UsageError if `path` is "none"."""
     factory = factory_of(path, arguments, flag="arguments")
     if factory is None:
         raise UsageError("`environment=none`: must be module:name.")
@@ -78,7 +78,7 @@ def factory_of(
     *,
     flag: str = "environment_kwargs",
 ) -> Callable[[], Any] | None:
-    """Return the factory `path` with the JSON object `arguments` bound; None for None or "none".
+    """Import the factory `path` and bind the JSON `arguments`; return None if `path` is None or "none".
 
     `count_tokens` is bound if the factory accepts it and limits observations in tokens.
     """
@@ -94,7 +94,7 @@ def factory_of(
 
 
 def _parameters_of(factory: Any) -> dict[str, Any]:
-    """Return keyword parameters and their defaults; empty without a signature."""
+    """Return a factory's keyword parameters with their defaults, or {} if it has no signature."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -104,7 +104,7 @@ def _parameters_of(factory: Any) -> dict[str, Any]:
 
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
-    """Return the rows to play, from a JSON lines file, one JSON object or the class; None without any."""
+    """Return the rows to play, from a file, a JSON row, or the class's data set; None without rows."""
     if file is not None and (not file.endswith(".jsonl") or not Path(file).is_file()):
         raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:

@@ -1,4 +1,4 @@
-"""A planned run: its resolved settings and its memory, from models without weights."""
+"""Resolved settings and predicted memory of a planned run, computed without weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLED_ROWS = 16  # of the data, to find the longest prompt
 
 @dataclass
 class Plan:
-    """A planned run: flags, launch, rows, tokens of the longest prompt (0 if not known)."""
+    """A planned run: parsed flags, launch, training rows, tokens of the longest prompt (0: not known)."""
 
     args: TrainArguments
     config: Any
@@ -39,7 +39,7 @@ class Plan:
 
 
 def planned(words: Sequence[str], launch: Launch) -> Plan:
-    """Parse the flags of a run, also on a machine without its GPU."""
+    """Parse the flags of a run into a `Plan`. On a machine without GPU, `use_cpu` is set."""
     if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
         words = [*words, "--use_cpu", "true"]
     return Plan(*parse_flags(TrainArguments, words), launch)
@@ -55,7 +55,7 @@ def local_tokenizer(run: Plan) -> Any:
 
 
 def longest_prompt(run: Plan) -> int:
-    """Return the tokens of the longest prompt among a few rows; 0 if tokenizer or rows are not here."""
+    """Return the token count of the longest prompt in the first rows; 0 without tokenizer or rows."""
     try:
         tokenizer = local_tokenizer(run)
         rows = run.train.select(range(min(SAMPLED_ROWS, len(run.train))))
@@ -72,7 +72,7 @@ def _prompt_length(prompt: Any, tokenizer: Any) -> int:
 
 
 def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
-    """Return the input of the memory model; `fetch` downloads missing configurations, without weights."""
+    """Return the input of the memory model. `fetch` downloads missing configurations, never weights."""
     config, model_args = run.config, run.model_args
     name, value_model = str(model_args.model_name_or_path), config.value_model_name_or_path
     shapes = {name: local_config(name, model_args.model_revision, fetch=fetch)}
@@ -106,7 +106,7 @@ def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
 
 
 def how_trained(run: Plan) -> str:
-    """Describe the training in words, as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
+    """Describe the policy's training in words, such as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
     model_args = run.model_args
     how = f"LoRA of rank {model_args.lora_r}" if model_args.use_peft else "fully trained"
     if model_args.load_in_4bit or model_args.load_in_8bit:
@@ -116,7 +116,7 @@ def how_trained(run: Plan) -> str:
 
 
 def resolved(run: Plan) -> dict[str, str]:
-    """Return the resolved settings as texts by name."""
+    """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
     args, config, launch = run.args, run.config, run.launch
     episodes, group = config.generation_batch_size, config.num_generations
     each = config.steps_per_rollout
@@ -155,7 +155,7 @@ def resolved(run: Plan) -> dict[str, str]:
 
 
 def memory_line(setup: Setup) -> str:
-    """Describe the peak, its phase, and the smallest common card that holds it."""
+    """Describe the peak memory, its phase, and the smallest common GPU with enough memory."""
     expected = estimate(setup)
     fitting = (f"{card} GB" for card in CARDS if expected.peak <= FITS * card * GIB)
     card = next(fitting, "none of the common ones")

@@ -21,7 +21,7 @@ from .usage import UsageError, parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of `env play` to the parser."""
     add = parser.add_argument
     add("environment", metavar="MODULE:CLASS", help="An environment, or its factory.")
     add("--arguments", metavar="JSON", help="Arguments of the class.")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play until the episode or the input ends."""
+    """Play an environment from standard input until the episode or the input ends."""
     factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row) or [{"prompt": ""}]
     if not 0 <= options.index < len(rows):
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_action() -> str | None:
-    """Read the next turn from the standard input; None at the end."""
+    """Read the next turn from standard input; return None at `:q` or at the end of the input."""
     lines = [""]
     try:
         while not lines[0] or lines[-1].endswith("\\"):

@@ -95,13 +95,13 @@ def make_trainer(
 
 
 class FirstEvaluation(TrainerCallback):
-    """Begin a run with an evaluation, logged at step 0; a resumed run has it in its log."""
+    """Callback that evaluates before the first optimizer step. A resumed run skips the evaluation."""
 
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set `eval_on_start`, which transformers reads next."""
+        """Set `eval_on_start` for a new run. transformers reads this setting after the callback."""
         args.eval_on_start = state.global_step == 0
         if args.eval_on_start and state.is_world_process_zero:
             say(f"evaluating {self._episodes} held-out rows before training ...")
@@ -110,7 +110,7 @@ class FirstEvaluation(TrainerCallback):
 def train(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> int:
-    """Train, with evaluations before and after if the flags set them; return the exit code."""
+    """Train, evaluate before and after if `eval_episodes` is set, and return the exit code."""
     disable_progress_bar()  # while models load; training prints lines
     trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
@@ -142,5 +142,5 @@ def train(
 
 
 def run(words: Sequence[str]) -> int:
-    """Train; return the exit code."""
+    """Parse the flags and train; return the exit code."""
     return train(*agents.parse_flags(TrainArguments, words))

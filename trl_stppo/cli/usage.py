@@ -1,4 +1,4 @@
-"""Helpers of all commands: a parser that raises, hints at wrong names, paths, JSON."""
+"""Helpers of all commands: argument parser, hints for unknown names, checks of paths and JSON."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 class UsageError(ValueError):
-    """A wrong flag, or a wrong key of a file."""
+    """A wrong flag, or a wrong key in a settings file."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser without abbreviations that raises `UsageError` and does not exit."""
+    """Argument parser without abbreviated flags. An error raises `UsageError` instead of exiting."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage."""
+        """Raise `UsageError` instead of printing the usage and exiting."""
         raise UsageError(message)
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """Return the closest known name to an unknown flag or key."""
+    """Return a hint for an unknown flag or key: the closest known name, or `--help_all`."""
     close = difflib.get_close_matches(name, known, 1)
     return f"Did you mean `{close[0]}`?" if close else "--help_all lists all flags."
 
@@ -50,7 +50,7 @@ def check_name(flag: str, name: str | None) -> None:
 
 
 def parsed_json(text: str, flag: str) -> Any:
-    """Parse a flag's JSON object."""
+    """Parse the JSON object in the text of a flag; raise UsageError for other text."""
     try:
         read = json.loads(text)
     except json.JSONDecodeError as error:

@@ -31,7 +31,7 @@ HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 @dataclass
 class WatchedRun:
-    """A run's folder, and the page of its episodes as it was built last."""
+    """A watched run: its folder, and its page of episodes, which is rebuilt for new episodes."""
 
     folder: Path
     page: Path
@@ -39,12 +39,12 @@ class WatchedRun:
     built: str = ""
 
     def version(self) -> str:
-        """Return a text that changes with the recorded episodes."""
+        """Return a fingerprint that changes when new episodes are recorded."""
         found = [path.stat() for path in sorted((self.folder / FOLDER).glob("*.jsonl.gz"))]
         return f"{len(found)}-{max((stat.st_mtime_ns for stat in found), default=0)}"
 
     def state(self) -> dict[str, Any]:
-        """Return the curves, with a version of the episodes."""
+        """Return the run's curves and the version of its episodes, as data for the browser."""
         state: dict[str, Any] = {"name": self.folder.resolve().name, "panels": {}}
         state["episodes"] = self.version()
         try:
@@ -65,7 +65,7 @@ class WatchedRun:
         return state | {"per_update": per_update, "resumed": run.resumed, "panels": panels}
 
     def episodes(self) -> bytes:
-        """Return the page of the episodes, built again if there are new ones."""
+        """Return the HTML page of the episodes. The page is rebuilt if there are new episodes."""
         with self.lock:
             version = self.version()
             if version != self.built:
@@ -75,7 +75,7 @@ class WatchedRun:
 
 
 def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server of the runs, which does not serve yet.
+    """Return an HTTP server for the pages of the runs. The caller starts it with `serve_forever`.
 
     Args:
         folders: `output_dir` of each run.
@@ -112,13 +112,13 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
             self.wfile.write(body)
 
         def log_message(self, *words: Any) -> None:
-            """Print nothing per request."""
+            """Suppress the line that the server prints per request."""
 
     return ThreadingHTTPServer((HOST, port), Handler)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of `watch` to the parser."""
     parser.add_argument(
         "runs",
         nargs="+",
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; return the exit code."""
+    """Serve the pages of the runs until Ctrl-C; return the exit code."""
     with tempfile.TemporaryDirectory() as pages:
         try:
             served = server(options.runs, Path(pages), options.port)

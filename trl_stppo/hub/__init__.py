@@ -1,1 +1,1 @@
-"""Publish runs on the Hub, with model card and `agent.json`, and load them."""
+"""Publish trained agents on the Hub, with model card and `agent.json`, and load published agents."""

@@ -1,4 +1,4 @@
-"""The model card: TRL's, with a section about the agent in place of the example."""
+"""Write the model card: TRL's card, with a section about the agent in place of TRL's example."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OF_CRITIC = ("critic_learning_rate", "gamma", "lam", "cliprange_value")
 
 
 def may_be_written(folder: Path) -> bool:
-    """Return whether a folder has no card, or a generated one; any other belongs to the user."""
+    """Return whether a folder's model card may be overwritten: it is missing or generated."""
     path = folder / CARD
     if not path.exists():
         return True
@@ -55,7 +55,7 @@ def may_be_written(folder: Path) -> bool:
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """Context that restores a card at its end: PEFT changes an existing card when it saves."""
+    """Context that restores a folder's card at its end, since saving with PEFT changes the card."""
     path = (folder / CARD).resolve()
     if not path.exists():
         yield
@@ -107,7 +107,7 @@ def improve(
 
 
 def section(run: Description, repo: str, results: str, transcript: str | None) -> str:
-    """Return the section about an agent, in Markdown."""
+    """Return the card's section about an agent, in Markdown."""
     shown = [name for name in SETTINGS if run.settings.get(name)]
     shown += [name for name in OF_CRITIC if run.critic != "none" and run.settings.get(name)]
     rows = [(code(name), code(run.settings[name], 120)) for name in shown]

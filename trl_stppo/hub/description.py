@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment of the run."""
+    """Description of one environment of a run."""
 
     name: str | None  # None if it is the only one
     kind: str  # "text" or "tools"
@@ -32,7 +32,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Description:
-    """A run: trainer, model, critic, environments, rows, settings."""
+    """Description of a run: trainer, model, critic, environments, rows, settings."""
 
     trainer: str  # class
     method: str  # such as "ST-PPO"
@@ -52,14 +52,14 @@ class Description:
 
     @property
     def environment(self) -> str:
-        """Return the names of environments and tools, else of the player."""
+        """Return the environments' and tools' names, or else the name of the function that plays episodes."""
         names = [each.class_name.rpartition(".")[2] + each.arguments for each in self.environments]
         names += [f"tools {' '.join(name for name, _ in self.tools)}"] if self.tools else []
         return " + ".join(names) or self.player or "none"
 
     @property
     def training(self) -> str:
-        """Describe the training of the policy in words."""
+        """Describe the policy's training in words, such as `LoRA of rank 16, bfloat16`."""
         if self.adapter is None:
             return f"fully trained, {self.dtype}"
         stored = self.quantization or {}
@@ -68,7 +68,7 @@ class Description:
 
     @property
     def adapter_kind(self) -> str | None:
-        """Return the adapter's type in its usual spelling."""
+        """Return the adapter's type in its usual spelling, such as "LoRA"; None without an adapter."""
         if self.adapter is None:
             return None
         kind = str(self.adapter["type"])
@@ -76,7 +76,7 @@ class Description:
 
     @property
     def task(self) -> dict[str, str]:
-        """Return names of model, environment and data, which differ between tasks; without secrets."""
+        """Return the short names of model, environment and data set, without secrets."""
         size = "a stream" if self.rows is None else f"{self.rows} rows"
         return {
             # Two parts, as on the Hub: the last of `runs/a/checkpoint-100` is ambiguous.

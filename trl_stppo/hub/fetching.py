@@ -21,7 +21,7 @@ _NOT = ("*/*", "consolidated*.safetensors", "trainer_state.json")
 def policy_folder(
     name: str, revision: str | None = None, token: str | bool | None = None, *, code: bool = False
 ) -> Path:
-    """Return the folder `name`, or download the policy, tokenizer and `agent.json` of that repository.
+    """Return the folder `name`, or download policy, tokenizer and `agent.json` from the repository `name`.
 
     `code` downloads Python files as well. A failed download raises `HubError`.
     """
@@ -47,7 +47,7 @@ def unreachable(name: str, revision: str | None, error: Exception) -> HubError:
 def critic_folder(
     name: str, subfolder: str, revision: str | None = None, token: str | bool | None = None
 ) -> Path | None:
-    """Return the folder of the critic that was published with a policy; None without one.
+    """Return the folder of the critic published with a policy, or None if there is no critic.
 
     Raises:
         HubError: the repository exists, but its critic could not be downloaded.

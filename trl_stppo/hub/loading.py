@@ -1,4 +1,4 @@
-"""Load models, full or as adapters on a base, and tokenizers, without running a repository's code."""
+"""Load models (full models or adapters) and tokenizers without running code of a repository."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load_model(
     base_model: str | None = None,
     model_init_kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Load the policy of a folder for generation; for the arguments see `Agent.from_pretrained`."""
+    """Load the policy in `folder` for generation. For the arguments see `Agent.from_pretrained`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -123,7 +123,7 @@ def _saved_dtypes(file: Path) -> dict[str, Any]:
 
 
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:
-    """Return name and revision of an adapter's base model, or `base_model` in its place."""
+    """Return the name and revision of an adapter's base model. `base_model` replaces the saved name."""
     if base_model is not None:
         return base_model, None
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | Non
 
 
 def _quantization(settings: AgentSettings, override: Any) -> Any:
-    """Return the quantization of the base model."""
+    """Return the quantization config of an adapter's base model: `override`, or else the run's config."""
     if override is not None:
         return override or None
     known = settings.quantization

@@ -15,7 +15,7 @@ _URL = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 
 
 def plain(text: object, limit: int | None = None) -> str:
-    """Return one line of printable characters, of at most `limit` with an ellipsis."""
+    """Return a text as one line of printable characters, cut to `limit` characters with an ellipsis."""
     words = "".join(c if _printable(c) else " " for c in str(text))
     line = " ".join(words.split())
     if limit is not None and len(line) > limit:
@@ -30,7 +30,7 @@ def _printable(character: str) -> bool:
 
 
 def escaped(text: object, limit: int | None = None) -> str:
-    """Return text that Markdown shows literally, links and HTML included."""
+    """Escape a text so that Markdown shows it literally, links and HTML included."""
     line = "".join(_ENTITIES.get(c, c) for c in plain(text, limit))
     line = _OPENING.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", line))
     # Bare addresses and names would become links.
@@ -38,7 +38,7 @@ def escaped(text: object, limit: int | None = None) -> str:
 
 
 def code(text: object, limit: int | None = None) -> str:
-    """Return inline code."""
+    """Return a text as inline code in Markdown."""
     line = plain(text, limit)
     if not line:
         return ""
@@ -49,7 +49,7 @@ def code(text: object, limit: int | None = None) -> str:
 
 
 def fenced(text: str, language: str = "", limit: int | None = None) -> str:
-    """Return a block of code with a fence longer than any inside."""
+    """Return a code block whose fence is longer than any run of backticks in the text."""
     lines = ["".join(c for c in line if c == "\t" or _printable(c)) for line in text.split("\n")]
     body = "\n".join(lines)
     if limit is not None and len(body) > limit:
@@ -59,7 +59,7 @@ def fenced(text: str, language: str = "", limit: int | None = None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of Markdown cells; empty without rows."""
+    """Return a Markdown table of cells that are Markdown, or an empty text if there are no rows."""
     cells = ([_BAR.sub(r"\\|", text) for text in row] for row in (head, *rows))
     first, *lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([first, "|" + "---|" * len(head), *lines]) if lines else ""

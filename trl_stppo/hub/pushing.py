@@ -26,7 +26,7 @@ LEFT_OUT_TOO = (
 
 
 def reason(error: BaseException) -> str:
-    """Return the error on one line, without secrets."""
+    """Return an error's type and message on one line, without secrets."""
     text = redacted(" ".join(str(error).split()))[:300]
     return f"{type(error).__name__}: {text.rstrip('.')}."
 
@@ -34,7 +34,7 @@ def reason(error: BaseException) -> str:
 def failed_push(
     error: BaseException, repo: str, folder: Path, revision: str | None = None
 ) -> HubError:
-    """Return the error for a push at the end of a run."""
+    """Return the `HubError` for a failed push at the end of a run."""
     words = ["hf", "upload", repo, str(folder), "."]
     words += ["--revision", revision] if revision else []
     for pattern in (*LEFT_OUT, *LEFT_OUT_TOO):
@@ -60,7 +60,7 @@ def warn_of_failed_push(error: BaseException, repo: str, folder: Path) -> None:
 
 
 def watch(job: Future[Any], on_error: Callable[[BaseException], None]) -> None:
-    """Call `on_error` with the error of an upload in the background, which transformers ignores."""
+    """Call `on_error` if a background upload fails. transformers ignores such errors."""
 
     def finished(done: Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()

@@ -25,7 +25,7 @@ INDEXED = {SUCCESS: "success_rate", SCORE: "mean_reward"}
 
 
 class Evaluation(NamedTuple):
-    """The finite metrics of one evaluation dataset, under the names of docs/evaluation.md."""
+    """The finite metrics of one evaluation data set, named as in docs/evaluation.md."""
 
     name: str | None  # of the dataset among several
     step: int  # optimizer steps
@@ -33,7 +33,7 @@ class Evaluation(NamedTuple):
 
 
 def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
-    """Return the evaluations of the last evaluated step."""
+    """Return the evaluations at the last evaluated optimizer step of a log, one per data set."""
     found: dict[str, Evaluation] = {}
     for entry in history:
         step = int(entry.get("step", 0))
@@ -50,7 +50,7 @@ def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def results_table(evaluations: Sequence[Evaluation]) -> str:
-    """Return a table of metrics (rows, with 95 % intervals) and evaluation datasets (columns)."""
+    """Return a Markdown table with a line per metric (and 95 % interval) and a column per data set."""
     heads = [escaped(e.name, 60) if e.name else "held-out rows" for e in evaluations]
     rows = ([label, *(_shown(e.figures, n) for e in evaluations)] for n, label in FIGURES.items())
     return table(["", *heads], [row for row in rows if any(row[1:])])
@@ -66,7 +66,7 @@ def _shown(figures: Mapping[str, float], name: str) -> str:
 
 
 def model_index(evaluations: Sequence[Evaluation], data: str) -> list[EvalResult]:
-    """Return the comparable metrics in the Hub's form; a dataset without a name is called `data`."""
+    """Return success rate and score in the Hub's format. `data` names a data set without a name."""
     return [
         EvalResult(
             task_type="reinforcement-learning",

@@ -1,4 +1,4 @@
-"""`agent.json`: the settings with which a run played its policy; plain data, no code."""
+"""Settings of a run's evaluation episodes, saved as `agent.json`: plain data, no code."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class AgentSettings:
 
     @classmethod
     def load(cls, folder: Path) -> AgentSettings | None:
-        """Read `agent.json`, without unknown keys; None if there is no file."""
+        """Read the settings from `agent.json` and ignore unknown keys; return None if there is no file."""
         path = folder / AGENT_FILE
         if not path.is_file():
             return None
@@ -110,7 +110,7 @@ class AgentSettings:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type of an annotation; a bool is not a number."""
+    """Return whether a value matches a type annotation. A bool does not count as a number."""
     if parts := [part for part in typing.get_args(hint) if typing.get_origin(hint) is not dict]:
         if typing.get_origin(hint) is list:
             return isinstance(value, list) and all(_is_a(entry, parts[0]) for entry in value)

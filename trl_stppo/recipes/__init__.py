@@ -1,1 +1,1 @@
-"""Complete tasks, each in its own folder. No module outside imports them."""
+"""Recipes: complete tasks, one per folder. The rest of the package does not import recipes."""

@@ -1,4 +1,4 @@
-"""Recorded episodes: the files of a training, and their page (docs/watching.md); without torch.
+"""Recorded episodes of a training: trace files, and an HTML page (docs/watching.md). Needs no torch.
 
 `trl_stppo.trainer.recording.recorder` records them.
 """

@@ -17,7 +17,7 @@ from .page import MAX_EPISODES, build_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of `trace` to the parser."""
     parser.add_argument("run", metavar="RUN", help="output_dir of a run, or the trace folder in it")
     parser.add_argument("--output", metavar="PAGE", help="the page; default RUN/trace.html")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page; return the exit code."""
+    """Write the HTML page of a run's episodes; return the exit code."""
     folder = Path(options.run)
     output = Path(options.output) if options.output else folder / "trace.html"
     if output.is_dir():

@@ -1,4 +1,4 @@
-"""The files of a trace: one compressed JSONL per update and process, `trace/train-0000012-rank0.jsonl.gz`.
+"""Trace files: one compressed JSONL per update and process, such as `trace/train-0000012-rank0.jsonl.gz`.
 
 The first line is the update, each other line an episode. Files are written atomically; an update that is
 repeated replaces its file.
@@ -29,14 +29,14 @@ COMPRESSION = 4
 
 
 def file_name(update: TracedUpdate) -> str:
-    """Return the name of the update's file on its process."""
+    """Return the name of the trace file of an update and a process."""
     name = re.sub(r"[^\w.-]", "_", update.name)
     number = update.update if update.phase == "train" else update.global_step
     return f"{name}-{number:07d}-rank{update.process}{ENDING}"
 
 
 def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str, Any]]) -> Path:
-    """Write an update's file atomically, with episodes of `TracedEpisode.to_json`."""
+    """Write the trace file of an update atomically. Episodes are dictionaries of `TracedEpisode.to_json`."""
     lines = [_dumps(update.to_json()), *(_dumps(episode) for episode in episodes)]
     content = gzip.compress("".join(lines).encode("ascii"), COMPRESSION, mtime=0)
     path = folder / file_name(update)
@@ -74,7 +74,7 @@ def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
 
 @dataclass
 class Damage:
-    """Damaged parts that were left out."""
+    """Numbers of damaged trace files and damaged episodes that were skipped."""
 
     files: int = 0
     episodes: int = 0  # of the other files
@@ -91,7 +91,7 @@ class Damage:
 def read_updates(
     folder: str | Path, damage: Damage | None = None
 ) -> list[tuple[TracedUpdate, Path]]:
-    """Return the updates with their files; see `read_trace`."""
+    """Return the updates of a run, in order, with their trace files. See `read_trace`."""
     place = trace_folder(folder)
     damage = Damage() if damage is None else damage
     found = []
@@ -107,20 +107,20 @@ def read_updates(
 
 
 def next_start(folder: Path) -> int:
-    """Return the number of a new training: one more than the recorded ones."""
+    """Return the number for a new training: one more than the highest recorded number."""
     headers = (_read_header(path, Damage()) for path in folder.glob(f"*{ENDING}"))
     return 1 + max((update.start for update in headers if update is not None), default=0)
 
 
 def _start(update: TracedUpdate) -> tuple[int, float]:
-    """Return the sort key of trainings: their number, since clocks can go back."""
+    """Return the sort key of an update's training: its number, or its start time if it has no number."""
     return update.start, update.started if update.start == 0 else 0.0
 
 
 def read_episodes(
     update: TracedUpdate, path: Path, damage: Damage | None = None
 ) -> Iterator[TracedEpisode]:
-    """Read the episodes of a file; damaged ones are counted in `damage`."""
+    """Yield the episodes of a trace file. Damaged episodes are skipped and counted in `damage`."""
     lost = Damage()
     for line in _lines(path)[1:]:
         try:
@@ -136,7 +136,7 @@ def read_episodes(
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Read the lines of a file that is complete, or has lost its end; raise for other damage."""
+    """Return the lines of a trace file, even if its end is missing. Raise an error for other damage."""
     text = zlib.decompressobj(wbits=31).decompress(path.read_bytes())
     return text.removesuffix(b"\n").split(b"\n")
 
@@ -153,7 +153,7 @@ _DAMAGE = (
 
 
 def trace_folder(folder: str | Path) -> Path:
-    """Return the folder with the files, from itself or from its run."""
+    """Return the folder with the trace files: `folder` itself, or the folder `trace` in a run."""
     folder = Path(folder)
     if not folder.is_dir():
         there = "is a file" if folder.exists() else "does not exist"
@@ -195,7 +195,7 @@ def _warn_of_episodes(path: Path, lost: int, of: int, error: Exception) -> None:
 
 
 def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, float, int | None]]) -> bool:
-    """Return whether a later start of the run repeats this update."""
+    """Return whether a later (resumed) training of the run has repeated this update."""
     for *start, first_step in starts:
         if first_step is None or tuple(start) <= _start(update):
             continue

@@ -1,4 +1,4 @@
-"""The records of an episode and its update, and their JSON.
+"""Records of an episode and of its update, with their JSON format.
 
 Per-token lists have one entry per token after the prompt, None without a value. Numbers that are not
 finite are the strings "NaN", "Infinity" and "-Infinity" in JSON.
@@ -29,7 +29,7 @@ Figures = list[float | None] | None
 
 @dataclass(frozen=True)
 class TracedUpdate:
-    """The rollout batch and its update, or the evaluation, that episodes belong to.
+    """Record of one rollout batch and its update, or of one evaluation.
 
     Attributes:
         phase: "train" or "eval".
@@ -69,14 +69,14 @@ class TracedUpdate:
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the first line of a file."""
+        """Return the record as a dictionary for the first line of a trace file."""
         figures = {name: as_json(value) for name, value in self.figures.items()}
         numbers = {"clip_range": [as_json(bound) for bound in self.clip_range], "figures": figures}
         return {"format": FORMAT, "version": VERSION, **asdict(self), **numbers}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
-        """Read the result of `to_json`, without unknown fields."""
+        """Make a record from a dictionary of `to_json`. Unknown fields are ignored."""
         known = _known(cls, line)
         known["start"] = int(known.get("start", 0))
         known["clip_range"] = tuple(map(float, known.get("clip_range", (0.2, 0.2))))
@@ -86,7 +86,7 @@ class TracedUpdate:
 
 @dataclass(frozen=True)
 class TracedEpisode:
-    """One episode with its values in the update.
+    """Record of one episode: its texts, per-token values, rewards and outcome.
 
     Attributes:
         update: of the episode.
@@ -168,7 +168,7 @@ class TracedEpisode:
 
     @property
     def key(self) -> str:
-        """Return the name within the run: train-12-3, eval-40-3.0; train-12-3-c1 is a second context."""
+        """Return the episode's name in the run: train-12-3, eval-40-3.0, or train-12-3-c1 for context 1."""
         context = f"-c{self.context}" if self.context else ""
         if self.update.phase == "train":
             return f"train-{self.update.update}-{self.row}{context}"
@@ -177,19 +177,19 @@ class TracedEpisode:
 
     @property
     def text(self) -> str:
-        """Return prompt and completion, with special tokens."""
+        """Return the text of prompt and completion, special tokens included."""
         return "".join(self.pieces)
 
     @property
     def roles(self) -> list[str]:
-        """Return per token "prompt", "turn 0", "turn 1", ..., or `observations`."""
+        """Return the role of each token: "prompt", "turn 0", "turn 1", ..., or the text `observations`."""
         roles = [self.observations] * (len(self.pieces) - self.prompt_tokens)
         for turn, (start, end) in enumerate(self.turn_spans):
             roles[start:end] = [f"turn {turn}"] * (end - start)
         return ["prompt"] * self.prompt_tokens + roles
 
     def to_json(self) -> dict[str, Any]:
-        """Return one line of a file."""
+        """Return the episode as a dictionary for one line of a trace file."""
         line = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "update"}
         for name in FIGURES:
             line[name] = _as_json(line[name])
@@ -201,7 +201,7 @@ class TracedEpisode:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any], update: TracedUpdate) -> TracedEpisode:
-        """Read the result of `to_json`, without unknown fields."""
+        """Make an episode from a dictionary of `to_json`. Unknown fields are ignored."""
         known = _known(cls, line)
         for name in (*FIGURES, "turn_rewards"):
             known[name] = _floats(known.get(name))
@@ -215,7 +215,7 @@ class TracedEpisode:
         return episode
 
     def check_lengths(self) -> None:
-        """Raise ValueError if a figure has not one value per token."""
+        """Raise ValueError if a per-token list has another length than the episode."""
         length = len(self.pieces) - self.prompt_tokens
         per_token = {name: getattr(self, name) for name in (*FIGURES, *PER_TOKEN)}
         wrong = [name for name, x in per_token.items() if x is not None and len(x) != length]
@@ -228,14 +228,14 @@ class TracedEpisode:
 
 
 def as_json(value: float | None) -> float | str | None:
-    """Return a number in JSON."""
+    """Return a number for JSON. NaN and infinities become strings."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _as_json(values: Sequence[float | None] | None) -> Sequence[float | str | None] | None:
-    """Return per-token figures in JSON, usually unchanged."""
+    """Return per-token values for JSON. NaN and infinities become strings."""
     known = filter(None, values or ())
     return values if all(map(math.isfinite, known)) else [as_json(v) for v in values or ()]
 

@@ -1,4 +1,4 @@
-"""Build one HTML page with the episodes of a run, which needs no network.
+"""Build an HTML page with the episodes of a run. The page needs no network.
 
 Episodes are data, compressed and in base64, that the page shows as text nodes. A content security policy
 allows only the page's own script.
@@ -41,7 +41,7 @@ MAX_EPISODES = 2000
 
 @dataclass(frozen=True)
 class PageSummary:
-    """The contents of a page."""
+    """Summary of a page: its path, its numbers of episodes and updates, damaged parts."""
 
     path: Path
     episodes: int  # on the page
@@ -53,7 +53,7 @@ class PageSummary:
 def build_page(
     run: str | Path, output: str | Path, *, max_episodes: int | None = MAX_EPISODES
 ) -> PageSummary:
-    """Write the page of a run atomically.
+    """Write the HTML page of a run's episodes atomically.
 
     Args:
         run: the run's `output_dir`, or the trace folder in it.
@@ -116,7 +116,7 @@ def _summary(
 
 
 def _evenly(count: int, limit: int | None) -> set[int]:
-    """Return positions of at most `limit` of `count` episodes, with the first and the last."""
+    """Return at most `limit` positions, evenly spaced from the first to the last of `count` episodes."""
     if limit is None or count <= limit:
         return set(range(count))
     if limit == 1:
@@ -133,12 +133,12 @@ def _template(name: str) -> str:
 
 
 def _filled(text: str, inserted: dict[str, str]) -> str:
-    """Replace each {{name}} of the text, but none in inserted text."""
+    """Replace each {{name}} in a template. Inserted text is not searched for further names."""
     return re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], text)
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy: style and script by hash; no network, no frames, no forms."""
+    """Return the Content-Security-Policy, which allows only this style and this script, by hash."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -153,7 +153,7 @@ def _policy(style: str, script: str) -> str:
 def _write_blocks(
     data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Damage
 ) -> int:
-    """Write the episodes, their texts, and at the end the list; return the number of episodes."""
+    """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
     rows: list[list[Any]] = []
     texts: list[str] = []
     text_blocks = position = 0
@@ -210,19 +210,19 @@ def _row(episode: TracedEpisode, group: int) -> list[Any]:
 
 
 def _question(episode: TracedEpisode) -> str:
-    """Return the last message before the first turn."""
+    """Return the text of the last prompt message, or else the text of the whole prompt."""
     last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
     content = last.get("content") if isinstance(last, dict) else None
     return content if isinstance(content, str) else "".join(episode.pieces[: episode.prompt_tokens])
 
 
 def _preview(text: str) -> str:
-    """Return a text in one line, without tags."""
+    """Return the beginning of a text on one line, without tags."""
     return " ".join(TAG.sub(" ", text[: 4 * PREVIEW]).split())[:PREVIEW]
 
 
 def _episode(episode: TracedEpisode) -> dict[str, Any]:
-    """Return an episode without its messages, which repeat its tokens."""
+    """Return an episode as rounded data for the page, without messages, which repeat the tokens."""
     line = episode.to_json()
     for name in ("prompt", "messages"):
         del line[name]

@@ -1,4 +1,4 @@
-"""Cut a text into the texts of its tokens."""
+"""Split the decoded text of tokens into one piece per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GAP = 32
 
 
 def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) -> list[str]:
-    """Return one piece per token; their concatenation is the decoded text, for any tokenizer.
+    """Return one piece of text per token. Joined, the pieces are the decoded text, for any tokenizer.
 
     A token that completes no character gets ""; the last piece gets the rest. `decode` keeps special
     tokens and does not clean up; `backend` is the tokenizer of `tokenizers`, if any.

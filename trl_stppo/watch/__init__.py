@@ -1,4 +1,4 @@
-"""Watch runs: lines in the terminal while they train, curves afterwards. Names load on first use."""
+"""Watch runs: progress lines during training, curves afterwards. Modules load on first use."""
 
 from __future__ import annotations
 

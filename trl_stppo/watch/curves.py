@@ -18,7 +18,7 @@ FALLS = "guard/falls"
 
 
 class Panel(NamedTuple):
-    """A panel of the picture."""
+    """One panel of the figure: metric, title, unit, limits of the axis."""
 
     metric: str
     title: str
@@ -98,7 +98,7 @@ def draw_curves(runs: Mapping[str, History | Run], path: Path, title: str | None
 
 
 def points(history: History, metric: str) -> tuple[list[float], list[float]]:
-    """Return steps and values, without None and NaN; the later of two at one step counts."""
+    """Return the steps and finite values of a metric, sorted by step. A step's last entry counts."""
     values = {
         float(entry["step"]): number(entry.get(metric)) for entry in history if metric in entry
     }
@@ -133,7 +133,7 @@ def _at(found: tuple[list[float], list[float]], per_update: int) -> tuple[list[f
 
 
 def falls(history: History) -> set[float]:
-    """Return the steps at which a fall was detected."""
+    """Return the optimizer steps at which the counter `guard/falls` increased."""
     steps, counts = points(history, FALLS)
     before = [0.0, *counts]
     return {step for step, old, new in zip(steps, before, counts, strict=False) if new > old}

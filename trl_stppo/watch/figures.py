@@ -22,7 +22,7 @@ def number(value: Any) -> float | None:
 
 
 def shown(value: float | None, form: str = ".3f") -> str:
-    """Format a metric, without the sign of a rounded zero; `NOTHING` for None."""
+    """Format a metric as text. None becomes `NOTHING`, and a rounded zero loses its minus sign."""
     if value is None:
         return NOTHING
     text = format(value, form)

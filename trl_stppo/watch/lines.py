@@ -1,4 +1,4 @@
-"""The lines of a run in the terminal: an introduction, one per rollout batch, one per evaluation.
+"""Progress lines in the terminal: an introduction, one line per rollout batch and per evaluation.
 
 A *round* is one rollout batch with its updates. The log that completes it prints its line, so
 `logging_steps` sets how often. Only the main process prints, and an error here does not end a training.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Column(NamedTuple):
-    """A metric of a line."""
+    """A column of the progress lines: label, metric, number format, width, meaning."""
 
     label: str
     metric: str
@@ -72,7 +72,7 @@ GUARDS = {
 
 
 class ProgressLines(TrainerCallback):
-    """Print the progress of a training, as lines for a terminal, a file or a pipe.
+    """Callback that prints the progress of a training, as lines for a terminal, a file or a pipe.
 
     It replaces transformers' progress bar and printed dictionaries;
     `trainer.remove_callback(ProgressLines)` removes it. `task` returns the known names of `model`,
@@ -113,7 +113,7 @@ class ProgressLines(TrainerCallback):
                 say(redacted(line))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print a line at the end of a round, with the metrics since the last line."""
+        """Print a line after a finished rollout batch, with the mean metrics since the last line."""
         # From the history: earlier callbacks may have removed some of `logs`.
         self._take(state.log_history[-1] if state.log_history else dict(logs or {}))
         rounds, main = self._rounds(state), state.is_world_process_zero
@@ -126,7 +126,7 @@ class ProgressLines(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Print an evaluation, also of `trainer.evaluate()`."""
+        """Print the metrics of an evaluation, also after a direct call of `trainer.evaluate()`."""
         metrics = metrics or {}
         prefix = next((n.removesuffix("runtime") for n in metrics if n.endswith("_runtime")), None)
         if prefix is None:
@@ -142,7 +142,7 @@ class ProgressLines(TrainerCallback):
                 say(line)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Print the last rollout and step, and the time."""
+        """Print the numbers of finished rollouts and optimizer steps, and the elapsed time."""
         self._training = False
         if self._bars:
             enable_progress_bar()
@@ -172,7 +172,7 @@ class ProgressLines(TrainerCallback):
                 self._since.setdefault(name, []).append(figure)
 
     def _rounds(self, state: Any) -> int:
-        """Return the number of finished rounds; the last one may be shorter."""
+        """Return the number of finished rounds (rollout batches). The last round may be shorter."""
         over = state.global_step >= state.max_steps
         return self._total(state) if over else state.global_step // self._steps
 
@@ -242,7 +242,7 @@ class ProgressLines(TrainerCallback):
 
 
 def gain(history: list[dict[str, Any]], seconds: float) -> float:
-    """Return (G + U) / max(G, U), for rollouts of G seconds and updates of U; both take `seconds`."""
+    """Return overlap's best speed-up (G + U) / max(G, U), with rollout time G and G + U = `seconds`."""
     known = [[e[name] for name in PLAYING] for e in history if all(n in e for n in PLAYING)]
     played = sum(mean(list(values)) or 0.0 for values in zip(*known, strict=True))
     return seconds / max(played, seconds - played, 1e-9)
@@ -256,7 +256,7 @@ def steps_per_round(args: Any) -> int:
 
 
 def legend(columns: list[Column], before: list[Column], indent: int, explains: bool) -> list[str]:
-    """Return the meanings of new columns, and the heading."""
+    """Return the lines above the table: the meanings of new columns, and the heading."""
     meanings = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
     if not before:
         meanings += ["*: best so far", "time: per rollout with its updates"]
@@ -269,13 +269,13 @@ def legend(columns: list[Column], before: list[Column], indent: int, explains: b
 
 
 def evaluation_name(prefix: str) -> str:
-    """Return "evaluation" for `eval_`, and "evaluation of hard" for `eval_hard_`."""
+    """Return an evaluation's title: "evaluation" for `eval_`, "evaluation of hard" for `eval_hard_`."""
     name = prefix.removeprefix("eval").strip("_")
     return f"evaluation of {name}" if name else "evaluation"
 
 
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
-    """Format success with its 95 % interval, score, turns and valid actions, if logged."""
+    """Format an evaluation's logged metrics: success with its interval, score, turns, valid actions."""
     words = []
     for label, metric, form in EVALUATED:
         value = number(metrics.get(prefix + metric))
@@ -291,7 +291,7 @@ def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
 
 
 def mean(values: list[float] | None) -> float | None:
-    """Return the mean; None without values."""
+    """Return the mean of the values, or None if there are no values."""
     return sum(values) / len(values) if values else None
 
 
@@ -307,7 +307,7 @@ def wrapped(text: str, longest: int = 1000) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Print and flush; a line that cannot be printed does not end the training."""
+    """Print a line and flush. An output error is logged and does not end the training."""
     try:
         try:
             print(line, flush=True)

@@ -1,4 +1,4 @@
-"""Save the log during a run, for `trl-stppo plot` and after a kill."""
+"""Save the log of a run during training, so that `trl-stppo plot` can read it even after a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsFile(TrainerCallback):
-    """Append every entry of `log_history` to `metrics.jsonl` in the output directory.
+    """Callback that appends every entry of `log_history` to `metrics.jsonl` in the output directory.
 
     A resumed run first restores the file to the log of its checkpoint, so that no entry is there twice.
     The file of an earlier run in the same folder becomes `metrics.previous.jsonl`,
@@ -34,7 +34,7 @@ class MetricsFile(TrainerCallback):
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the file."""
+        """Begin `metrics.jsonl` with the settings and the log so far."""
         self._path = None
         if not state.is_world_process_zero:
             return
@@ -56,7 +56,7 @@ class MetricsFile(TrainerCallback):
             self._give_up(path, error)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Append in one write, so that a kill can damage only the last line."""
+        """Append the newest log entry in one write, so that a kill can damage only the last line."""
         if self._path is None or not state.log_history:
             return
         try:
@@ -75,14 +75,14 @@ class MetricsFile(TrainerCallback):
 
 
 def _free_name(path: Path) -> Path:
-    """Return the first free name for an earlier run's file."""
+    """Return the first free path for the renamed log of an earlier run."""
     numbers = chain([""], (f"-{number}" for number in count(2)))
     places = (path.with_name(f"{path.stem}.previous{n}{path.suffix}") for n in numbers)
     return next(place for place in places if not place.exists())
 
 
 def changed_settings(args: Any) -> dict[str, Any]:
-    """Return variant, seed, and fields that differ from their default, without secrets."""
+    """Return variant, seed, and all settings that differ from their default, without secrets."""
     trainer = type(args).__name__.removesuffix("Config").lower()
     changed: dict[str, Any] = {
         "variant": getattr(args, "variant", None) or trainer,
@@ -106,7 +106,7 @@ def _lines(entries: Iterable[dict[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Replace numbers that are not finite by None."""
+    """Replace NaN and infinite numbers by None, also in nested dictionaries."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

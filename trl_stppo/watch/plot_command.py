@@ -21,7 +21,7 @@ PICTURE = "curves.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of `plot` to the parser."""
     parser.add_argument(
         "runs",
         nargs="+",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw; return 0, or 1 if a run cannot be read or drawn."""
+    """Draw the curves; return 0, or 1 if a run cannot be read or drawn."""
     try:
         from .curves import draw_curves
 

@@ -36,7 +36,7 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run from its output directory, one of its checkpoints, or the file with its log.
+    """Read the log of a run from its output directory, a checkpoint, or a log file.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has no log yet.
@@ -61,7 +61,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def _sources(folder: Path) -> list[Path]:
-    """Return the files that may have the log, best first, checkpoints from new to old."""
+    """Return the files that may have the log: files of the run first, then checkpoints, newest first."""
     checkpoints = sorted(
         folder.glob(f"checkpoint-*/{STATE_FILE}"), key=lambda file: file.stat().st_mtime
     )
@@ -96,7 +96,7 @@ def _read_file(file: Path, folder: Path) -> Run:
 
 
 def _read_lines(file: Path) -> tuple[dict[str, Any], list[Any]]:
-    """Return first line and entries, None for a damaged one, without an unfinished last line."""
+    """Return the first line and the entries of `metrics.jsonl`. A damaged entry becomes None."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     written = [line for line in lines[:-1] if line.strip()]
     if not written:
@@ -115,7 +115,7 @@ def _entry(line: str) -> Any:
 
 
 def _settings_beside(file: Path) -> dict[str, Any]:
-    """Return the settings in the manifest of a checkpoint."""
+    """Return the settings from a checkpoint's manifest, or {} if the folder has no manifest."""
     manifest = file.parent / MANIFEST
     if not manifest.is_file():
         return {}

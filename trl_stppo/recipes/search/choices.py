@@ -1,4 +1,4 @@
-"""Find the letter that a text chooses, for questions with lettered choices."""
+"""Find the letter that an answer text chooses in a question with lettered choices."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _REASON = re.compile(r"\s+(?:because|since|due|given|based|as)\b", re.I)
 
 
 def letter_of(text: object, choices: Choices | None = None) -> str | None:
-    """Return the letter that a text chooses, upper-case; None if it chooses none or several.
+    """Return the upper-case letter that a text chooses, or None for no letter or several.
 
     It finds a letter alone ("B", "(b)", "B."), a letter as a label ("B) text", "(B) text", "B: text"),
     after a cue ("answer: B", "The answer is (B)", "option B"), one letter in parentheses anywhere
@@ -70,19 +70,19 @@ def letter_of(text: object, choices: Choices | None = None) -> str | None:
 def letter_match(
     prediction: object, answers: Iterable[str], choices: Choices | None = None
 ) -> bool:
-    """Return whether the prediction chooses one of `answers`, letters or texts of choices."""
+    """Return whether the prediction chooses one of `answers`, which are letters or texts of choices."""
     chosen = letter_of(prediction, choices)
     golds = [answers] if isinstance(answers, str) else answers
     return chosen is not None and any(chosen == letter_of(gold, choices) for gold in golds)
 
 
 def has_choices(choices: object) -> bool:
-    """Return whether there is a choice; data sets fill open questions with None."""
+    """Return whether a row's `choices` has a text. Open questions may have None in that column."""
     return isinstance(choices, Mapping | Sequence) and bool(_by_letter(choices))
 
 
 def _by_letter(choices: Choices | None) -> dict[str, str]:
-    """Return letter -> comparable text, without missing texts."""
+    """Return the normalised text of each choice by letter, without missing texts."""
     if isinstance(choices, Mapping):
         pairs = [(str(letter).strip().upper(), text) for letter, text in choices.items()]
     elif isinstance(choices, Sequence) and not isinstance(choices, str | bytes):
@@ -97,7 +97,7 @@ def _by_letter(choices: Choices | None) -> dict[str, str]:
 
 
 def _letter_of_text(text: str, texts: dict[str, str]) -> str | None:
-    """Return the choice with exactly this text, perhaps after its letter or "The answer is"."""
+    """Return the letter of the choice whose text is the whole answer, after an optional label or cue."""
     cue = _CUE_AT_START.match(text)
     # The comparison drops articles, and with them the label in "A) wrong".
     labelled = _LABEL_A.match(text) is not None
@@ -112,7 +112,7 @@ def _letter_of_text(text: str, texts: dict[str, str]) -> str | None:
 
 
 def _labels(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Return the letters that label a line; a label that its line contradicts becomes ""."""
+    """Return the letters that begin a line ("B) ..."). A letter that the line contradicts becomes ""."""
     found = set()
     label = rf"^[ \t]*(?:[(\[]([{letters}])[)\]][.:]?|([{letters}])\s*([.):\]]))(?=\s|$)(.*)$"
     for match in re.finditer(label, text, re.M):
@@ -125,7 +125,7 @@ def _labels(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _cued(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Return letters after a cue, "" for one that the rest contradicts."""
+    """Return the letters after a cue ("answer: B"). A letter that the line contradicts becomes ""."""
     found = set()
     marked = re.compile(rf"[(\[{{]\s*([{letters}])\s*[)\]}}]|([{letters}])(?!\w|['\u2019])")
     for cue in _CUE.finditer(text):
@@ -143,7 +143,7 @@ def _cued(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _in_parentheses(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Return the capital letters in parentheses; a denied one becomes ""."""
+    """Return the capital letters in parentheses, as in "(B)". A letter that the text denies becomes ""."""
     found = set()
     for match in re.finditer(rf"(?<!\w)\(([{letters}])\)(?!\w)", text):
         before, rest = text[max(0, match.start() - 20) : match.start()], text[match.end() :]
@@ -154,13 +154,13 @@ def _in_parentheses(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _denies(rest: str, letter: str, texts: dict[str, str]) -> bool:
-    """Return whether the text after a letter denies it."""
+    """Return whether the text after a letter rejects the letter, as in "(A) is wrong"."""
     choice = texts.get(letter)  # may be "No", or "Not indicated"
     return _DENIAL.match(rest) is not None and not (choice and comparable(rest).startswith(choice))
 
 
 def _contradicts(rest: str, letter: str, letters: str, texts: dict[str, str]) -> bool:
-    """Return whether a denial, another letter ("A or B", "A, B") or another choice's text follows."""
+    """Return whether a denial, a second letter ("A or B") or another choice's text follows a letter."""
     another = rf"\s*[)\]}}.]*\s*(?:,\s*(?:or|and)?|/|&|\+|\bor\b|\band\b)\s*[(\[]*[{letters.upper()}](?!\w)"
     if _denies(rest, letter, texts) or re.match(another, rest):
         return True

@@ -35,7 +35,7 @@ CHARS_PER_TOKEN = 4  # of English text, without `count_tokens`
 
 
 class SearchEnv:
-    """Question answering over a retriever; the answer decides the reward of the last turn.
+    """Question answering with a retriever. The answer ends the episode and decides the reward.
 
     Every turn must contain exactly one `<search>query</search>` or `<answer>text</answer>`. The text in
     `<think>..</think>` and around the action is ignored. A thought without an end, several actions, an
@@ -45,7 +45,7 @@ class SearchEnv:
 
     @classmethod
     def datasets(cls) -> dict[str, Callable[[Split], "datasets.Dataset"]]:
-        """Return the default rows of the commands: questions for the default retriever."""
+        """Return the data sets that the commands use by default: questions for the default retriever."""
         return {"stdlib-search": stdlib_search_dataset}
 
     @classmethod
@@ -65,7 +65,7 @@ class SearchEnv:
         metric: Literal["em", "f1", "letter"] = "em",
         invalid_reward: float = 0.0,
     ) -> None:
-        """Create an environment; many of them may share one retriever.
+        """Create an environment. Many environments may share one retriever.
 
         Args:
             retriever: an object, or a name for `open_retriever`, whose retriever the whole process
@@ -133,7 +133,7 @@ class SearchEnv:
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out the action of a turn; see `TextEnv.step`."""
+        """Run a turn's search, or score a turn's answer. For the results see `TextEnv.step`."""
         if self._answers is None:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
         turn = read_turn(action, thoughts=self._style != "plain")
@@ -166,7 +166,7 @@ class SearchEnv:
 
 
 class StdlibSearchEnv(SearchEnv):
-    """Questions about Python's standard library, with searches in its documentation.
+    """`SearchEnv` for questions about Python's standard library.
 
     Passages are short and plain, as in the training of the demo's model.
     """
@@ -191,7 +191,7 @@ class StdlibSearchEnv(SearchEnv):
 
 
 def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:
-    """Return whether a row is scored by the letter."""
+    """Return whether a row is scored by the letter of a choice and not by an exact match."""
     choices = row.get("choices")
     if not has_choices(choices):
         # An empty column marks an open question.

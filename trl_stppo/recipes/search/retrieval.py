@@ -1,4 +1,4 @@
-"""The interface of search, and BM25 in memory, with the optional package bm25s."""
+"""The interface `Retriever`, and BM25 in memory with the optional package bm25s."""
 
 import re
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage of a corpus. Both fields are searched; the style "plain" shows `text` alone."""
+    """A passage of a corpus. Retrievers search title and text; the style "plain" shows only the text."""
 
     title: str
     text: str
@@ -19,7 +19,7 @@ class Passage:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """An object that ranks passages for a query, called from several threads at once."""
+    """Interface of an object that finds passages for a query. Several threads call it at once."""
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return at most `top_k` passages, best first; an empty list if nothing matches."""
@@ -27,30 +27,30 @@ class Retriever(Protocol):
 
 
 class RankingRetriever(ABC):
-    """A retriever with scores; subclasses implement the ranking."""
+    """Base class of retrievers with scores. Subclasses implement `_ranked`."""
 
     def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return at most `top_k` >= 1 passages, best first, then in corpus order; none for a blank query."""
+        """Return at most `top_k` passages, best first, ties in corpus order. A blank query finds none."""
         return [passage for passage, _ in self.ranked(query, top_k)]
 
     def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        """Return the result of `search` with scores."""
+        """Return the passages of `search`, each with its score."""
         check_top_k(top_k)
         return self._ranked(query, top_k) if query.strip() else []
 
     @abstractmethod
     def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        """Rank for checked arguments."""
+        """Rank the passages for a query that is not blank and a valid `top_k`."""
 
 
 def check_top_k(top_k: int) -> None:
-    """Raise a ValueError unless `top_k` >= 1."""
+    """Raise a ValueError if `top_k` < 1."""
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; must be >= 1.")
 
 
 def best(scores: Any, top_k: int) -> list[tuple[int, float]]:
-    """Return index and score of the highest scores above 0, best first, equal ones in order.
+    """Return indices and scores of the `top_k` highest scores above 0, best first, ties by index.
 
     bm25s leaves the order of ties open. `scores` is a numpy array with one score per passage.
     """
@@ -75,13 +75,13 @@ def words(text: str) -> list[str]:
 
 
 class BM25Retriever(RankingRetriever):
-    """BM25 (as in Lucene) over title and text, in memory. Deterministic, thread-safe.
+    """Retriever by BM25 (as in Lucene) over titles and texts in memory. Deterministic, thread-safe.
 
     For the documentation of programs: see `words`. `BM25Index` is for text of any language.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
-        """Build the index, in memory; at least one passage must contain a word."""
+        """Build the index in memory. At least one passage must contain a word."""
         corpus = [words(f"{passage.title} {passage.text}") for passage in passages]
         if not any(corpus):
             raise ValueError(f"passages has {len(corpus)} passages; at least one must have a word.")
@@ -99,7 +99,7 @@ class BM25Retriever(RankingRetriever):
 
 
 def import_bm25s() -> Any:
-    """Import the package, or raise an error with the command that installs it."""
+    """Import bm25s, or raise an error with the command that installs the package."""
     try:
         import bm25s
     except ImportError as error:

@@ -38,7 +38,7 @@ def exact_match_reward(
 def f1_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """Return SQuAD's F1 with the closest gold answer; arguments and None as in `exact_match_reward`."""
+    """Return SQuAD's F1 with the closest gold answer. For arguments and None see `exact_match_reward`."""
     return _open_question(completions, answers, choices, f1_score)
 
 
@@ -50,7 +50,7 @@ f1_reward.title = "F1"  # type: ignore[attr-defined]
 def multiple_choice_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """Return 1 if the answer chooses the gold letter alone, else 0.
+    """Return 1 if the answer chooses the gold letter and no other letter, else 0.
 
     Args:
         completions: strings, or lists of messages.
@@ -85,7 +85,7 @@ def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | No
 
 
 def final_answer(completion: Any) -> str | None:
-    """Return the policy's answer, stripped; None without one. Never raises.
+    """Return the policy's final answer, stripped, or None if there is no answer. Never raises.
 
     In a conversation that is the last assistant message with an answer as its only action. In a string,
     it is the last complete `<answer>..</answer>` outside of `<think>` and `<information>`.
@@ -97,7 +97,7 @@ def final_answer(completion: Any) -> str | None:
 
 
 def _turns(completion: Any) -> list[str]:
-    """Return the policy's turns, each with its `reasoning_content` before it."""
+    """Return the texts of the policy's turns. A turn's `reasoning_content` becomes its opening thought."""
     if isinstance(completion, str):
         return turns_of(completion)
     if isinstance(completion, Mapping):
@@ -153,7 +153,7 @@ def _scores(
     choices: Any,
     score: Callable[[str | None, list[str], Any], float | None],
 ) -> list[float | None]:
-    """Score each final answer with its row's usable gold answers and its choices."""
+    """Score each final answer by its row's gold answers. Return None for a row without gold answers."""
     number = len(completions)
     golds = map(_as_texts, _per_row(answers, number))
     rows = zip(completions, golds, _per_row(choices, number), strict=True)
@@ -173,7 +173,7 @@ def _as_texts(value: Any) -> list[str]:
 
 
 def _per_row(values: Any, number: int) -> list[Any]:
-    """Return a column of `number` rows: one value for all, or a list, filled up with None."""
+    """Return a column as a list of `number` values: one value repeated, or a list padded with None."""
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return [*values, *[None] * number][:number]
     return [values] * number

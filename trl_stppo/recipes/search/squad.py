@@ -18,13 +18,13 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """Compose, lower-case, drop ASCII punctuation and English articles, collapse white space."""
+    """Normalise an answer: NFC, lower case, single spaces, no ASCII punctuation, no English articles."""
     without_punctuation = unicodedata.normalize("NFC", text).lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", without_punctuation).split())
 
 
 def comparable(text: str) -> str:
-    """Return the normalised text, or the lower-cased text if that is empty.
+    """Return the normalised text, or the lower-cased text if the normalised text is empty.
 
     Without the second the answer "a" or "+" would match every empty prediction.
     """
@@ -41,7 +41,7 @@ def exact_match(prediction: str, answers: Iterable[str]) -> bool:
 
 
 def f1_score(prediction: str, answers: Iterable[str]) -> float:
-    """Return the best F1, in [0, 1], of the words of the prediction and of an answer; 0 without answers.
+    """Return the best word-level F1 of the prediction with an answer, in [0, 1]; 0 without answers.
 
     Words are counted with repetition, after the normalisation of `exact_match`. An empty side scores 0.
     """

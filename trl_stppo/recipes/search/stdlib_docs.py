@@ -1,4 +1,4 @@
-"""A small corpus on Python 3.11's library, with questions (scripts/makers/stdlib_questions.py)."""
+"""Corpus and questions on Python 3.11's library, made by scripts/makers/stdlib_questions.py."""
 
 import gzip
 import json
@@ -21,12 +21,12 @@ def _lines(name: str) -> list[Any]:
 
 @lru_cache(maxsize=1)
 def passages() -> tuple[Passage, ...]:
-    """Return one short passage per documented name."""
+    """Return the corpus: one short passage per documented name of the library."""
     return tuple(Passage(*line) for line in _lines("passages"))
 
 
 def questions(split: Split) -> list[dict[str, Any]]:
-    """Return rows with prompt (one user message), answers, hops (1 or 2), kind and name.
+    """Return a split's rows, with prompt (one user message), answers, hops (1 or 2), kind and name.
 
     No name is in both splits.
     """
@@ -36,7 +36,7 @@ def questions(split: Split) -> list[dict[str, Any]]:
 
 
 def stdlib_search_dataset(split: Split) -> "datasets.Dataset":
-    """Return `questions(split)` as a data set; `SearchEnv.reset` gets each column."""
+    """Return the questions of a split as a data set for `SearchEnv`."""
     import datasets
 
     return datasets.Dataset.from_list(questions(split))

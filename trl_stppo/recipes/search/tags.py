@@ -12,7 +12,7 @@ _OBSERVATION_TAG = re.compile(r"<(/?)information>")
 
 @dataclass(frozen=True)
 class Turn:
-    """A parsed turn."""
+    """A parsed turn: its action, the action's content, and whether its format is tidy."""
 
     kind: Kind = ""  # of its only action; "" without a valid one
     content: str = ""  # of the action, stripped; not empty if there is one
@@ -27,7 +27,7 @@ class _Tag(NamedTuple):
 
 
 def read_turn(text: str, *, thoughts: bool = True) -> Turn:
-    """Parse the action of a turn.
+    """Parse the search or the answer in the text of a turn.
 
     Outside of thoughts there must be exactly two tags, those around the action, and words between them.
     Text in `<think>..</think>` is ignored; a turn may begin inside a thought, since chat templates of
@@ -51,7 +51,7 @@ def read_turn(text: str, *, thoughts: bool = True) -> Turn:
 
 
 def last_answer(text: str) -> str | None:
-    """Return the last complete answer outside of thoughts and observations, stripped; None without one.
+    """Return the last complete answer outside of thoughts and observations, stripped, or None.
 
     For episodes in one string, without ends of turns. The innermost of nested answers counts; one with
     another tag in it does not.
@@ -67,7 +67,7 @@ def last_answer(text: str) -> str | None:
 
 
 def turns_of(text: str) -> list[str]:
-    """Return the turns of an episode in one string: the texts between observations."""
+    """Split an episode in one string into its turns, which are the texts between observations."""
     return [turn for turn in _outside_of_observations(text) if turn.strip()]
 
 
@@ -76,7 +76,7 @@ def _tag(match: re.Match[str]) -> _Tag:
 
 
 def _with_whole_thoughts(text: str) -> list[_Tag]:
-    """Return the tags, a thought as one tag; a thought without an end keeps its opening tag."""
+    """Return a text's tags. A complete thought is one tag; an unclosed thought is its opening tag."""
     found: list[_Tag] = []
     thought: _Tag | None = None
     first = True
@@ -95,7 +95,7 @@ def _with_whole_thoughts(text: str) -> list[_Tag]:
 
 
 def _is_tidy(text: str, tags: list[_Tag]) -> bool:
-    """Return whether the turn is a thought with words and without tags, then the action, and no more."""
+    """Return whether the turn is exactly a thought (words without tags) and then the action."""
     if [tag.name == "thought" for tag in tags] != [True, False, False]:
         return False
     thought, opening, ending = tags
@@ -105,7 +105,7 @@ def _is_tidy(text: str, tags: list[_Tag]) -> bool:
 
 
 def _outside_of_observations(text: str) -> list[str]:
-    """Return the texts between `<information>` blocks; one without an end reaches to the end."""
+    """Return the texts between `<information>` blocks. An unclosed block extends to the end."""
     found, start, inside = [], 0, False
     for tag in _OBSERVATION_TAG.finditer(text):
         if bool(tag[1]) == inside:

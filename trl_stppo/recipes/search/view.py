@@ -15,13 +15,13 @@ _FRAME = {"search-r1": "<information>{}</information>", "plain": "<information> 
 
 
 def framed(shown: str, style: Style) -> str:
-    """Return the block that the policy reads; never an empty one."""
+    """Return the text of passages in an `<information>` block, or `NOTHING_FOUND` for an empty text."""
     return _FRAME[style].format(shown) if shown else NOTHING_FOUND
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Passages as one text."""
+    """Passages joined into one text, with the positions at which the text may end."""
 
     shown: str
     cuts: Sequence[int]  # allowed ends, ascending: ends of words, never within a heading
@@ -29,7 +29,7 @@ class Layout:
 
 
 def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
-    """Join the passages into one text, with its allowed ends.
+    """Join the passages into one text, with the positions at which the text may end.
 
     "search-r1" numbers them, with titles, one per line; "plain" joins the texts with " | ".
     """
@@ -50,7 +50,7 @@ def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
 
 
 def fit(layout: Layout, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning that fits, in whole words if at least one word fits.
+    """Return the longest beginning of a layout that fits, in whole words if at least one word fits.
 
     A heading that leaves no room for a word is dropped. `fits` is called about 1 + log2(words) times.
     """
@@ -69,7 +69,7 @@ def _word_ends(text: str, start: int = 0) -> list[int]:
 
 
 def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning that fits, by bisection; the first one, "", always fits."""
+    """Return the longest beginning that fits, by bisection over `ends`. The empty text always fits."""
     low, high = 0, len(ends)
     while high - low > 1:
         middle = (low + high) // 2
@@ -81,5 +81,5 @@ def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> st
 
 
 def _tame(text: str) -> str:
-    """Return one line without tags: a passage must not close the block or look like an action."""
+    """Return a passage's text on one line, without tags that could close the block or be an action."""
     return " ".join(TAG.sub(" ", text).split())

@@ -1,4 +1,4 @@
-"""Make TextWorld games in a folder: one per seed, each with a row of a manifest."""
+"""Make TextWorld games in a folder, one per seed, and list the games in a manifest."""
 
 import json
 import os
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class GameKind:
-    """The difficulty of games; another kind makes other games from the same seeds.
+    """The difficulty of generated games. The same seed with another kind makes another game.
 
     Attributes:
         rooms: of the world, >= 1.
@@ -44,13 +44,13 @@ class GameKind:
 
     @property
     def name(self) -> str:
-        """Return the name of the kind, as `w2-o3-q4`."""
+        """Return the name of the kind, such as `w2-o3-q4`."""
         marks = ("-points" if self.step_points else "", "-basic" if self.theme == "basic" else "")
         return f"w{self.rooms}-o{self.objects}-q{self.quest_length}{''.join(marks)}"
 
 
 def make_games(folder: str | os.PathLike[str], kind: GameKind, seeds: Iterable[int]) -> list[Row]:
-    """Make games of these seeds, unless the manifest has them.
+    """Make one game per seed. Games that are in the manifest already are reused.
 
     A game takes half a second. An interrupted call leaves only complete games.
 
@@ -82,7 +82,7 @@ def make_games(folder: str | os.PathLike[str], kind: GameKind, seeds: Iterable[i
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Write rows as JSON lines, atomically, and make the folder."""
+    """Write rows as JSON lines atomically. Missing folders are created."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_suffix(".incomplete")
@@ -107,7 +107,7 @@ def _make(path: Path, kind: GameKind, seed: int) -> Row:
 
 
 def _generate(kind: GameKind, seed: int) -> tuple[Any, Any]:
-    """Generate games from the seed until one has this quest length; return its options and the game."""
+    """Return options and game of the first world from the seed that has the kind's quest length."""
     from textworld.generator import GameOptions, QuestGenerationError, make_game
 
     if seed < 0:
@@ -132,7 +132,7 @@ def _generate(kind: GameKind, seed: int) -> tuple[Any, Any]:
 
 
 def _score_steps(game: Any) -> None:
-    """Make a quest of every step that reaches a new state."""
+    """Replace the game's quests by one quest for every step that reaches a new state."""
     from textworld.generator.game import Event, GameProgression, Quest
 
     actions, state = GameProgression(game).winning_policy, game.world.state.copy()

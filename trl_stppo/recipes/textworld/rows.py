@@ -1,4 +1,4 @@
-"""Rows for training and evaluation, and demonstrations in the same format."""
+"""Make data set rows from TextWorld games, and demonstrations in the same format."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 def game_rows(
     games: Iterable[Row], *, system: str | None = SYSTEM_PROMPT, turns_per_step: float = 2.0
 ) -> list[Row]:
-    """Make rows for `TextWorldEnv`; its first observation becomes the user's message.
+    """Make data set rows for `TextWorldEnv`. The first observation becomes the user's message.
 
     Args:
         games: of `make_games`.
@@ -43,7 +43,7 @@ def game_rows(
 def demonstration(
     row: Row, env: TextWorldEnv, commands: Sequence[str] | None = None
 ) -> list[dict[str, str]]:
-    """Play an episode as messages, for TRL's `SFTTrainer` with `assistant_only_loss`.
+    """Play commands and return the messages, for TRL's `SFTTrainer` with `assistant_only_loss`.
 
     Args:
         row: of `game_rows`.

@@ -1,4 +1,4 @@
-"""Retrievers: indexes on disk, and servers. Names load on first use, with numpy, bm25s or faiss."""
+"""Retrievers: indexes on disk, and servers. Modules with optional packages load on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""BM25 over a memory-mapped index on disk; opening it loads only the vocabulary."""
+"""BM25 with a memory-mapped index on disk. Opening the index loads only the vocabulary."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from .folders import read_manifest
 
 
 class BM25Index(RankingRetriever):
-    """An index that `build_bm25` wrote to a folder; deterministic and thread-safe.
+    """Retriever with a BM25 index that `build_bm25` wrote to a folder. Deterministic, thread-safe.
 
     bm25s scores every passage that has a word of the query; a search needs 4 bytes per passage of the
     corpus, and about 20 if most passages have one.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Open the index; raises `IndexFolderError` if it is not complete."""
+        """Open the index in `folder`. Raise `IndexFolderError` if the index is not complete."""
         self.folder = Path(folder)
         self.settings = read_manifest(self.folder, KIND)
         self._stopped = stop_words(self.settings["stop_words"])

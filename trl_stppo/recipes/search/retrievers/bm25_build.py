@@ -39,7 +39,7 @@ def terms_of(text: str, stopped: frozenset[str]) -> list[str]:
 
 
 def stop_words(name: str) -> frozenset[str]:
-    """Return the list of stop words of that name."""
+    """Return the stop words of the list `name`, "english" or "none"."""
     if name not in STOP_WORDS:
         raise ValueError(f"stop_words is {name!r}; allowed are {STOP_WORDS}.")
     import_bm25s()
@@ -57,7 +57,7 @@ def build_bm25(
     stop_words_name: str = "english",
     block_tokens: int = 10_000_000,
 ) -> int:
-    """Build an index that `BM25Index` opens.
+    """Build a BM25 index in a folder, for `BM25Index`.
 
     Args:
         passages: the corpus, read once.
@@ -95,7 +95,7 @@ def build_bm25(
 
 
 class _Counts:
-    """Count terms per passage; full blocks become files of (term << 32 | passage) and counts."""
+    """Counts of terms per passage, saved block by block as keys (term << 32 | passage) and counts."""
 
     def __init__(self, scratch: Path, block_tokens: int) -> None:
         self.vocabulary: defaultdict[str, int] = defaultdict()
@@ -113,7 +113,7 @@ class _Counts:
             self.flush()
 
     def flush(self) -> None:
-        """Write the block."""
+        """Sort the current block by term and passage, and write its keys and counts to files."""
         lengths = np.array(self.lengths[self._first :], dtype=np.int64)
         keys = np.array(self._terms, dtype=np.int64) << 32
         keys |= np.repeat(np.arange(self._first, self._first + len(lengths)), lengths)
@@ -128,7 +128,7 @@ class _Counts:
 
 
 def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> None:
-    """Score the counts (Lucene's BM25) and save them by term, then by passage."""
+    """Compute BM25 scores (Lucene's) from the counts. Save them sorted by term, then by passage."""
     size = len(counts.vocabulary)
     frequency = np.zeros(size, dtype=np.int64)
     for keys, _ in counts.blocks:
@@ -160,7 +160,7 @@ def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> 
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Make an array in a file with reserved disk space.
+    """Create a memory-mapped array whose disk space is reserved.
 
     On a full disk, writing to a mapped hole of a sparse file would kill the process.
     """

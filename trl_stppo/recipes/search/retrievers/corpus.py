@@ -1,4 +1,4 @@
-"""Corpus files, and passages on disk."""
+"""Read corpus files, and store passages on disk."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ TEXTS, OFFSETS = "passages.jsonl", "offsets.npy"
 
 
 def passage_of(record: object) -> Passage:
-    """Parse a record of a corpus, or of a server's response.
+    """Parse a record of a corpus file, or of a server's response, into a passage.
 
     It has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
     """
@@ -32,7 +32,7 @@ def passage_of(record: object) -> Passage:
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Read the passages of a JSONL file (or .jsonl.gz), one by one, without blank lines."""
+    """Yield the passages of a JSONL file (or .jsonl.gz). Blank lines are skipped."""
     opener: Any = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rb") as lines:
         for number, line in enumerate(_undamaged(lines, path), start=1):
@@ -44,7 +44,7 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
 
 
 def _undamaged(lines: Iterable[bytes], path: str | Path) -> Iterator[bytes]:
-    """Return the lines; the error for a damaged compressed file has the line's number."""
+    """Yield the lines. Raise a ValueError with the line's number if a compressed file is damaged."""
     read = 0
     try:
         for line in lines:
@@ -57,10 +57,10 @@ def _undamaged(lines: Iterable[bytes], path: str | Path) -> Iterator[bytes]:
 
 
 class PassageWriter:
-    """Write passages into a folder, for a `PassageStore`."""
+    """Writer of passages into a folder that a `PassageStore` reads."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the files; `close` completes them."""
+        """Open the passage file in `folder`. The folder is complete after `close`."""
         self._folder = folder
         self._file: IO[bytes] = open(folder / TEXTS, "wb")  # noqa: SIM115 (closed in close)
         self._ends = array("q", [0])
@@ -76,7 +76,7 @@ class PassageWriter:
         self._ends.append(self._ends[-1] + written)
 
     def close(self) -> None:
-        """Write the offsets."""
+        """Close the passage file, and write the offsets of the passages."""
         import numpy as np
 
         self._file.close()

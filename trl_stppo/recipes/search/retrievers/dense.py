@@ -29,7 +29,7 @@ Encode = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """The settings of building and searching an index.
+    """Settings of the encoder, for building and searching an index.
 
     Attributes:
         encoder: name of the encoder; a sentence-transformers model unless a callable is passed.
@@ -53,7 +53,7 @@ def build_dense(
     batch_size: int = 256,
     train_passages: int = 100_000,
 ) -> int:
-    """Build an index that `DenseIndex` opens.
+    """Build a dense index in a folder, for `DenseIndex`.
 
     Args:
         passages: the corpus, read once.
@@ -93,10 +93,10 @@ def build_dense(
 
 
 class DenseIndex(RankingRetriever):
-    """An index in a folder by `build_dense`. Thread-safe; one thread at a time calls the encoder."""
+    """Retriever with a dense index of `build_dense`. Thread-safe: a lock guards the encoder."""
 
     def __init__(self, folder: str | Path, *, encode: Encode | None = None) -> None:
-        """Open the index, and compare the encoder with the one that built it.
+        """Open the index. Raise `IndexFolderError` if another encoder has built the index.
 
         Args:
             folder: of the index.
@@ -145,7 +145,7 @@ class DenseIndex(RankingRetriever):
 
 
 class _Encoder:
-    """Encode texts to float32 vectors, one call at a time: models are rarely thread-safe."""
+    """Encoder of texts as float32 vectors. A lock allows one call at a time."""
 
     def __init__(self, settings: DenseSettings, encode: Encode | None) -> None:
         self._settings = settings
@@ -172,7 +172,7 @@ class _Encoder:
 
 
 def _batches(passages: Iterable[Passage], writer: PassageWriter, size: int) -> Iterator[list[str]]:
-    """Save the passages, and return the texts to encode in batches."""
+    """Write the passages to disk, and yield their texts in batches for the encoder."""
     stream = iter(passages)
     while batch := list(islice(stream, size)):
         for passage in batch:
@@ -181,7 +181,7 @@ def _batches(passages: Iterable[Passage], writer: PassageWriter, size: int) -> I
 
 
 def _add(index: Any, waiting: list[Any]) -> None:
-    """Add the vectors, after training the index if it needs that."""
+    """Add the vectors to the faiss index, and train the index first if necessary."""
     if waiting:
         vectors = np.concatenate(waiting)
         if not index.is_trained:

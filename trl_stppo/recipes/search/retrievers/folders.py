@@ -15,7 +15,7 @@ FORMAT = 1
 
 @contextmanager
 def new_folder(target: str | Path) -> Iterator[Path]:
-    """Yield a folder that becomes `target` on success and is removed on an error."""
+    """Yield a temporary folder that is renamed to `target` on success and removed on an error."""
     target = Path(target).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not an empty folder.")
@@ -31,7 +31,7 @@ def new_folder(target: str | Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, kind: str, settings: dict[str, Any]) -> None:
-    """Mark the folder as complete, with kind, settings, and the size of every file."""
+    """Mark an index folder as complete: write kind, settings and file sizes to `index.json`."""
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     content = {"format": FORMAT, "kind": kind, "settings": settings, "files": sizes}
     (folder / MANIFEST).write_text(json.dumps(content, indent=2))

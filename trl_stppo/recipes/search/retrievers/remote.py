@@ -1,4 +1,4 @@
-r"""Search through a server of Search-R1's form (arXiv:2503.09516).
+r"""Search through a retrieval server with Search-R1's request format (arXiv:2503.09516).
 
 POST {"queries": ["..."], "topk": 3, "return_scores": true}
 ->   {"result": [[{"document": {"contents": "\"Title\"\ntext"}, "score": 1.5}, ...]]}
@@ -42,7 +42,7 @@ class HttpRetriever:
         backoff: float = 0.25,
         cache_size: int = 10_000,
     ) -> None:
-        """Create a client; the first search connects.
+        """Create a client. The client connects on the first search.
 
         Args:
             url: of the endpoint, "http://127.0.0.1:8000/retrieve". Proxies are not used.
@@ -70,7 +70,7 @@ class HttpRetriever:
         return _make, (self.url, {**self._settings, "cache_size": self._cache_size})
 
     def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return at most `top_k` >= 1 passages; none for a blank query, which is not sent.
+        """Return at most `top_k` passages. A blank query is not sent and finds none.
 
         Raises:
             RetrievalError: the server rejected the request, or failed until the last retry.
@@ -112,7 +112,7 @@ class HttpRetriever:
 
 
 def _passage(hit: Any) -> Passage:
-    """Parse a hit, with or without a score."""
+    """Parse a search result of the server, with or without a score, into a passage."""
     return passage_of(hit["document"] if isinstance(hit, dict) and "document" in hit else hit)
 
 

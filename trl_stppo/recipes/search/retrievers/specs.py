@@ -1,4 +1,4 @@
-"""Open retrievers by name, for configuration files; one per process and name."""
+"""Open retrievers by name, as in configuration files. A process opens each name once."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 def _forget_locks() -> None:
-    """Replace the locks in a forked child: a thread of the parent may hold one."""
+    """Replace the locks in a forked child, because a thread of the parent may hold an old lock."""
     global _lock
     _locks.clear()
     _lock = threading.Lock()
@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_retriever(name: str) -> Retriever:
-    """Return the retriever of that name, opened once per process.
+    """Return the retriever with the name `name`. A process opens each name once.
 
     Args:
         name: `"http://host:8000/retrieve"` (or https) for a server, `"bm25:FOLDER"` or
@@ -47,7 +47,7 @@ def open_retriever(name: str) -> Retriever:
 
 
 def check_name(name: str) -> None:
-    """Raise a ValueError if the name has none of the allowed forms."""
+    """Raise a ValueError if `name` has none of the allowed forms."""
     kind, _, rest = name.partition(":")
     is_address = kind in ("http", "https") and rest.strip("/")
     if not (name == STDLIB or is_address or (kind in ("bm25", "dense") and rest)):

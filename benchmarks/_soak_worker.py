@@ -120,6 +120,7 @@ def main() -> None:
         "save_total_limit": 2,
         "eval_strategy": "steps",
         "eval_steps": job["every"],
+        "rollout_overlap": job["overlap"],
         "disable_tqdm": True,
         "use_cpu": True,
         "ddp_backend": "gloo" if world > 1 else None,

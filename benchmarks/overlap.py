@@ -57,7 +57,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Tool:
-    """Rewards the share of one word. An answer takes `seconds` to `seconds + spread`; a row's last `late` more."""
+    """Rewards the share of one word. Takes `seconds`, at most `spread` more, a late row `late` more."""
 
     seconds = late = spread = 0.0
 

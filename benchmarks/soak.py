@@ -28,9 +28,11 @@ HELD = ("memory_mb", "threads", "files")
 TOLERANCE = {"memory_mb": 0.03, "threads": 0.05, "files": 0.02}
 
 
-def soak(folder: Path, processes: int, seconds: float, every: int) -> list[list[dict[str, Any]]]:
+def soak(
+    folder: Path, processes: int, seconds: float, every: int, overlap: bool
+) -> list[list[dict[str, Any]]]:
     """Run; returns the samples of each process."""
-    job = {"folder": str(folder), "seconds": seconds, "every": every}
+    job = {"folder": str(folder), "seconds": seconds, "every": every, "overlap": overlap}
     launch("_soak_worker.py", job, processes)
     files = [folder / f"rank{rank}.jsonl" for rank in range(processes)]
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
@@ -59,13 +61,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--overlap", action="store_true", help="with `rollout_overlap`")
     parser.add_argument("--folder", help="keep samples and checkpoints there")
     options = parser.parse_args()
     minutes, every = (0.25, 8) if options.quick else (options.minutes, 64)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        ranks = [summarise(s) for s in soak(folder, options.processes, 60 * minutes, every)]
+        samples = soak(folder, options.processes, 60 * minutes, every, options.overlap)
+        ranks = [summarise(s) for s in samples]
     table = Table(title=f"{options.processes} processes, {ranks[0]['minutes']:.1f} minutes")
     for column in ("process", "held", "quarter 1", "2", "3", "4", "max", "flat"):
         table.add_column(column)
@@ -75,7 +79,7 @@ def main() -> None:
             flat = "yes" if result[name]["flat"] else "NO"
             table.add_row(str(rank), name, *quarters, f"{result[name]['max']:.0f}", flat)
     Console(width=110).print(table)
-    finish({"quick": options.quick, "ranks": ranks})
+    finish({"quick": options.quick, "overlap": options.overlap, "ranks": ranks})
 
 
 if __name__ == "__main__":

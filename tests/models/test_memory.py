@@ -149,6 +149,14 @@ class TestByHand:
         parts = estimate(setup).phases["update"]
         assert parts["gradients"] == 2000 + 1000 + 2 * 10 * 64 * 4
 
+    def test_an_overlapped_rollout_has_a_copy_of_the_policy_and_its_cache_beside_the_update(self):
+        alone, beside = estimate(SETUP), estimate(replace(SETUP, overlaps=True))
+        cache = sum(alone.phases["rollout"][name] for name in ("KV cache", "forward"))
+        assert beside.total("rollout") == alone.total("rollout") + 4000
+        assert beside.total("update") == alone.total("update") + 4000 + cache
+        served = replace(SETUP, overlaps=True, slots=0)
+        assert estimate(served).peak == estimate(replace(SETUP, slots=0)).peak
+
     @pytest.mark.parametrize("buffers", [0, 1, 2])
     def test_the_clipping_bias_and_the_extra_terms_have_a_buffer_each(self, buffers):
         setup = replace(SETUP, bias_buffers=buffers, accumulates=False)
@@ -282,7 +290,7 @@ MORE = {
     "critic_geometry": replace(SHAPE, layers=12, hidden=1024, intermediate=4096), "full": True,
     "weight_bytes": 4, "compute_bytes": 4, "trainable_bytes": 8, "rows": 3, "prompt": 200,
     "completion": 200, "checkpointing": False, "optim": "ademamix", "bias_buffers": 1, "slots": 300,
-    "scoring_rows": 4000, "other": 1, "gathered": 1,
+    "scoring_rows": 4000, "other": 1, "gathered": 1, "overlaps": True,
 }  # fmt: skip
 
 

@@ -107,6 +107,7 @@ class Setup:
     scoring_rows: int = 0  # episodes per pass of the critic before the update; 0 takes `rows`
     other: int = 0  # other bytes, such as an engine's buffers
     gathered: int = 0  # bytes of weights that an engine gathers for a rollout
+    overlaps: bool = False  # the next rollout is played during the update
 
     @property
     def length(self) -> int:
@@ -184,6 +185,8 @@ def estimate(setup: Setup) -> Estimate:
         "optimizer": 0 if setup.optim.startswith("paged") else state,
         "others": setup.other,
     }
+    if setup.overlaps and setup.slots:  # a copy of the policy plays
+        kept["policy copy"] = setup.trainable * setup.trainable_bytes
     others = setup.other + setup.gathered
     # Some optimizers loop over all parameters at once.
     in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
@@ -195,6 +198,11 @@ def estimate(setup: Setup) -> Estimate:
         "update": {**kept, **_update(setup)},
         "optimizer step": kept | step,
     }
+    if setup.overlaps:
+        beside = {f"rollout's {name}": size for name, size in _rollout(setup).items()}
+        phases = {
+            name: parts if name == "rollout" else parts | beside for name, parts in phases.items()
+        }
     return Estimate(phases, OVERHEAD)
 
 

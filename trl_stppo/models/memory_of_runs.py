@@ -23,6 +23,7 @@ def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
         "optim": str(getattr(args.optim, "value", args.optim)),
         "bias_buffers": (2 if extra else 1) if exact else 0,
         "slots": 0 if args.use_vllm else min(batch, args.generation_slots or batch),
+        "overlaps": args.rollout_overlap,
         "scoring_rows": args.local_rollout_forward_batch_size or 0,
         **({"compute_bytes": 2} if args.bf16 else {}),
     }

@@ -27,7 +27,7 @@ from ..threads import DaemonThread
 from .bridge import Bridge
 from .loop.player import raise_first
 from .loop.rollout import Rollout
-from .loop.sampler import speaks_to_vllm, why_not_cached
+from .loop.sampler import why_not_ahead
 from .planning.rows import Row
 from .training_loop import RolloutSource
 
@@ -98,7 +98,8 @@ class OverlappedSource(RolloutSource):
         super().__init__(*parts)
         self._loader_ahead = loader_ahead
         self._player.settle = self.settle
-        check(self._host)
+        if (reason := why_not_ahead(self._host)) is not None:
+            raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
         self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
         self._backend: Backend | None = None
         self._begin()
@@ -181,6 +182,10 @@ class OverlappedSource(RolloutSource):
         now = host.state.global_step
         step = now + host.args.steps_per_rollout
         if step >= host.state.max_steps:
+            if self._ahead is None and host.accelerator.is_main_process:
+                logger.warning(
+                    "`rollout_overlap=True` saves nothing: the run has one rollout left."
+                )
             return
         if self._ahead is None:
             self._ahead = RowsAhead(host, *self._loader_ahead(), step)
@@ -209,18 +214,3 @@ class OverlappedSource(RolloutSource):
 
 def _turns(rollout: Rollout) -> int:
     return sum(episode.num_turns for episode in rollout.episodes)
-
-
-def check(host: Bridge) -> None:
-    """Raise ValueError for a trainer that does not support `rollout_overlap`."""
-    reason = None
-    if host.rollout_func is not None:
-        reason = "a `rollout_func`; allowed are environments, tools and plain prompts"
-    elif not hasattr(host.train_dataset, "__len__"):
-        reason = "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
-    elif not host.use_vllm and (cause := why_not_cached(host)) is not None:
-        reason = f"turns that go through `generate` ({cause}); use a vLLM server"
-    elif host.use_vllm and not speaks_to_vllm(host):
-        reason = "an overridden `_generate_single_turn`; leave it out"
-    if reason is not None:
-        raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")

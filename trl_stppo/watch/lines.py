@@ -81,6 +81,9 @@ class ProgressLines(TrainerCallback):
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
+        self.can_overlap: Callable[[], bool] = lambda: (
+            False
+        )  # whether `rollout_overlap` is supported
         self._steps = 1  # of a round
         self._lines = 0  # rounds with a line
         self._training, self._first = False, 0
@@ -159,8 +162,8 @@ class ProgressLines(TrainerCallback):
         factor = gain(
             [entry for entry in state.log_history if entry.get("step", 0) > self._first], whole
         )
-        alone = getattr(args, "vllm_mode", None) == "colocate" and getattr(args, "use_vllm", False)
-        if getattr(args, "rollout_overlap", None) is False and not alone and factor > WORTH:
+        overlaps = getattr(args, "rollout_overlap", True) or not self.can_overlap()
+        if factor > WORTH and not overlaps:
             say(
                 "rollout_overlap=True plays a rollout during the update before it: at best "
                 f"{factor:.1f} x as fast, if they do not compute on the same cores"

@@ -32,6 +32,7 @@ from trl_stppo.generation.policy_copy import PolicyCopy
 from trl_stppo.rollout import engine
 from trl_stppo.trainer import overlap
 from trl_stppo.trainer.overlap import Flight
+from trl_stppo.watch import lines
 
 PER_BLOCK = 2  # optimizer steps
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 40}
@@ -561,7 +562,33 @@ def test_two_processes_are_the_same_too_and_talk_on_their_main_threads_alone(tmp
         assert rank["overlapped"]["threads"] == ["MainThread"]
 
 
+def test_two_processes_share_a_server_that_has_the_weights_of_each_blocks_beginning(tmp_path):
+    for rank in on_two_processes("tests.kit.overlap_run", tmp_path, "server"):
+        logged = [e for e in rank["server"]["log"] if "rollout/staleness_max" in e]
+        assert [e["rollout/staleness_max"] for e in logged] == [0.0, *[PER_BLOCK] * 3]
+        assert max(rank["server"]["gaps"]) < 1e-4
+        assert rank["server"]["threads"] == ["MainThread"]
+
+
 # ------------------------------------------------------------------------------ does it pay?
+
+
+@pytest.mark.parametrize(
+    ("options", "advised"),
+    [({}, True), (OVERLAP, False), ({"trainer_class": Generates}, False)],
+    ids=["in turn", "overlapped", "not supported"],
+)
+def test_the_end_of_a_run_names_overlap_if_the_run_could_have_had_it(
+    options, advised, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(lines, "WORTH", 0.0)
+    trainer_for(tmp_path, **options, max_steps=2 * PER_BLOCK).train()
+    assert ("rollout_overlap=True plays" in capsys.readouterr().out) == advised
+
+
+def test_a_run_of_one_rollout_warns_that_nothing_overlaps(tmp_path, caplog):
+    trainer_for(tmp_path, **OVERLAP, max_steps=PER_BLOCK).train()
+    assert sum("saves nothing" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from ...watch.metrics_file import MetricsFile
 from ..bridge import Bridge
 from ..describe import describe
 from ..loop.rollout import Rollout
+from ..loop.sampler import why_not_ahead
 from ..planning.plan import RolloutPlan
+from ..sharding.runtime import is_sharded
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
@@ -40,6 +42,11 @@ def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
     if lines is None:
         host.add_callback(lines := ProgressLines())
     lines.task = task
+    lines.can_overlap = lambda: (
+        why_not_ahead(host) is None
+        and not is_sharded(host.accelerator)
+        and not (host.use_vllm and host.vllm_mode == "colocate")
+    )
 
 
 def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_only: bool) -> None:

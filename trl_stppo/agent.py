@@ -187,7 +187,7 @@ class Agent:
     def player(
         self, factory: Any, *, tools: list[Any] | None = None, **options: Any
     ) -> Iterator[tuple[Player, bool]]:
-        """Yield a player, and whether all episodes share one environment. The caller closes a shared one.
+        """Yield a player, and whether all episodes share one environment, which the caller must then close.
 
         Args:
             factory: as `env` of `run`.

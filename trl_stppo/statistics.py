@@ -137,7 +137,7 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def _student_mass(angle: float, degrees: int) -> float:
-    """Return P(-t < T < t) of Student's distribution at t = tan(angle) sqrt(degrees)."""
+    """Return P(-t < T < t) of Student's distribution, with t = tan(angle) sqrt(degrees of freedom)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     if degrees == 1:

@@ -82,6 +82,7 @@ def hostile(update: TracedUpdate, row: int) -> TracedEpisode:
         turn_spans=[(0, length)], **figures(draw, [(0, length)], length), environment=text,
         stop_reason=text, error=text, prompt_id=text, columns={text: text},
         rewards={text: math.nan}, score=math.inf, turn_rewards=[-math.inf],
+        pictures=["<svg onload='alert(1)'><script>alert('picture')</script><rect/></svg>", text],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 import time
@@ -34,6 +35,26 @@ class AsyncBoth(AsyncReset, AsyncStep):
     pass
 
 
+class Drawn(ScriptedEnv):
+    """Draws the number of its steps; the second picture fails, the third is no text."""
+
+    drawn = 0
+
+    def reset(self, **row):
+        self.drawn = 0
+        return super().reset(**row)
+
+    def render(self):
+        self.drawn += 1
+        if self.drawn == 2:
+            raise OSError("no screen")
+        return f"step {self.drawn - 1}" if self.drawn != 3 else 7
+
+
+class AsyncDrawn(AsyncBoth, Drawn):
+    pass
+
+
 class Tools:
     """A tool environment that counts how often it was reset."""
 
@@ -52,6 +73,18 @@ class AsyncTools(Tools):
     async def reset(self, **row):
         await asyncio.sleep(0.001)
         return super().reset(**row)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("kind", [Drawn, AsyncDrawn])
+def test_pictures_of_the_environment_are_kept_and_their_errors_end_nothing(kind, isolate):
+    steps = [going("x"), going("y"), done(1.0)]
+    played = play_once(functools.partial(kind, *steps), says(["a]", "b]", "c]"]), isolate=isolate)
+    (episode,) = played.episodes
+    name = kind.__name__
+    error = f"{name}.render raised OSError('no screen')"
+    assert episode.pictures == ["step 0", error, None, "step 3"]
+    assert episode.stop_reason == StopReason.TERMINATED
 
 
 @pytest.mark.parametrize("kind", [ScriptedEnv, AsyncReset, AsyncStep, AsyncBoth])

@@ -175,7 +175,9 @@ def test_a_hostile_episode_is_but_text(session, page):
     session.find_element("css selector", "button.mark").click()
     whole = ask(session, "document.querySelector('[data-turn] .tokens').textContent")
     assert "a" * 100_000 in whole
-    markup = "document.querySelectorAll('img, svg[onload], iframe, script[src]').length"
+    markup = (
+        "document.querySelectorAll('img:not(.picture), svg[onload], iframe, script[src]').length"
+    )
     assert ask(session, markup) == 0
     assert ask(session, "document.querySelectorAll('script:not([type])').length") == 1
     with pytest.raises(Exception, match="no such alert"):
@@ -220,6 +222,16 @@ def test_a_row_is_followed_through_its_evaluations(session, page):
     wait(session, f"{HEADING} !== {here!r}")
     assert ask(session, HEADING).split(", ")[1] == here.split(", ")[1], "the row stays"
     assert ask(session, f"{buttons}.filter((b) => b.hasAttribute('aria-current')).length") == 1
+
+
+def test_pictures_of_the_environment_stand_below_their_turns(session, page):
+    open_page(session, page, "#episode=train-21-0")
+    image = "document.querySelector('.part img.picture')"
+    wait(session, f"{image}?.complete && {image}.naturalWidth > 0")
+    assert ask(session, f"{image}.closest('.part').dataset.turn") is None, "after `reset`"
+    assert "<svg" not in ask(session, "document.querySelector('#episode').innerHTML")
+    drawn = ask(session, "document.querySelector('[data-turn=\"0\"] pre.picture').textContent")
+    assert "alert('script')" in drawn
 
 
 def test_turns_are_played_one_after_the_other_and_control_tokens_can_be_hidden(session, page):

@@ -122,7 +122,7 @@ def planned_launch(words: Sequence[str]) -> Launch:
 
 @contextmanager
 def launched_as(launch: Launch) -> Iterator[None]:
-    """Context in which configurations use a planned launch instead of the current process's launch."""
+    """Context manager in which configurations use a planned launch instead of the process's own."""
     from transformers import TrainingArguments
 
     size = property(lambda self: launch.processes)
@@ -170,7 +170,7 @@ def _exit_code(status: int) -> int:
 
 @contextmanager
 def forwarded_signals() -> Iterator[None]:
-    """Context that forwards SIGTERM to the child processes. Ctrl-C reaches them from the terminal."""
+    """Context manager that forwards SIGTERM to the child processes. Ctrl-C reaches them from the terminal."""
     import psutil
 
     def forward(number: int, frame: Any) -> None:

@@ -61,11 +61,11 @@ class JoinedView:
         self.last = last.to(device)
 
     def join(self, x: Tensor) -> Tensor:
-        """Gather the numbers of contexts [N, T] into rows of episodes [B, J]. Padding gets 0 (False)."""
+        """Move per-token values from contexts [N, T] to episodes [B, J]. Padding gets 0 (False)."""
         return x.flatten()[self._source.clamp(min=0)].masked_fill(self._source < 0, 0)
 
     def split(self, y: Tensor) -> Tensor:
-        """Scatter the numbers of episodes [B, J] to their contexts [N, T]. Other tokens get 0 (False)."""
+        """Move per-token values from episodes [B, J] to contexts [N, T]. Other tokens get 0 (False)."""
         # One more place takes the padding.
         size = self._shape[0] * self._shape[1]
         places = torch.where(self._source < 0, size, self._source)

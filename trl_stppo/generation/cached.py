@@ -153,7 +153,7 @@ class CachedBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of evaluation mode during a rollout. Its exit drops all episodes and frees the cache."""
+        """Context manager for evaluation mode in a rollout. Its exit drops all episodes and the cache."""
         if self._running:
             raise RuntimeError("The backend is already running.")
         self._running = True
@@ -330,7 +330,7 @@ class CachedBackend:
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Context of evaluation mode without gradient checkpointing. Its exit restores all flags."""
+    """Context manager of evaluation mode without gradient checkpointing. Its exit restores all flags."""
     # With checkpointing a model computes no cache. Only the flag changes; its options stay.
     names = ("training", "gradient_checkpointing")
     flags = [(module, name) for module in model.modules() for name in names]

@@ -55,7 +55,7 @@ def may_be_written(folder: Path) -> bool:
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """Context that restores a folder's card at its end, since saving with PEFT changes the card."""
+    """Context manager that restores a folder's card at its end, since saving with PEFT changes the card."""
     path = (folder / CARD).resolve()
     if not path.exists():
         yield

@@ -130,7 +130,7 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
 
 @contextmanager
 def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
-    """Context in which only `adapter` is active in `layers`. It does not change `requires_grad`.
+    """Context manager in which only `adapter` is active in `layers`. It does not change `requires_grad`.
 
     A layer without that adapter uses its base weights.
     """

@@ -87,7 +87,7 @@ class Critic:
         """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context of the critic's forward and backward pass. The latter runs checkpointed layers again."""
+        """Context manager of the critic's forward and backward pass, which runs checkpointed layers again."""
         return nullcontext()
 
 
@@ -124,7 +124,7 @@ class SharedCritic(Critic):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which the backbone uses the critic's adapter. The adapter stays trainable."""
+        """Context manager in which the backbone uses the critic's adapter. The adapter stays trainable."""
         with adapters.only_active(self._layers, adapters.CRITIC):
             self._enable_gradients()
             yield

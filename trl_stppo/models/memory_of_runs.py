@@ -30,7 +30,7 @@ def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
 
 
 def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """Return the setup of one process of a run that an engine distributes over `processes`.
+    """Return one process's share of a run's `setup` under DDP, ZeRO or FSDP with `processes` processes.
 
     The model of an engine is simple: sharded sizes are divided by the number of processes, weights
     gathered for a rollout count in full there, and the engine's buffers are left out. DDP

@@ -60,7 +60,8 @@ class Call:
         return None if blocked is None else "itself" if blocked[0] is self else "another"
 
     def postpone(self, seconds: float) -> None:
-        """Extend the limit by the time of another call's block. Only the loop's thread may call this."""
+        """Extend the time limit by the time for which another call blocked the event loop."""
+        # On the loop's thread.
         if self.started is None:
             return
         seconds = min(seconds, time.monotonic() - self.started)

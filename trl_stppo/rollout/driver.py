@@ -37,6 +37,7 @@ class Opening:
     env: Any  # the instance
     text: Any = ""  # its opening text, appended to the last message of the prompt
     pays_turns: bool = False  # whether it gives turn rewards
+    picture: str | None = None  # of the environment, text or SVG
     outcome: Outcome | None = None  # of an agent: its first request, or its end without one
 
 
@@ -52,6 +53,7 @@ class Outcome:
     # Whether the environment could read the action, None if it does not report it.
     valid_action: bool | None = None
     success: bool | None = None  # whether the task is solved, None if not reported
+    picture: str | None = None  # of the environment after the turn, text or SVG
     # Counts of a tool environment.
     tool_calls: int = 0
     tool_failures: int = 0

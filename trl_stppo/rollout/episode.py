@@ -127,6 +127,7 @@ class Episode(Context):
         opened: number of further contexts by reason, if an agent makes the calls.
         exchanges: per turn the messages before it and the turn, if an agent makes the calls.
         messages: the conversation after the prompt.
+        pictures: the environment's `render()` after `reset` and after each turn, None without one.
         turn_rewards: the environment's reward of each turn, of all contexts.
         pays_turns: whether the environment gives turn rewards.
         turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
@@ -157,6 +158,7 @@ class Episode(Context):
     opened: Counter[str] = field(default_factory=Counter)
     exchanges: list[tuple[list[Message], Message]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    pictures: list[str | None] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     pays_turns: bool = False
     turn_rewards_seen: int = 0

@@ -201,6 +201,7 @@ class EpisodeLoop:
 
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
+        episode.pictures.append(opening.picture)
         episode.pays_turns = episode.pays_turns or opening.pays_turns
         if opening.outcome is not None:
             self._played(episode, opening.outcome)
@@ -326,6 +327,7 @@ class EpisodeLoop:
         if outcome.turn_rewards is not None:
             episode.turn_rewards, episode.pays_turns = outcome.turn_rewards, True
         self._pay(episode, outcome.reward)
+        episode.pictures.append(outcome.picture)
         episode.tool_calls += outcome.tool_calls
         episode.tool_failures += outcome.tool_failures
         if outcome.valid_action is not None:

@@ -27,7 +27,7 @@ class CurrentEpisodes:
 
     @contextmanager
     def about(self, episodes: Sequence[Episode]) -> Iterator[None]:
-        """Context in which `episodes` are the episodes of the current call."""
+        """Context manager that holds `episodes` while the reward functions are called with them."""
         self.episodes = episodes
         try:
             yield

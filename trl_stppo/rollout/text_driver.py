@@ -35,6 +35,8 @@ class TextDriver(Driver):
         self._pool, self._name = pool, name
         self._decode, self._run_async = decode, run_async
         self._reset_async = inspect.iscoroutinefunction(probe.reset) and not isolated
+        render = getattr(probe, "render", None)
+        self._renders = callable(render) and not inspect.iscoroutinefunction(render)
         self._step_async = inspect.iscoroutinefunction(probe.step) and not isolated
         parameters = inspect.signature(probe.reset).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -76,10 +78,20 @@ class TextDriver(Driver):
         if self._step_async:
 
             async def stepping() -> Outcome:
-                return self._checked_step(await env.step(action))
+                return self._checked_step(env, await env.step(action))
 
             return stepping
-        return lambda: self._checked_step(env.step(action))
+        return lambda: self._checked_step(env, env.step(action))
+
+    def _picture(self, env: Any) -> str | None:
+        """Return the text or SVG of the environment's `render`; an error becomes the text."""
+        if not self._renders:
+            return None
+        try:
+            picture = env.render()
+        except Exception as error:
+            picture = f"{self.type_name}.render raised {error!r}"
+        return readable(picture) if isinstance(picture, str) else None
 
     def _checked_opening(self, env: Any, result: Any) -> Opening:
         observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result
@@ -88,9 +100,9 @@ class TextDriver(Driver):
                 f"{self.type_name}.reset returned {short(result)}; allowed are (observation, info) "
                 f"with a str observation, a str, or None."
             )
-        return Opening(env, readable(observation or ""))
+        return Opening(env, readable(observation or ""), picture=self._picture(env))
 
-    def _checked_step(self, result: Any) -> Outcome:
+    def _checked_step(self, env: Any, result: Any) -> Outcome:
         step = check_step(f"{self.type_name}.step", result, strict=False)
         valid, success = step.info.get("valid_action"), step.info.get("success")
         return Outcome(
@@ -100,4 +112,5 @@ class TextDriver(Driver):
             step.truncated,
             None if valid is None else bool(valid),
             None if success is None else bool(success),
+            self._picture(env),
         )

@@ -125,6 +125,7 @@ class TracedEpisode:
         error: of the environment, or of sampling.
         trains: whether the episode is in the loss.
         prompt, messages: the conversation before and after the beginning of the first turn.
+        pictures: text or SVG of the environment after `reset` and after each turn; None without any.
     """
 
     update: TracedUpdate
@@ -165,6 +166,7 @@ class TracedEpisode:
     trains: bool = True
     prompt: Any = None
     messages: list[dict[str, Any]] | None = None
+    pictures: list[str | None] | None = None
 
     @property
     def key(self) -> str:
@@ -182,7 +184,7 @@ class TracedEpisode:
 
     @property
     def roles(self) -> list[str]:
-        """Return the role of each token: "prompt", "turn 0", "turn 1", ..., or the text `observations`."""
+        """Return each token's role: "prompt", "turn 0", "turn 1", ..., else the value of `observations`."""
         roles = [self.observations] * (len(self.pieces) - self.prompt_tokens)
         for turn, (start, end) in enumerate(self.turn_spans):
             roles[start:end] = [f"turn {turn}"] * (end - start)

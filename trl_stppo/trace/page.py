@@ -145,7 +145,7 @@ def _policy(style: str, script: str) -> str:
 
     return (
         f"default-src 'none'; script-src 'sha256-{digest(script)}'; "
-        f"style-src 'sha256-{digest(style)}'; base-uri 'none'; form-action 'none'; "
+        f"style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"require-trusted-types-for 'script'; trusted-types 'none'"
     )
 

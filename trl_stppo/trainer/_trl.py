@@ -152,7 +152,7 @@ class SingleGeneration(int):
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Context that sets attributes of `owner` to `values`, and restores them at its end."""
+    """Context manager that sets attributes of `owner` to `values`, and restores them at its end."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -165,7 +165,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def small_tiles(device: torch.device) -> Iterator[None]:
-    """Context with smaller tiles of log-probabilities if TRL's fused head runs without Triton.
+    """Context manager with smaller tiles of log-probabilities if TRL's fused head runs without Triton.
 
     With Triton a tile of log-probabilities takes two bytes per entry of the vocabulary. Without it, on the
     CPU, eight tables of its size are alive at once: a gigabyte per thousand tokens of a tile, without any
@@ -194,7 +194,7 @@ def open_trackio(trainer: Any) -> None:
 
 @contextmanager
 def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
-    """Context that excludes files that match `patterns` from upstream's uploads."""
+    """Context manager that excludes files that match `patterns` from upstream's uploads."""
     original = upstream_trainer.hf_api
 
     def api() -> Any:

@@ -33,7 +33,7 @@ _STATUS = re.compile(r"Request failed: (\d+), ")
 
 @contextmanager
 def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """Context in which TRL builds its colocated vLLM engine with the additional `options`."""
+    """Context manager in which TRL builds its colocated vLLM engine with the additional `options`."""
     original = getattr(vllm_generation, "LLM", None)
 
     def make(**usual: Any) -> Any:
@@ -57,7 +57,7 @@ def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def awake(vllm: Any) -> Iterator[None]:
-    """Context in which a colocated engine with sleep mode is awake, as in `VLLMGeneration.generate`."""
+    """Context manager that wakes a colocated engine with sleep mode, as `VLLMGeneration.generate` does."""
     if not vllm.enable_sleep_mode:
         yield
         return
@@ -220,7 +220,7 @@ class TurnClient:
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Context that raises a server's temporary failures as ServerError and its refusals as RuntimeError."""
+    """Context manager that turns a server's failures into ServerError, its refusals into RuntimeError."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -149,7 +149,7 @@ class Optimizers:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context in which upstream wraps the policy; make a sharded policy's critic optimizer at the end."""
+        """Context manager around upstream's wrapping; its end makes a sharded policy's critic optimizer."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield

@@ -113,7 +113,7 @@ class OverlappedSource(RolloutSource):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a complete `train()` that stops the rollout thread at its end."""
+        """Context manager of a complete `train()` that stops the rollout thread at its end."""
         if self._flight is not None:  # of the last run
             self._flight.thread.join(STOP_SECONDS)
             if self._flight.thread.is_alive():

@@ -110,7 +110,7 @@ class Speaker:
 
 
 def sampling_turns(backend: Any) -> AbstractContextManager[Any]:
-    """Context in which a backend's steps must run."""
+    """Context manager in which a backend's steps must run."""
     return backend.running() if isinstance(backend, CachedBackend) else torch.no_grad()
 
 

@@ -42,7 +42,7 @@ class RatioOfSums:
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 
     def log_sum(self, name: str, value: Tensor) -> None:
-        """Add exp(`value`), 0-dim, to the sum whose logarithm is the metric `name`."""
+        """Add a 0-dim `value` to the log-sum-exp that is the metric `name`."""
         value = wide(value)
         known = self._log_sums.get(name)
         self._log_sums[name] = value if known is None else torch.logaddexp(known, value)

@@ -118,7 +118,7 @@ class RolloutSource:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of a complete `train()`, for subclasses with threads."""
+        """Context manager of a complete `train()`, for subclasses with threads."""
         yield
 
 
@@ -502,7 +502,7 @@ class TrainingLoop:
         )
 
     def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
-        """Return constant factors on kept and clipped terms: sampler correction and off-policy mask."""
+        """Return the detached factors on the tokens' loss terms: sampler correction and off-policy mask."""
         weights = batch.get("importance_sampling_ratio")
         threshold = self.args.off_policy_mask_threshold
         if threshold is None:

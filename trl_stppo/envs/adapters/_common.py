@@ -49,7 +49,7 @@ class PrivateRandomness:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Context in which the global generators have this environment's private state."""
+        """Context manager in which the global generators have this environment's private state."""
         import numpy as np
 
         with _GLOBAL_GENERATORS:

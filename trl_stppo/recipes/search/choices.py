@@ -160,7 +160,7 @@ def _denies(rest: str, letter: str, texts: dict[str, str]) -> bool:
 
 
 def _contradicts(rest: str, letter: str, letters: str, texts: dict[str, str]) -> bool:
-    """Return whether a denial, a second letter ("A or B") or another choice's text follows a letter."""
+    """Return whether the text after a letter denies it, or names another letter or choice ("A or B")."""
     another = rf"\s*[)\]}}.]*\s*(?:,\s*(?:or|and)?|/|&|\+|\bor\b|\band\b)\s*[(\[]*[{letters.upper()}](?!\w)"
     if _denies(rest, letter, texts) or re.match(another, rest):
         return True

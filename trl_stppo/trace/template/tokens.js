@@ -104,9 +104,19 @@ function drawPart(episode, part, repaint) {
   const section = make("section", { class: "part" }, head, tokens, more);
   const columns = name === "Prompt" ? Object.entries(episode.columns) : [];
   if (columns.length) section.append(factsOf(columns.map(([column, value]) => [column, spelt(value)])));
+  const picture = episode.pictures?.[facts ? facts.turn + 1 : name === "Prompt" ? 0 : -1];
+  if (picture) section.append(drawPicture(picture, facts ? `after ${name.toLowerCase()}` : "at the beginning"));
   if (facts) section.dataset.turn = facts.turn;
   else if (end - start > 300) fold(head, tokens, name !== "Prompt");
   return section;
+}
+
+/** What the environment's `render` gave. An image runs no script of an SVG. */
+function drawPicture(picture, when) {
+  const label = `The environment ${when}`;
+  if (!/^\s*(<\?xml[^>]*>\s*)?<svg[\s>]/.test(picture)) return make("pre", { class: "picture", role: "img", "aria-label": label }, ...visible(picture));
+  const svg = /<svg[^>]*\sxmlns=/.test(picture) ? picture : picture.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"');
+  return make("img", { class: "picture", alt: label, src: `data:image/svg+xml,${encodeURIComponent(svg)}` });
 }
 
 /** Let a long part that nobody has sampled be folded away. */

@@ -26,7 +26,7 @@ from .run_state import RunState, load_beside_policy, load_models
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Context without upstream's progress bars; the first bar would start a thread, which can hang."""
+    """Context manager without upstream's progress bars, the first of which would start a thread."""
     shown = upstreams.is_progress_bar_enabled()
     upstreams.disable_progress_bar()
     try:
@@ -78,7 +78,7 @@ class Checkpoints:
 
     @contextmanager
     def _alone_in_output_dir(self) -> Iterator[None]:
-        """Context in which the main process holds the run lock of the output directory."""
+        """Context manager in which the main process holds the run lock of the output directory."""
         self._lock = RunLock(Path(self._host.args.output_dir))
         try:
             done_by(self._host.accelerator.is_main_process, self._lock.take)

@@ -108,7 +108,7 @@ class Evaluator:
 
     @contextmanager
     def table_of_its_own(self) -> Iterator[None]:
-        """Context in which upstream's log writes an evaluation's completions to a separate table."""
+        """Context manager in which upstream's log writes an evaluation's completions to a separate table."""
         host = self._host
         evaluates = self.prefix is not None and host.log_completions
         if not evaluates or not host.accelerator.is_main_process:

@@ -22,7 +22,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Context seeded by `args.seed` that restores random states, metrics and training mode at its end."""
+    """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
     internals, figures = host.internals, host.internals.figures
     training = host.model.training
     states = random.getstate(), np.random.get_state()
@@ -53,7 +53,7 @@ def _emptied(entry: Any) -> Any:
 
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
-    """Context that applies `eval_generation_kwargs`, and sets `num_generations_eval` to 1."""
+    """Context manager that applies `eval_generation_kwargs`, and sets `num_generations_eval` to 1."""
     overrides = host.args.eval_settings
     sampling = {name: overrides[name] for name in SAMPLING if name in overrides}
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def evaluation_settings(host: Bridge) -> Iterator[None]:
 
 
 def _sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[None]:
-    """Context that applies sampling settings to generation with transformers."""
+    """Context manager that applies sampling settings to generation with transformers."""
     if sampling.get("temperature") == 0.0:
         sampling = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     elif "temperature" in sampling:
@@ -78,7 +78,7 @@ def _sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[
 
 
 def _vllm_sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[None]:
-    """Context that applies sampling settings to vLLM, for which temperature 0 means greedy."""
+    """Context manager that applies sampling settings to vLLM, for which temperature 0 means greedy."""
     vllm = host.vllm_generation
     others = {k: v for k, v in vllm.generation_kwargs.items() if k not in sampling}
     return replaced(vllm, **sampling, generation_kwargs=others)

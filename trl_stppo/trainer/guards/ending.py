@@ -56,7 +56,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context of a complete `train()`, in which signals are handled."""
+        """Context manager of a complete `train()`, in which signals are handled."""
         self.reset()
         self.training = True
         try:
@@ -95,7 +95,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of a rollout or evaluation that saves a checkpoint if an error ends the training."""
+        """Context manager of a rollout or evaluation; an error that ends the training saves a checkpoint."""
         if self.training:
             self.check_weights()
         try:

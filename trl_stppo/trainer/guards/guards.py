@@ -94,14 +94,14 @@ class Guards:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context of a complete `train()` that resets the guards and handles signals."""
+        """Context manager of a complete `train()` that resets the guards and handles signals."""
         self._begin()
         with self.ending.watching():
             yield
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context of a new rollout batch: reset the stop by `target_kl`, then check for a collapse."""
+        """Context manager of a rollout batch: reset the stop by `target_kl`, then check for a collapse."""
         self._state.rollout_stopped = False
         metrics = self._host.internals.metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
@@ -286,7 +286,7 @@ class Guards:
 
 
 def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """Return [] bool, True if a tensor has a NaN or infinity, or a norm that overflows."""
+    """Return whether any tensor has a NaN, an infinity or an overflowing norm, as a 0-dim bool tensor."""
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for tensor in tensors:
         if tensor is not None:

@@ -32,7 +32,7 @@ class StopSignals:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context that handles SIGTERM and SIGINT, if entered in the main thread."""
+        """Context manager that handles SIGTERM and SIGINT, if entered in the main thread."""
         self.received = None
         if not self._enabled or threading.current_thread() is not threading.main_thread():
             yield

@@ -54,7 +54,7 @@ class EpisodeRewards:
 
     @contextmanager
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
-        """Context in which reward functions receive the rollout's tool environments as `environments`.
+        """Context manager in which reward functions get the rollout's tool environments as `environments`.
 
         Training's environments stay on the trainer, as with upstream: callers read their state.
         """

@@ -54,7 +54,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self, version: int | None = None) -> Iterator[Backend]:
-        """Context with the backend of a rollout; `version` is an older policy's optimizer steps, or None."""
+        """Context manager with a rollout's backend; `version`: an older policy's optimizer steps, or None."""
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
@@ -187,7 +187,7 @@ def why_not_ahead(host: Bridge) -> str | None:
 
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
-    """Return (sampling settings, None), or (None, reason) if only `generate` supports the settings."""
+    """Return (settings, None) for our own sampler, or (None, why only `generate` can sample so)."""
     if host.use_vllm:
         if (args := host.args).generation_kwargs:
             return None, f"`generation_kwargs={args.generation_kwargs!r}`"
@@ -205,7 +205,7 @@ def speaks_to_vllm(host: Bridge) -> bool:
 
 @contextmanager
 def generation_model(trainer: Any) -> Iterator[Any]:
-    """Context with the unwrapped policy, ready to generate, as in GRPOTrainer's generation."""
+    """Context manager with the unwrapped policy, ready to generate, as in GRPOTrainer's generation."""
     with (
         unwrap_model_for_generation(
             trainer.model_wrapped,

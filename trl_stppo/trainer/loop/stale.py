@@ -21,7 +21,7 @@ class StalePolicies:
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context of one rollout batch that stores a copy of the present weights."""
+        """Context manager of one rollout batch that stores a copy of the present weights."""
         if not self._staleness:
             yield
             return
@@ -35,7 +35,7 @@ class StalePolicies:
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context in which the policy has its weights of `staleness` updates ago, or its first weights."""
+        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
         if self._in_rollout is None:
             yield
             return
@@ -47,7 +47,7 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Return the stale policy's number of optimizer steps at `step`; None without staleness."""
+        """Return the optimizer steps of the policy that plays at `step`, or None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:

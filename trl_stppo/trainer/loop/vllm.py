@@ -136,7 +136,7 @@ class VLLM:
 
     @contextmanager
     def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:
-        """Context with the backend of one rollout, after a sync of the weights."""
+        """Context manager with the backend of one rollout, after a sync of the weights."""
         version = self.sync(version)
         play = self._colocated if self._host.vllm_mode == "colocate" else self._served
         with play(capacity, version) as backend:

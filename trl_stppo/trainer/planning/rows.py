@@ -43,7 +43,7 @@ def unpadded(row: Row, pad_token_id: int) -> list[int]:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether a dataset's prompts are messages; True without prompts, as the placeholder is a message."""
+    """Whether a dataset's prompts are messages; also True without a prompt column."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:

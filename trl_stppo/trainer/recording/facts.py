@@ -105,6 +105,7 @@ def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[
         "observations": "tool" if driver.tools else "environment",
         "prompt": cut(episode.prompt),
         "messages": cut(episode.messages),
+        "pictures": cut(episode.pictures) if any(episode.pictures) else None,
     }
 
 

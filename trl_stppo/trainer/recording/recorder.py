@@ -276,7 +276,7 @@ class TraceRecorder(TrainerCallback):
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Context that turns exceptions into a warning, so that a failed record does not end the run."""
+        """Context manager that turns exceptions into a warning: a failed record does not end the run."""
         try:
             yield
         except Exception as error:

@@ -165,7 +165,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
 
 
 def keep_trainable(model: nn.Module) -> None:
-    """Keep 4-bit weights on the CPU trainable; bitsandbytes would repack them in evaluation mode."""
+    """Stop bitsandbytes from repacking 4-bit CPU weights in evaluation mode, so that they stay trainable."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)

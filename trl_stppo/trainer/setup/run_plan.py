@@ -53,7 +53,7 @@ class RunPlan:
 
     @contextmanager
     def building_upstream(self, trainer: Any) -> Iterator[None]:
-        """Context of GRPOTrainer's constructor that sets four options for it, and restores them afterwards.
+        """Context manager around GRPOTrainer's constructor: set four options for it, then restore them.
 
         Upstream ties the reference to `beta`, the loss-side KL; ours serves the in-reward KL. A reference
         that the caller passes needs none of upstream's and is synced by us.

@@ -28,7 +28,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 def colocated_engine(
     trainer: Any, args: PPOConfig, *, loaded_by_name: bool
 ) -> AbstractContextManager[None]:
-    """Context of upstream's constructor that sets further options of a colocated vLLM engine.
+    """Context manager of upstream's constructor that sets further options of a colocated vLLM engine.
 
     `loaded_by_name`: the policy's base weights are those of its name.
     """

@@ -104,7 +104,7 @@ def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
 
 @contextmanager
 def gathered(host: Bridge) -> Iterator[None]:
-    """Context, entered by all processes, that gathers a sharded critic so that one process can save it."""
+    """Context manager to gather a sharded critic, which one process saves; all processes must enter it."""
     critic = host.critic
     pieces = any(is_in_pieces(parameter) for parameter in critic.parameters())
     if not pieces or not isinstance(critic, SharedCritic | SeparateCritic):
@@ -122,7 +122,7 @@ def gathered(host: Bridge) -> Iterator[None]:
 
 @contextmanager
 def loading(host: Bridge) -> Iterator[None]:
-    """Context, entered by all processes, in which full weights load into a sharded or full critic."""
+    """Context manager to load unsharded weights into the critic; all processes must enter it."""
     critic, handles = host.critic, []
     parameters: list[nn.Parameter] = []
     if isinstance(critic, SharedCritic | SeparateCritic):

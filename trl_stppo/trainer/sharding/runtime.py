@@ -111,7 +111,7 @@ def whole(value: Any, keep: bool) -> Any:
 
 
 def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContextManager[None]:
-    """Context in which ZeRO-3's parameters are gathered; changes made by the rank `writer` persist."""
+    """Context manager that gathers ZeRO-3's parameters; changes by the rank `writer` persist."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed
@@ -149,7 +149,7 @@ def pass_over_empty_steps(engine: Any) -> None:
 
 @contextmanager
 def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
-    """Context that keeps FSDP2's weights gathered, so that each process can call the model freely."""
+    """Context manager that keeps FSDP2's weights gathered, so that each process can call the model freely."""
     if not isinstance(model, FSDPModule):
         yield
         return
@@ -173,7 +173,7 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
 
 @contextmanager
 def unpartitioned() -> Iterator[None]:
-    """Context in which transformers loads full models, also under ZeRO-3."""
+    """Context manager in which transformers loads full models, also under ZeRO-3."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
     hf_deepspeed.unset_hf_deepspeed_config()

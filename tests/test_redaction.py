@@ -8,7 +8,7 @@ LOOKS_LIKE_ONE = "hf_" + "aB3" * 8
 
 
 @pytest.mark.parametrize("name", [
-    *("token", "hub_token", "--hub_token", "hfToken", "HF_TOKEN", "use_auth_token", "key"),
+    *("token", "hub_token", "--hub_token", "hfToken", "HF_TOKEN", "use_auth_token"),
     *("api_key", "apiKey", "X-API-Key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "api_tokens"),
     *("password", "db_password", "password_hash", "client_secret", "Authorization", "Cookie"),
 ])  # fmt: skip
@@ -19,7 +19,7 @@ def test_names_of_secrets(name):
 @pytest.mark.parametrize("name", [
     *("eos_token", "pad_token", "stop_token", "stop_token_id", "max_new_tokens", "tokens"),
     *("max_turn_tokens", "token_level", "advantage_level", "tokenizer", "image_token"),
-    *("secret_word", "answer_key", "author", "monkey", "pass_rate", "keys", "", 3, None),
+    *("secret_word", "answer_key", "author", "monkey", "pass_rate", "key", "keys", "", 3, None),
 ])  # fmt: skip
 def test_names_of_other_things(name):
     assert not is_secret(name)

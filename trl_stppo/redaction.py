@@ -65,7 +65,7 @@ def is_secret(name: object) -> bool:
     *before, last = words
     owned = bool(before) and before[-1] in _OWNERS
     if last in ("token", "key"):
-        return not before or owned or (last == "token" and before[-1] not in _OF_TEXT)
+        return owned or (last == "token" and (not before or before[-1] not in _OF_TEXT))
     return last in _SECRETS or "password" in words or (last in ("tokens", "keys") and owned)
 
 

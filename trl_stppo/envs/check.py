@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import itertools
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +137,7 @@ class _Check:
         try:
             env = self.source()
         except Exception as error:
-            what = f"The factory raised {type(error).__name__}: {error}"
+            what = f"The factory raised {_described(error)}"
             raise EnvironmentContractError(what) from error
         name = type(env).__name__
         if not callable(getattr(env, "reset", None)):
@@ -181,7 +182,7 @@ class _Check:
         except Exception as error:
             values = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
             call = f"{type(env).__name__}.{method}({', '.join(values)})"
-            what = f"{call} raised {type(error).__name__}: {error}"
+            what = f"{call} raised {_described(error)}"
             if "same thread" in str(error) or "main thread" in str(error):
                 what += "; a training calls from several threads. Set check_same_thread=False of "
                 what += "sqlite3.connect, or env_isolation='process'."
@@ -296,7 +297,7 @@ class _Check:
             except EnvironmentContractError:
                 raise
             except Exception as error:
-                self.warn(f"{name}.{tool} raised {type(error).__name__}: {error}")
+                self.warn(f"{name}.{tool} raised {_described(error)}")
                 continue
             if not isinstance(result, str | list):
                 self.warn(f"{name}.{tool} returned {short(result)}; the model reads its str.")
@@ -307,6 +308,12 @@ class _Check:
         for reward in _turn_rewards(env) or ():
             check_number(f"{name}.turn_rewards holds", reward)
         return opening
+
+
+def _described(error: Exception) -> str:
+    """Return the type, the message and the place of an environment's exception."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
 
 
 def _results(episode: Episode) -> list[Any]:

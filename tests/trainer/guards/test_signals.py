@@ -173,7 +173,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
     assert "BEGIN 3" not in output
     assert "SIGTERM received" in errors
     last = errors.strip().splitlines()[-1]
-    assert last.startswith("Training stopped after step 2 of 7: signal SIGTERM. Checkpoint: ")
+    assert last.startswith("Training stopped after step 2 of 7: signal SIGTERM. ")
     assert (tmp_path / "checkpoint-2").is_dir()
 
 

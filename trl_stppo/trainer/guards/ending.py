@@ -109,7 +109,7 @@ class Ending(TrainerCallback):
             end = f"The run ends after step {self._host.state.global_step}. {self._saved('these episodes')}"
             if isinstance(error, NonFiniteError):
                 end += " Try bf16=False or a model in float32."
-            raise type(error)(f"{error} {end}") from error
+            raise type(error)(f"{error} {end}") from error.__cause__
 
     def _save_as_before(self) -> None:
         """Write a checkpoint of the state before the present rollout, if that state is not saved yet."""
@@ -226,9 +226,13 @@ class Ending(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the reason of a run that ended early without an error."""
         if self.reason is not None and self._host.accelerator.is_main_process:
+            last = self._last_checkpoint()
+            saved = (
+                f"`resume_from_checkpoint=True` goes on from {last}" if last else "No checkpoint"
+            )
             logger.warning(
-                "Training stopped after step %d of %d: %s. Checkpoint: %s.",
-                state.global_step, state.max_steps, self.reason, self._last_checkpoint() or "none",
+                "Training stopped after step %d of %d: %s. %s.",
+                state.global_step, state.max_steps, self.reason, saved,
             )  # fmt: skip
 
 

@@ -60,8 +60,8 @@ class FailureWatch:
                 f"them: `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
             )
         raise EnvironmentFailureError(
-            f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of their "
-            f"environment or sampler, more than `max_env_error_rate={self._limit}` allows: {causes}.{advice}"
+            f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of the "
+            f"environment, agent or sampler; `max_env_error_rate={self._limit}`: {causes}.{advice}"
         )
 
     def clear(self) -> None:

@@ -69,7 +69,7 @@ class FallWatch:
         sign = None
         low = self._best and level <= self._best[0] - SHARE * abs(self._best[0])
         if low and any(self._is_fall(count, bound) for count, bound in CHANCE.items()):
-            sign = f"{name} is {level:.3g} after {self._best[0]:.3g} at its best"
+            sign = f"{name} is {level:.3g}; the best mean of {BEST_OF} rollouts was {self._best[0]:.3g}"
         if len(self._recent) == BEST_OF:
             self._best = max(self._best, self._mean(BEST_OF))
         return sign

@@ -3,7 +3,7 @@
 Rollouts are one update ahead: when update k begins, rollout k is complete. Its
 rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So
 each rollout is played by the policy of one update ago, whatever the clocks do, and the run equals one with
-`rollout_staleness=1` bit for bit. `PolicyCopy` plays; `StalePolicies` has the weights of the old
+`rollout_staleness=1`, bit for bit in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights of the old
 log-probabilities. A run that is resumed plays the rollout that was under way again.
 """
 

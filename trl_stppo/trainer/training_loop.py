@@ -3,6 +3,7 @@
     rollout           rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
     micro_batch       rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
     loss              the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
+    after_backward    the second pass of clipped rows, if one is needed
     end_micro_batch   clipping bias, guards, the critic's gradient, the scale of the step, metrics
 
 `agent_trainer.py` calls these methods from GRPOTrainer's hooks. transformers' own loop clips the policy's
@@ -160,7 +161,7 @@ class TrainingLoop:
     def rollout(self, rows: list[Row]) -> Batch:
         """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
-        with self.stale.around_rollout():
+        with self.stale.keeping_present():
             rollout, all_rewards = self.source.next(rows)
             batch = self.player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
@@ -195,7 +196,10 @@ class TrainingLoop:
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
-        """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them."""
+        """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them.
+
+        Without the column the ratio is 1.
+        """
         args = self.args
         # If one optimizer step takes in the whole rollout, the policy has not moved before it.
         moves = args.steps_per_rollout > 1
@@ -628,7 +632,7 @@ class TrainingLoop:
         if self.correction is None or is_warming_up(self.host):
             return
         factor, figures = self.correction.finish(mean, self.scaler)
-        self.optimizers.scale_step(factor)
+        self.optimizers.scale_step(factor)  # of the next step alone, also if a guard empties that
         for name, value in figures.items():
             self.metrics.add_scalar(name, value)
 

@@ -117,13 +117,13 @@ def test_checkpoints_hold_the_past_and_a_new_run_forgets_it(tmp_path):
 def test_an_error_while_playing_brings_the_weights_back():
     weight = torch.nn.Parameter(torch.ones(2))
     past = StalePolicies([weight], 1)
-    with past.around_rollout():
+    with past.keeping_present():
         pass
     with torch.no_grad():
         weight.fill_(2.0)
 
     def fail():
-        with past.around_rollout(), past.past_weights():
+        with past.keeping_present(), past.past_weights():
             assert weight.tolist() == [1.0, 1.0]
             raise RuntimeError
 

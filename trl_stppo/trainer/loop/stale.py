@@ -20,7 +20,7 @@ class StalePolicies:
         self._in_rollout: deque[list[Tensor]] | None = None  # `_kept` and the present weights
 
     @contextmanager
-    def around_rollout(self) -> Iterator[None]:
+    def keeping_present(self) -> Iterator[None]:
         """Context manager of one rollout batch that stores a copy of the present weights."""
         if not self._staleness:
             yield

@@ -76,6 +76,8 @@ def test_warnings_fail_on_request(check):
     assert "tools dig" in shown
     assert "warning: " in shown
     assert check("Garden", *words, "--strict")[0] == 1
+    assert "No tool was called" not in shown
+    assert "No tool was called" in check("Garden")[1]
     code, shown = check("Garden", "--action", "up")
     assert code == 2
     assert "`--action up`: " in shown

@@ -82,7 +82,7 @@ def test_push_load_run_and_train_on(hub, tmp_path, capsys):
     card = ModelCard(files["README.md"].decode())
     exec(code_of(card.text), {"row": rows[0]})
     shown = capsys.readouterr().out
-    assert "'role': 'assistant'" in shown
+    assert "\nassistant: " in shown
     assert "terminated" in shown
     assert card.data.datasets == ["me/letters"]
     assert {"trl", "stppo", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)

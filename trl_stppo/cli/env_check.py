@@ -63,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
         count = f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
     kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
     print(f"{options.environment}: {kind}; played {count}")
+    if not text and not actions:
+        found.append("No tool was called. Call one with `--action 'name {\"argument\": ...}'`.")
     return _report(found, options.strict)
 
 

@@ -99,7 +99,8 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split."
+            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split. Name "
+            f"another (a file of rows has `train` alone), or set `test_split_size=0.1`."
         )
     if not hasattr(rows, "__len__"):
         rows = Dataset.from_list(list(rows))  # a stream: all rows are played

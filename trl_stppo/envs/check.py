@@ -182,11 +182,7 @@ class _Check:
         except Exception as error:
             values = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
             call = f"{type(env).__name__}.{method}({', '.join(values)})"
-            what = f"{call} raised {_described(error)}"
-            if "same thread" in str(error) or "main thread" in str(error):
-                what += "; a training calls from several threads. Set check_same_thread=False of "
-                what += "sqlite3.connect, or env_isolation='process'."
-            raise EnvironmentContractError(what) from error
+            raise EnvironmentContractError(f"{call} raised {_described(error)}") from error
 
     def reset(self, env: Any, row: dict[str, Any]) -> str:
         """Call `reset` with a row, and return the checked text."""
@@ -312,8 +308,11 @@ class _Check:
 
 def _described(error: Exception) -> str:
     """Return the type, the message and the place of an environment's exception."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+    place, cure = traceback.extract_tb(error.__traceback__)[-1], ""
+    if "same thread" in str(error) or "main thread" in str(error):
+        cure = "; a training calls from several threads. Set check_same_thread=False of sqlite3.connect, or "
+        cure += "env_isolation='process'."
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}){cure}"
 
 
 def _results(episode: Episode) -> list[Any]:

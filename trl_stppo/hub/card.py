@@ -26,8 +26,8 @@ ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
 ADDED_TO_OURS = re.compile(r"^### Framework versions\n\n- PEFT \S+\n- trl-stppo: ", re.M)
 # Settings on the card.
 SETTINGS = (
-    *("variant", "stabilizers", "learning_rate", "epsilon", "generation_batch_size"),
-    *("num_iterations", "num_mini_batches", "kl_coef", "temperature", "seed"),
+    *("variant", "stabilizers", "learning_rate", "cliprange", "generation_batch_size"),
+    *("num_ppo_epochs", "num_mini_batches", "kl_coef", "temperature", "seed"),
 )
 OF_CRITIC = ("critic_learning_rate", "gamma", "lam", "cliprange_value")
 
@@ -141,4 +141,4 @@ def _example(run: Description, repo: str) -> str:
         lines.insert(1, f"from {environment.module} import {name}")
     factory = name if environment.name is None else f"{{{plain(environment.name)!r}: {name}}}"
     lines.append(f"episode = agent.run({factory}, row)  # a row of data, as a dict")
-    return "\n".join([*lines, "print(episode.messages, episode.score, episode.stop_reason)"])
+    return "\n".join([*lines, "print(episode)"])

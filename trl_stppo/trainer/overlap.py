@@ -1,10 +1,10 @@
 """Playing of the next rollout while the present rollout is trained on (`rollout_overlap`).
 
-Rollouts are one update ahead: when update k begins, rollout k is complete. Its
-rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So
-each rollout is played by the policy of one update ago, whatever the clocks do, and the run equals one with
-`rollout_staleness=1`, bit for bit in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights of the old
-log-probabilities. A run that is resumed plays the rollout that was under way again.
+Rollouts are one update ahead: when update k begins, rollout k is complete. Its rewards are computed, then
+rollout k + 1 starts on a thread, played by the weights of that moment. So each rollout is played by the
+policy of one update ago, whatever the clocks do. The run equals one with `rollout_staleness=1`, bit for bit
+in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights of the old log-probabilities. A
+run that is resumed plays the rollout that was under way again.
 """
 
 from __future__ import annotations

@@ -373,10 +373,16 @@ def test_what_is_not_known_has_no_column(capsys):
         "eval_",
     )
     assert figures == {"score": 0.5, "turns": 1.0, "episodes": 3.0}
-    tables.print_table({"a": {"x": figures | {"score low": 0.4, "score high": 0.6}}})
-    heading, _, line = capsys.readouterr().out.strip().splitlines()
+    parts = {name: figures | {"score low": 0.4, "score high": 0.6} for name in "xy"}
+    tables.print_table({"a": parts})
+    heading, _, line, _ = capsys.readouterr().out.strip().splitlines()
     assert heading.split() == ["agent", "data", "set", "score", "turns", "episodes"]
     assert line.split() == ["a", "x", "0.500", "[0.400,", "0.600]", "1.000", "3"]
+    tables.print_table({"a": {"x": parts["x"]}})  # the name of one data set is the title
+    shown = [row.split() for row in capsys.readouterr().out.splitlines() if row.strip()]
+    title, heading, _, line = shown
+    assert (title, heading[:2]) == (["x"], ["agent", "score"])
+    assert line == ["a", "0.500", "[0.400,", "0.600]", "1.000", "3"]
 
 
 @pytest.mark.slow

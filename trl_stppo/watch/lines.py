@@ -50,7 +50,7 @@ COLUMNS = (
     Column("turns", "turns/mean", ".2f", 7, "per episode"),
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
-    Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
+    Column("KL", "policy/approx_kl", ".4f", 8, "from the policy that sampled, nats"),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
 )
 # Metrics of an evaluation: name, metric, format.

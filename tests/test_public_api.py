@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,10 @@ def test_positional_arguments_are_those_of_grpo_trainer_in_its_order():
         if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     assert ours == list(inspect.signature(GRPOTrainer.__init__).parameters)
+
+
+def test_options_of_our_own_stay_few():
+    upstream = {spec.name for spec in fields(GRPOConfig)}
+    kinds = trl_stppo.STPPOConfig, trl_stppo.STGRPOConfig
+    own = {spec.name for kind in kinds for spec in fields(kind)} - upstream
+    assert len(own) <= 51, "before a new one another has to go"

@@ -56,7 +56,7 @@ def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, m
     assert "| held-out rows |" in (tmp_path / "README.md").read_text()
     order = ["st-ppo trains", "evaluating 8 held-out rows before training ..."]
     order += ["evaluation before training: success", "*: best so far", "rollout 1/1"]
-    order += ["evaluating the trained agent ...", "data set", "model: "]
+    order += ["evaluating the trained agent ...", "valid actions", "model: "]
     assert order == sorted(order, key=shown.index)
     known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
     assert known["environment"].startswith("StdlibSearchEnv")

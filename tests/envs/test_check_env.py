@@ -353,3 +353,16 @@ def test_a_tool_that_needs_the_main_thread_gets_it_and_a_step_does_not() -> None
 
     with pytest.raises(EnvironmentContractError, match="several threads"):
         check_env(env_with(Clean, step=step))
+
+
+@pytest.mark.parametrize(
+    ("render", "message"),
+    [(lambda self: 7, "render returned 7"), (lambda self: 1 / 0, "render() raised Zero")],
+)
+def test_a_picture_is_looked_at(render, message):
+    try:
+        found = check_env(env_with(render=render))
+    except EnvironmentContractError as error:
+        found = [str(error)]
+    assert any(message in each for each in found), found
+    assert check_env(env_with(render=lambda self: "|")) == check_env(env_with())

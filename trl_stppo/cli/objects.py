@@ -105,7 +105,9 @@ def _parameters_of(factory: Any) -> dict[str, Any]:
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
     """Return the rows to play, from a file, a JSON row, or the class's data set; None without rows."""
-    if file is not None and (not file.endswith(".jsonl") or not Path(file).is_file()):
+    if file is not None and not Path(file).is_file():
+        raise UsageError(f"`--rows {file}` does not exist.")
+    if file is not None and not file.endswith(".jsonl"):
         raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:
         lines = Path(file).read_text().splitlines()

@@ -212,6 +212,12 @@ class _Check:
             self.check_episode(name, opening, played)
         first = episodes[0]
         self.reset(env, row)
+        if callable(getattr(env, "render", None)):
+            picture = self.call(env, "render")
+            if not isinstance(picture, str):
+                self.warn(
+                    f"{name}.render returned {short(picture)}; the trace page shows text or SVG."
+                )
         self.step(env, actions[0])  # an abandoned episode
         again = self.episode(env, row, actions, len(first[1]))
         if again[1] and again[1][-1].ended:
@@ -312,7 +318,9 @@ def _described(error: Exception) -> str:
     if "same thread" in str(error) or "main thread" in str(error):
         cure = "; a training calls from several threads. Set check_same_thread=False of sqlite3.connect, or "
         cure += "env_isolation='process'."
-    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}){cure}"
+    # A call that does not fit the signature fails in the thread's file.
+    where = "" if "concurrent" in place.filename else f" ({place.filename}:{place.lineno})"
+    return f"{type(error).__name__}: {error}{where}{cure}"
 
 
 def _results(episode: Episode) -> list[Any]:

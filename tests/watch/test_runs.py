@@ -40,6 +40,13 @@ def test_a_run_without_the_file_is_read_from_its_state(tmp_path):
     assert read_run(tmp_path).history == ENTRIES
 
 
+def test_metrics_of_trl_are_drawn_under_our_names(tmp_path):
+    write_state(tmp_path, [{"reward": 0.5, "entropy": 1.0, "step": 1}, {"loss": 1.0, "step": 2}])
+    first, second = read_run(tmp_path).history
+    assert (first["episode/score"], first["policy/entropy"], first["reward"]) == (0.5, 1.0, 0.5)
+    assert second == {"loss": 1.0, "step": 2}
+
+
 def test_a_run_that_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
     for step, at in ((9, 100), (10, 300), (8, 200)):  # 9 was left behind by going back to 7
         entries = [{"a": float(step), "step": step}]

@@ -20,6 +20,12 @@ METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
 MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
+# TRL's metrics that the panels draw, and our names for them.
+OF_TRL = {
+    "reward": "episode/score",
+    "entropy": "policy/entropy",
+    "clip_ratio/region_mean": "policy/clip_fraction",
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def _read_file(file: Path, folder: Path) -> Run:
             settings = head.get("settings", {})
         else:
             settings = _settings_beside(file)
-            history = list(json.loads(file.read_text(encoding="utf-8"))["log_history"])
+            history = list(map(_named, json.loads(file.read_text(encoding="utf-8"))["log_history"]))
         if not isinstance(settings, dict):
             raise TypeError(f"`settings` is {settings!r:.40}; it must be an object")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -93,6 +99,13 @@ def _read_file(file: Path, folder: Path) -> Run:
     return Run(
         folder, valid, settings, file, head.get("steps_per_rollout"), head.get("resumed", [])
     )
+
+
+def _named(entry: Any) -> Any:
+    """Add our names of TRL's metrics to an entry of another trainer's log."""
+    if not isinstance(entry, dict):
+        return entry
+    return {**{ours: entry[name] for name, ours in OF_TRL.items() if name in entry}, **entry}
 
 
 def _read_lines(file: Path) -> tuple[dict[str, Any], list[Any]]:

@@ -337,9 +337,8 @@ class TrainingLoop:
         """Log the rollout's metrics; `all_rewards`, [W * B, F], are the rewards of all processes."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        self.guards.keep_best(
-            rollout.episodes, rollout.earnings
-        )  # nothing of the rollout is logged yet
+        # Nothing of the rollout is logged yet.
+        self.guards.keep_best(rollout.episodes, rollout.earnings)
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
         figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)

@@ -81,9 +81,8 @@ class ProgressLines(TrainerCallback):
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
-        self.can_overlap: Callable[[], bool] = lambda: (
-            False
-        )  # whether `rollout_overlap` is supported
+        # Whether `rollout_overlap` is supported.
+        self.can_overlap: Callable[[], bool] = lambda: False
         self._steps = 1  # of a round
         self._lines = 0  # rounds with a line
         self._training, self._first = False, 0

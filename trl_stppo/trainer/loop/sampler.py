@@ -183,7 +183,9 @@ def why_not_ahead(host: Bridge) -> str | None:
         return f"turns that go through `generate` ({cause}); use a vLLM server"
     if host.use_vllm and not speaks_to_vllm(host):
         return "an overridden `_generate_single_turn`; leave it out"
-    return None
+    if host.use_vllm and host.vllm_mode == "colocate":
+        return "`vllm_mode='colocate'`; allowed: 'server'"
+    return "sharded gradients; use DDP" if runtime.is_sharded(host.accelerator) else None
 
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:

@@ -16,7 +16,6 @@ from ..describe import describe
 from ..loop.rollout import Rollout
 from ..loop.sampler import why_not_ahead
 from ..planning.plan import RolloutPlan
-from ..sharding.runtime import is_sharded
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
@@ -42,11 +41,7 @@ def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
     if lines is None:
         host.add_callback(lines := ProgressLines())
     lines.task = task
-    lines.can_overlap = lambda: (
-        why_not_ahead(host) is None
-        and not is_sharded(host.accelerator)
-        and not (host.use_vllm and host.vllm_mode == "colocate")
-    )
+    lines.can_overlap = lambda: why_not_ahead(host) is None
 
 
 def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_only: bool) -> None:

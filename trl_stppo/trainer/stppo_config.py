@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..core import TOKEN_CLIPRANGE
 from .config.conditions import conditions
 from .config.names import Preset, option, takes_ignored
 from .ppo_config import PPOConfig
@@ -51,6 +52,11 @@ class STPPOConfig(PPOConfig):
     importance_sampling_level: str | None = option(
         None, "'token', 'turn' or 'sequence'; set by variant, or chooses it."
     )
+    epsilon: float | None = option(
+        None,
+        "Half-width of the clip interval (cliprange). Default 0.2 for token ratios; for turn and sequence "
+        "ratios 0.2 divided by the mini-batch's mean number of tokens per turn or episode.",
+    )
     stabilizers: list[str] | None = option(  # type: ignore[misc]
         None,
         "Any of these, or none; set by variant: "
@@ -62,6 +68,9 @@ class STPPOConfig(PPOConfig):
     def __post_init__(self) -> None:
         self.stabilizers = _listed(self.stabilizers)
         self._resolve_variant()
+        of_tokens = self.importance_sampling_level == "token" or self.epsilon_high is not None
+        if of_tokens and self.cliprange is None and self.epsilon is None:
+            self.epsilon = TOKEN_CLIPRANGE
         super().__post_init__()
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from ..core import (
     aggregation_weights,
     clipped_surrogate,
     clipped_value_loss,
+    default_cliprange,
     importance_ratio,
     kl_penalty,
     log_importance_ratio,
@@ -73,6 +75,7 @@ class Totals(NamedTuple):
     """Counts of one mini-batch over all processes, each [] in float32."""
 
     episodes: Tensor
+    turns: Tensor
     policy_tokens: Tensor
     value_tokens: Tensor
 
@@ -154,7 +157,7 @@ class TrainingLoop:
         self.window: list[Batch] = []  # micro-batches of the current mini-batch
         # `seconds`: its duration, with that of a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
-        self.totals = Totals(torch.zeros(()), torch.zeros(()), torch.zeros(()))
+        self.totals = Totals(*torch.zeros(4))
 
     # --------------------------------------------------------------------------- rollout
 
@@ -367,14 +370,21 @@ class TrainingLoop:
         return without_padding(self.window[step % accumulation])
 
     def open_window(self, window: list[Batch]) -> None:
-        """Set the next mini-batch's micro-batches, and count its episodes and tokens over all processes."""
+        """Set the next mini-batch's micro-batches, its counts over all processes and its clip range."""
         episodes = torch.tensor(num_episodes(window), device=window[0]["loss_mask"].device)
-        policy, value = (
-            torch.stack([batch[name].sum() for batch in window]).sum()
-            for name in ("loss_mask", "value_mask")
-        )
-        totals = torch.stack([episodes, policy, value]).float()
+
+        def count(mask: Callable[[Batch], Tensor]) -> Tensor:
+            return torch.stack([mask(batch).sum() for batch in window]).sum()
+
+        turns = count(lambda batch: turn_starts(batch["turn_index"]) & batch["loss_mask"])
+        policy, value = count(itemgetter("loss_mask")), count(itemgetter("value_mask"))
+        totals = torch.stack([episodes, turns, policy, value]).float()
         self.window, self.totals = window, Totals(*self.accelerator.reduce(totals))
+        if self.args.epsilon is None:
+            by_turn = self.host.importance_sampling_level == "turn"
+            ratios = self.totals.turns if by_turn else self.totals.episodes
+            width = default_cliprange(float(self.totals.policy_tokens), float(ratios))
+            self.host.epsilon_low = self.host.epsilon_high = width
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Reset gradients and metrics, also after an interrupted or refused step."""

@@ -124,7 +124,7 @@ SAMPLING: Ranges = {
 RANGES: Ranges = {
     **SAMPLING,
     "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
-    "epsilon": (lambda v: v >= 0, "epsilon (cliprange) >= 0"),
+    "epsilon": (lambda v: v is None or v >= 0, "epsilon (cliprange) >= 0"),
     "max_completion_length": (
         lambda v: v is None or v >= 1,
         "max_completion_length (response_length) >= 1 or None",
@@ -235,6 +235,7 @@ def _check_combinations(config: GRPOConfig) -> None:
         raise ValueError(
             f"`generation_kwargs` has {temperature=}; allowed: `temperature={config.temperature}`."
         )
-    upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    upper = 1 + (high or 0.0)
     if config.delta is not None and config.delta <= upper:
         raise ValueError(f"`delta={config.delta}` must exceed 1 + epsilon_high = {upper}.")

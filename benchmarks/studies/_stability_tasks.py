@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _solved_tasks import KINDS, build_solved_agent, solved_task
+from _start_task import build_start_agent
 from _task import BATCH, Task, warm_start
 from _textworld_task import build_textworld_agent, textworld_task
 from datasets import Dataset
@@ -134,6 +135,9 @@ def build_agent(task: str, folder: Path, steps: int | None = None) -> None:
     """
     if task.split("-")[0] in KINDS:
         build_solved_agent(task, folder)
+        return
+    if task.startswith("house"):
+        build_start_agent(folder / f"{task}-agent", int(task[-1]), steps or 600)
         return
     builders = {"corridor": build_corridor_agent, "demo": build_search_agent}
     builder = builders.get(task, build_textworld_agent)

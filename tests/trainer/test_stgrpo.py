@@ -36,7 +36,7 @@ AS_TRL = [
     ("grpo", {"scale_rewards": "none", "loss_type": "dr_grpo"}),
     # Long enough for some of each mini-batch to end: one without is no step here, but Adam's there.
     ("grpo", {"mask_truncated_completions": True, "max_completion_length": 80}),
-    ("gspo", {"num_iterations": 2}),
+    ("gspo", {"num_iterations": 2, "epsilon": 0.2}),
 ]
 
 

@@ -55,15 +55,16 @@ def test_mini_batches_are_drawn_anew_in_every_epoch(finished):
 
 
 def test_every_micro_batch_is_weighted_with_its_mini_batchs_counts(finished):
-    """Episodes, policy tokens and value tokens: of both micro-batches, and of no others."""
-    lengths = {}
-    for n in range(ROWS):
-        spans = play_script([str(n)])["turn_spans"][0]
-        lengths[n] = sum(end - start for start, end in spans)
+    """Episodes, turns, policy tokens and value tokens: of both micro-batches, and of no others."""
+    spans = [play_script([str(n)])["turn_spans"][0] for n in range(ROWS)]
+    lengths = [sum(end - start for start, end in each) for each in spans]
     for i, totals in enumerate(finished.totals):
         first = i - i % 2
-        tokens = sum(lengths[n] for rows in finished.dealt[first : first + 2] for n in rows)
-        assert totals == [4, tokens, tokens]
+        episodes = [n for rows in finished.dealt[first : first + 2] for n in rows]
+        turns, tokens = (
+            sum(each[n] for n in episodes) for each in (list(map(len, spans)), lengths)
+        )
+        assert totals == [4, turns, tokens, turns]  # one value per turn, as one ratio per turn
 
 
 def test_old_logprobs_stay_those_of_the_rollout_in_every_epoch(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from ...core import KL_ESTIMATORS, LOSS_TYPES
+from ...core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
 from ...rollout.engine import ON_ENV_ERROR
 from .._trl import GRPOConfig
 from .vllm import check_vllm
@@ -154,7 +154,7 @@ def check_values(config: GRPOConfig) -> None:
     choices = {
         "loss_type": LOSS_TYPES,
         "importance_sampling_level": config._VALID_LEVELS,
-        "advantage_level": ("token", "turn"),
+        "advantage_level": ("token", "turn", None),
         "kl_estimator": KL_ESTIMATORS,
         "env_isolation": ("thread", "process"),
         "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
@@ -236,6 +236,6 @@ def _check_combinations(config: GRPOConfig) -> None:
             f"`generation_kwargs` has {temperature=}; allowed: `temperature={config.temperature}`."
         )
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    upper = 1 + (high or 0.0)
+    upper = 1 + (TOKEN_CLIPRANGE if high is None else high)
     if config.delta is not None and config.delta <= upper:
         raise ValueError(f"`delta={config.delta}` must exceed 1 + epsilon_high = {upper}.")

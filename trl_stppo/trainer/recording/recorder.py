@@ -155,6 +155,7 @@ class TraceRecorder(TrainerCallback):
             outcome = verdict
             if verdict == "taken" and is_warming_up(self._host):
                 outcome = "critic_only"
+            self._update.header["clip_range"] = [host.epsilon_low, host.epsilon_high]
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
             rows = [part["trace_row"] for part in window if "trace_row" in part]
@@ -228,7 +229,6 @@ class TraceRecorder(TrainerCallback):
             "trainer": self._host.internals.method,
             "variant": getattr(host.args, "variant", None),
             "level": host.importance_sampling_level,
-            "clip_range": [host.epsilon_low, host.epsilon_high],
             "steps": {},
             "complete": phase == "eval",
             "figures": {},

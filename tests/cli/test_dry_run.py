@@ -79,7 +79,6 @@ def test_the_options_of_loading_are_merged(dry_run):
 
 @pytest.mark.parametrize(("flags", "named", "code"), [
     (["--variant", "so-ppo"], "`variant='so-ppo'`", 2),
-    (["--critic_lora_r", "0"], "critic_lora_r", 2),
     (["--accelerate_config", "nowhere"], "`nowhere`", 2),
     (["--environment", "SearchEnv"], "`SearchEnv`", 1),
     (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),

@@ -254,13 +254,13 @@ class TestReading:
         config = CONFIGS["qwen2"]
         for four_bit, each in ((False, 4), (True, 2)):  # TRL casts adapters on packed weights
             policy = policy_shape(config, "bfloat16", LORA, four_bit=four_bit)
-            found = read_setup(policy, SharedCritic(policy, 2), rows=7)
+            found = read_setup(policy, SharedCritic(policy), rows=7)
             own = found.geometry
             assert found.weights == (
                 own.four_bit_weights() if four_bit else 2 * count(shape("qwen2"))
             )
             assert found.trainable == own.lora_parameters(5)
-            assert found.critic_trainable == own.lora_parameters(2) + 65
+            assert found.critic_trainable == own.lora_parameters(5) + 65
             head = 4 * 65
             assert found.adapters == each * (found.trainable + found.critic_trainable - 65) + head
             assert (found.four_bit, found.full, found.rows) == (four_bit, False, 7)

@@ -101,7 +101,7 @@ def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
     if not run.trainer_class.has_critic:
         return NoCritic()
     if run.model_args.use_peft and config.value_model_name_or_path is None:
-        return SharedCritic(policy, config.critic_lora_r)
+        return SharedCritic(policy)
     return SeparateCritic(critic_shape(shape, dtype))
 
 

@@ -8,7 +8,6 @@ is the reference.
 from __future__ import annotations
 
 import copy
-import json
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,23 +51,10 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
-    """Add the critic's adapter beside the policy's. A `rank` of None means the policy adapter's rank."""
+def add_critic_adapter(model: PreTrainedModel) -> None:
+    """Add the critic's adapter beside the policy's, with its LoRA configuration."""
     if CRITIC in model.peft_config:  # the caller has loaded one
-        present = getattr(model.peft_config[CRITIC], "r", None)
-        if rank not in (None, present):
-            raise ValueError(f"`critic_lora_r={rank}`: the adapter {CRITIC!r} has rank {present}.")
         return
-    policy = model.peft_config[model.active_adapter]
-    model.add_adapter(CRITIC, critic_lora_config(model, rank))
-    if policy.init_lora_weights in SPLIT_INITS:
-        # The weights moved out of the base belong to the critic's backbone too.
-        _copy_adapter(model, POLICY, CRITIC)
-        model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
-
-
-def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
-    """Return the policy's LoRA configuration, adapted to a second adapter on the same backbone."""
     policy = model.peft_config[model.active_adapter]
     if not is_lora(policy):
         raise ValueError(
@@ -78,18 +64,11 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
     config = _further_config(policy)
     config.modules_to_save = None
     config.ensure_weight_tying = False
-    if rank is not None:
-        if policy.init_lora_weights in SPLIT_INITS or getattr(policy, "kasa_config", None):
-            raise ValueError(
-                f"`critic_lora_r={rank}` is not supported with "
-                f"init_lora_weights={policy.init_lora_weights!r} or KaSA. Leave it unset."
-            )
-        config.r = rank
-        config.rank_pattern, config.alpha_pattern = {}, {}
-        # Same scaling of the adapter's output as the policy's, whatever the rank.
-        ratio = rank / policy.r
-        config.lora_alpha = policy.lora_alpha * (ratio**0.5 if policy.use_rslora else ratio)
-    return config
+    model.add_adapter(CRITIC, config)
+    if policy.init_lora_weights in SPLIT_INITS:
+        # The weights moved out of the base belong to the critic's backbone too.
+        _copy_adapter(model, POLICY, CRITIC)
+        model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
 
 
 def _further_config(policy: Any) -> Any:
@@ -167,17 +146,8 @@ def _load_adapter(
     model: PreTrainedModel, path: Any, adapter_name: str, *args: Any, **kwargs: Any
 ) -> Any:
     if adapter_name in model.peft_config:
-        _check_rank(model, Path(path), adapter_name)
         kwargs["autocast_adapter_dtype"] = False
     return type(model).load_adapter(model, path, adapter_name, *args, **kwargs)
-
-
-def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
-    file, present = folder / "adapter_config.json", getattr(model.peft_config[adapter], "r", None)
-    saved = json.loads(file.read_text()).get("r") if file.exists() else present
-    if saved != present:
-        option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
-        raise ValueError(f"`{option}={present}`, but `{folder}` has the rank {saved}.")
 
 
 def restore_module_dtypes(model: PreTrainedModel) -> None:

@@ -100,13 +100,10 @@ class NoCritic(Critic):
 
 
 class SharedCritic(Critic):
-    """Critic on the policy's backbone, with a second adapter (`critic`) and a scalar head.
+    """Critic on the policy's backbone, with a second adapter (`critic`) and a scalar head."""
 
-    `rank` is the rank of the critic's adapter; None takes the policy's.
-    """
-
-    def __init__(self, model: PreTrainedModel, rank: int | None = None) -> None:
-        adapters.add_critic_adapter(model, rank)
+    def __init__(self, model: PreTrainedModel) -> None:
+        adapters.add_critic_adapter(model)
         self.model = model
         self._layers = adapters.adapter_layers(model)
         names = [n for n, _ in model.named_parameters() if adapters.CRITIC in n.split(".")]

@@ -124,7 +124,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     critic_warmup_steps: int = option(
         0, "Optimizer steps that train the critic alone, on Monte Carlo returns."
     )
-    critic_lora_r: int | None = option(None, "Rank of the critic adapter; default the policy's.")
     value_model_name_or_path: str | None = option(
         None, "Checkpoint of a separate critic, instead of the shared one."
     )
@@ -143,11 +142,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         None,
         "If policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
         "rest of its rollout batch moves the weights.",
-    )
-    max_consecutive_skips: int = option(
-        3,
-        "Optimizer steps in a row that may be skipped because a loss or a gradient is not "
-        "finite; then the run saves a checkpoint and raises.",
     )
     max_env_error_rate: float = option(
         0.5,
@@ -220,9 +214,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "Play the next rollout batch while the present one is trained on, by the policy from before that "
         "update: episodes are one update old, as with rollout_staleness=1. For slow tools, and for a vLLM "
         "server on devices of its own.",
-    )
-    turn_reward_weights: list[float] | None = option(
-        None, "Weights of turn_reward_funcs; default 1 each."
     )
     vllm_importance_sampling_mode: str = option(
         "turn_truncate",

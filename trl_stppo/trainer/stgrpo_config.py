@@ -33,7 +33,7 @@ ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
     *("whiten_rewards", "whiten_advantages", "cliprange_value", "vf_coef"),
-    *("critic_learning_rate", "critic_max_grad_norm", "critic_warmup_steps", "critic_lora_r"),
+    *("critic_learning_rate", "critic_max_grad_norm", "critic_warmup_steps"),
     *("value_model_name_or_path", "kl_coef", "kl_estimator"),
 )
 

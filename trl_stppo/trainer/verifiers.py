@@ -104,6 +104,6 @@ def published_critic(
             f"save one into the folder `{CRITIC_FOLDER}`; name another verifier for this agent."
         )
     if (folder / HEAD_FILE).is_file():
-        return shared_critic(policy, folder, None)
+        return shared_critic(policy, folder)
     model = critic_from_checkpoint(str(folder), dtype=policy.dtype)
     return SeparateCritic(model.to(policy.device).eval())

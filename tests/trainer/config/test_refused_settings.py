@@ -90,13 +90,11 @@ REFUSED = [
     {"delta": 1.2},
     {"num_ppo_epochs": 0},
     *({name: 0} for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")),
-    *({name: 0} for name in ("generation_slots", "env_workers", "critic_lora_r")),
+    *({name: 0} for name in ("generation_slots", "env_workers")),
     *({"env_timeout_seconds": value} for value in (0.0, -1.0)),
     {"episode_timeout_seconds": 0.0},
     {"target_kl": 0.0},
-    {"max_consecutive_skips": 0},
     *({"max_env_error_rate": value} for value in (0.0, 1.5, -1.0)),
-    {"turn_reward_weights": [1.0, NAN]},
     # names
     {"env_isolation": "fork"},
     *(
@@ -127,8 +125,8 @@ TOGETHER = [
     ({"vllm_importance_sampling_clip_min": 9.0}, "vllm_importance_sampling_clip_min"),
 ]
 # name that a configuration does not have -> what it proposes
-# Ours, where less than nothing means something: a price may be paid, a weight may be a fine.
-SIGNED = {"missing_eos_penalty", "turn_reward_weights"}
+# Ours, where less than nothing means something: a price may be paid.
+SIGNED = {"missing_eos_penalty"}
 
 
 def settings(config: type[PPOConfig] = STPPOConfig, **options) -> PPOConfig:
@@ -178,10 +176,10 @@ def test_no_number_of_ours_may_be_negative_or_nan_or_text(config, bad):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_no_number_may_be_infinite_or_nan_unless_it_is_a_limit(config, bad):
     names = numbers(config, "float")
-    assert {"kl_coef", "learning_rate", "turn_reward_weights", "env_timeout_seconds"} <= {*names}
+    assert {"kl_coef", "learning_rate", "reward_weights", "env_timeout_seconds"} <= {*names}
     assert ("clip_bias_power" in names) is (config is not PPOConfig)
     for name in (*names, "max_turns"):
-        value = [1.0, bad] if name.endswith("reward_weights") else bad
+        value = [1.0, bad] if name == "reward_weights" else bad
         if bad == math.inf and name in LIMITS:
             if config is STPPOConfig:
                 assert getattr(settings(config, **{name: bad}), name) == bad

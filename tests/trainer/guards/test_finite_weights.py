@@ -85,10 +85,10 @@ def test_a_learning_rate_beyond_all_bounds_leaves_no_checkpoint(tmp_path):
 
 
 def test_skipped_steps_name_no_checkpoint_with_such_weights(tmp_path):
-    """Of a rollout batch's three steps the first spoils the weights, and nothing is saved between."""
-    trainer, _ = build(tmp_path, spoil(1, value=math.nan), max_consecutive_skips=2)
+    """Of a rollout batch's five steps the first spoils the weights, and nothing is saved between."""
+    trainer, _ = build(tmp_path, spoil(1, value=math.nan), num_ppo_epochs=5)
     with pytest.raises(
-        NonFiniteError, match=r"Weights are not finite after step 3, first in the po"
+        NonFiniteError, match=r"Weights are not finite after step 4, first in the po"
     ):
         trainer.train()
     assert not saved(tmp_path)

@@ -155,7 +155,7 @@ def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp
     message = str(caught.value)
     for part in (
         "The loss (process 0), the policy's gradient (process 0) was not finite at step 5",
-        "`max_consecutive_skips=3`",
+        "the last of 3 skipped steps in a row",
         str(tmp_path / "checkpoint-5"),
         "the checkpoint before it: none",
     ):
@@ -171,14 +171,14 @@ def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp
 
 
 def test_a_good_step_between_them_starts_the_count_anew(tmp_path):
-    trainer, _ = run(tmp_path, the_loss, steps=(1, 2, 4, 5), max_consecutive_skips=3)
+    trainer, _ = run(tmp_path, the_loss, steps=(1, 2, 4, 5))
     assert trainer.state.global_step == 6
     assert logged(trainer, "guard/skipped_steps") == [1, 2, 2, 3, 4, 4]
 
 
-def test_one_skip_is_enough_where_it_is_asked_for_and_older_checkpoints_are_named(tmp_path):
-    save = {"save_strategy": "steps", "save_steps": 2, "max_consecutive_skips": 1}
-    trainer, _ = build(tmp_path, the_critic, **save)
+def test_the_end_after_too_many_skips_names_the_checkpoint_before(tmp_path):
+    save = {"save_strategy": "steps", "save_steps": 2}
+    trainer, _ = build(tmp_path, the_critic, steps=(3, 4, 5), **save)
     with pytest.raises(NonFiniteError, match=r"checkpoint before it: .*checkpoint-4"):
         trainer.train()
     assert trainer.state.global_step == 5

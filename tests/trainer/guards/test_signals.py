@@ -224,8 +224,8 @@ def test_a_signal_to_one_stops_both_after_the_same_step(ranks):
 def test_both_raise_once_the_checkpoint_is_there(ranks):
     for rank in ranks:
         result = rank["rank 0 never finite"]
-        assert "was not finite at step 2" in result["error"]
-        assert result["checkpoints"] == ["checkpoint-2"]
+        assert "was not finite at step 3" in result["error"]
+        assert result["checkpoints"] == ["checkpoint-3"]
 
 
 def test_both_leave_the_rollout_batch_alone(ranks):

@@ -80,9 +80,8 @@ def test_they_neither_count_as_skips_nor_end_a_row_of_them(tmp_path):
         original = trainer._compute_loss
         trainer._compute_loss = lambda m, i: original(m, i) * (math.nan if due() else 1.0)
 
-    steps = {"num_ppo_epochs": 1, "max_consecutive_skips": 2}
-    trainer, _ = build(tmp_path, both, steps=(2, 4), **steps)
-    with pytest.raises(RuntimeError, match="at step 4, the last of `max_consecutive_skips=2`"):
+    trainer, _ = build(tmp_path, both, steps=(2, 4, 5), num_ppo_epochs=1)
+    with pytest.raises(RuntimeError, match="at step 5, the last of 3 skipped steps in a row"):
         trainer.train()
     assert logged(trainer, "guard/empty_steps")[-1] == 1
 

@@ -114,7 +114,7 @@ def test_text_environments_give_the_conversation_before_each_turn(tmp_path, scri
 def test_tool_environments_give_calls_and_answers(tmp_path, monkeypatch):
     watch = Watch(lambda number: 100.0 * (number + 1))
     trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv, shuffle_dataset=False)
-    trainer._turn_reward_funcs.funcs, trainer._turn_reward_funcs.weights = [watch], [1.0]
+    trainer._turn_reward_funcs.funcs = [watch]
     trainer.train()
     asked, completions, _, turn, _ = watch.calls[0]
     assert turn == [0, 1, 2, 0, 1, 2, 0, 1, 0]
@@ -169,23 +169,23 @@ def test_a_plain_prompt_is_one_turn(tmp_path, masked):
         assert [int(mask.sum()) for mask in batch["completion_mask"]] == [len(row) for row in ids]
 
 
-def test_several_functions_count_with_their_weights(tmp_path, scripted):
+def test_rewards_of_several_functions_are_added(tmp_path, scripted):
     async def thoughtful(completions, **kwargs):
         await asyncio.sleep(0.01)
         return [4.0] * len(completions)
 
     def sometimes(turn, **kwargs):
-        return [None if number == 0 else 8.0 for number in turn]
+        return [None if number == 0 else -8.0 for number in turn]
 
     def never(turn, **kwargs):
         return [None] * len(turn)
 
     funcs = [Watch(lambda number: 1.0), thoughtful, sometimes, never]
-    trainer = trained(tmp_path, funcs, turn_reward_weights=[2.0, 0.5, -1.0, 1.0])
-    assert paid(trainer) == [[0.25 + 2.0 + 2.0, 0.25 + 2.0 + 2.0 - 8.0]] * 4
+    trainer = trained(tmp_path, funcs)
+    assert paid(trainer) == [[0.25 + 1.0 + 4.0, 0.25 + 1.0 + 4.0 - 8.0]] * 4
     figures = logs(trainer)
     means = {k.split("/")[1]: v for k, v in figures.items() if k.endswith("/turn_mean")}
-    assert means == {"watch": 1.0, "thoughtful": 4.0, "sometimes": 8.0}
+    assert means == {"watch": 1.0, "thoughtful": 4.0, "sometimes": -8.0}
 
 
 def test_metrics_of_a_function_belong_to_its_own_rollout(tmp_path, scripted):
@@ -326,15 +326,13 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
         trained(tmp_path, [model], arguments=arguments)
 
 
-@pytest.mark.parametrize(("funcs", "processing", "weights", "message"), [
-    ([3], None, None, r"`turn_reward_funcs\[0\]` is a int"),
-    ([Watch(), None], None, None, r"`turn_reward_funcs\[1\]` is a NoneType"),
-    ([Watch()], None, [1.0, 2.0], "`turn_reward_weights` has 2 entries for 1"),
-    (None, None, [1.0], "`turn_reward_weights` has 1 entries for 0"),
-    ([Watch()], [None, None], None, "`turn_reward_processing_classes` has 2 entries for 1"),
+@pytest.mark.parametrize(("funcs", "processing", "message"), [
+    ([3], None, r"`turn_reward_funcs\[0\]` is a int"),
+    ([Watch(), None], None, r"`turn_reward_funcs\[1\]` is a NoneType"),
+    ([Watch()], [None, None], "`turn_reward_processing_classes` has 2 entries for 1"),
 ])  # fmt: skip
-def test_lists_that_do_not_fit_are_refused(tmp_path, funcs, processing, weights, message):
+def test_lists_that_do_not_fit_are_refused(tmp_path, funcs, processing, message):
     arguments = {"environment_factory": CountEnv, "turn_reward_funcs": funcs}
     arguments["turn_reward_processing_classes"] = processing
     with pytest.raises(ValueError, match=message):
-        build(tmp_path, Kept, arguments=arguments, **LIMITS, turn_reward_weights=weights)
+        build(tmp_path, Kept, arguments=arguments, **LIMITS)

@@ -195,7 +195,6 @@ REFUSED = [
         {"value_model": value_model},
         *("`value_model` and `value_model_name_or_path`", {"value_model_name_or_path": "x"}),
     ),
-    ({}, "`critic_lora_r=4`", {"critic_lora_r": 4}),
     ({"peft_config": IA3}, "`peft_config` is a IA3Config", {}),
     ({"model": "./nope"}, r"`model[=`].*\./nope", {}),
     ({"quantization_config": PACKED}, "load_in_4bit=True.*`peft_config=", {}),

@@ -194,31 +194,6 @@ def test_a_critic_beside_a_split_base_starts_from_the_whole_one(init, tmp_path):
     torch.testing.assert_close(hidden, whole, rtol=0, atol=1e-4)
 
 
-RSLORA, DORA = {"use_rslora": True}, {"use_dora": True, "rank_pattern": {"q_proj": 8}}
-
-
-@pytest.mark.parametrize("options", quick([{}, RSLORA, DORA], RSLORA, DORA))
-def test_a_critic_rank_of_its_own_keeps_the_scaling_and_is_kept(options, tmp_path):
-    def make(rank):
-        config = LoraConfig(**LORA, **options)
-        model = tiny_policy(char_tokenizer())
-        return scripted_trainer(
-            tmp_path, model=model, peft_config=config, critic_lora_r=rank, **{**RUN, "max_steps": 2}
-        )[0]
-
-    trainer = make(2)
-    scalings = {
-        (layer.r["critic"], layer.scaling["critic"] / layer.scaling["default"])
-        for name, layer in trainer.model.named_modules()
-        if hasattr(layer, "lora_A") and not name.endswith("q_proj")
-    }
-    assert [r for r, _ in scalings] == [2]
-    assert [ratio for _, ratio in scalings] == pytest.approx([1.0])
-    trainer.train()
-    with pytest.raises(ValueError, match=r"`critic_lora_r=4`.*the rank 2"):
-        make(None).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-
-
 def test_trained_biases_work_where_nobody_shares_the_base(tmp_path):
     options = {"value_model": tiny_value_model(char_tokenizer()), "kl_coef": 0.0}
     config = LoraConfig(**LORA, bias="lora_only")
@@ -282,10 +257,6 @@ REFUSED = {
     "`task_type='SEQ_CLS'`": (lambda: lora(task_type="SEQ_CLS"), {}),
     "`bias='all'` changes the reference": (lambda: lora(bias="all"), {}),
     "`bias='all'` changes the shared critic": (lambda: lora(bias="all"), {"kl_coef": 0.0}),
-    "`critic_lora_r=2` is not supported with init_lora_weights='pissa'": (
-        lambda: lora(init_lora_weights="pissa"),
-        {"critic_lora_r": 2},
-    ),
     "`sync_ref_model=True`": (lora, {"sync_ref_model": True}),
     "Applying a PEFT adapter to `lm_head`": (lambda: lora(target_modules=["lm_head"]), {}),
     "AdaLoraConfig": (lambda: AdaLoraConfig(total_step=9, target_modules=["q_proj"]), {}),
@@ -316,12 +287,6 @@ def with_reference(model):
     return model
 
 
-def with_critic(model):
-    model = trained_adapter(model)
-    model.add_adapter("critic", lora())
-    return model
-
-
 def loaded_by_transformers(model):
     model.add_adapter(lora())
     return model
@@ -332,15 +297,12 @@ def loaded_by_transformers(model):
     (lambda model: trained_adapter(model, "other"), "`model` has ['other'] active"),
     (frozen, "The adapter 'default' of `model` is frozen"),
     (with_reference, "`model` has an adapter 'ref'"),
-    (with_critic, "`critic_lora_r=2`: the adapter 'critic' has rank 4"),
 ])  # fmt: skip
 @pytest.mark.parametrize("kl_coef", quick([0.0, 0.05], 0.05))
 def test_adapters_that_come_with_the_model_are_checked_too(make, message, kl_coef, tmp_path):
     model = make(tiny_policy(char_tokenizer()))
     with pytest.raises(ValueError, match=re.escape(message)):
-        scripted_trainer(
-            tmp_path, model=model, peft_config=None, kl_coef=kl_coef, critic_lora_r=2, **RUN
-        )
+        scripted_trainer(tmp_path, model=model, peft_config=None, kl_coef=kl_coef, **RUN)
 
 
 def test_a_copy_of_the_policy_loads_into_itself(tmp_path):

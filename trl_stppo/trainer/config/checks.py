@@ -106,10 +106,9 @@ def check_refused(config: GRPOConfig) -> None:
     check_vllm(config)
 
 
-COUNTS = ("env_workers", "max_consecutive_skips")
 AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
 OPTIONAL_COUNTS = (
-    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots", "critic_lora_r"),
+    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "critic_max_grad_norm", "stop_token_id")
@@ -134,7 +133,7 @@ RANGES: Ranges = {
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
     "agent_context": (lambda v: v in ("grow", "render"), "agent_context 'grow' or 'render'"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
-    **{name: (lambda v: v >= 1, f"{name} >= 1") for name in COUNTS},
+    "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
     **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},

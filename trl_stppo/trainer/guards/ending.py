@@ -24,6 +24,8 @@ from .failures import FailureWatch
 from .signals import StopSignals
 
 logger = logging.getLogger(__name__)
+# Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
+MAX_SKIPS = 3
 
 
 class Ending(TrainerCallback):
@@ -217,10 +219,9 @@ class Ending(TrainerCallback):
         if self.broken is None:
             return
         self._host.accelerator.wait_for_everyone()  # no rank may exit while another still writes
-        count = self._host.args.max_consecutive_skips
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
-            f"`max_consecutive_skips={count}` skipped steps in a row. {self._saved('them')}"
+            f"{MAX_SKIPS} skipped steps in a row. {self._saved('them')}"
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

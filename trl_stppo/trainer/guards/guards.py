@@ -20,7 +20,7 @@ from ...rollout.episode import Episode
 from ..bridge import Bridge
 from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
-from .ending import Ending
+from .ending import MAX_SKIPS, Ending
 from .failures import FailureWatch, failures_of
 from .watches import PATIENCE, FallWatch, SamplerWatch, StopWhen
 
@@ -257,7 +257,7 @@ class Guards:
                 host.state.global_step + 1, self._faults, host.accelerator.process_index,
                 broken, len(self._losses), ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none",
             )  # fmt: skip
-        if state.consecutive_skips >= host.args.max_consecutive_skips:
+        if state.consecutive_skips >= MAX_SKIPS:
             self.ending.broken = self._faults
             state.consecutive_skips = 0  # a resumed run counts anew
 

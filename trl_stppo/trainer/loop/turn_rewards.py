@@ -65,17 +65,8 @@ def _as(prompt: Any, text: str) -> Any:
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
-def check_lengths(number: int, **given: Any) -> None:
-    """Raise ValueError for a list argument without `number` entries, one per turn reward function."""
-    for name, entries in given.items():
-        if isinstance(entries, list) and len(entries) != number:
-            raise ValueError(
-                f"`{name}` has {len(entries)} entries for {number} turn reward functions; give one each."
-            )
-
-
 class TurnRewardFuncs:
-    """Scores turns with the functions and models in `turn_reward_funcs`; weights are 1 by default.
+    """Scores turns with the functions and models in `turn_reward_funcs`, whose rewards are added.
 
     The name of a causal language model becomes a `LabelTokenScorer`.
     """
@@ -87,19 +78,17 @@ class TurnRewardFuncs:
         tokenizer: Any,
         funcs: Any,
         processing_classes: Any,
-        weights: list[float] | None,
     ) -> None:
         funcs = [] if funcs is None else funcs
         self.funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
-        self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
-        classes = processing_classes
+        number, classes = len(self.funcs), processing_classes
         if not isinstance(classes, list):
-            classes = [classes] * max(1, len(self.funcs))
-        check_lengths(
-            len(self.funcs),
-            turn_reward_weights=weights,
-            turn_reward_processing_classes=processing_classes,
-        )
+            classes = [classes] * number
+        if len(classes) != number:
+            raise ValueError(
+                f"`turn_reward_processing_classes` has {len(classes)} entries for {number} turn reward "
+                f"functions; give one each."
+            )
         self._host, self._tokenizer = host, tokenizer
         self._run_async = calls.run_async
         self._tokenizers: dict[int, Any] = {}
@@ -130,11 +119,11 @@ class TurnRewardFuncs:
             total, count = sums.get(name, (0.0, 0))
             sums[name] = total + value, count + 1
 
-        for i, (func, weight) in enumerate(zip(self.funcs, self.weights, strict=True)):
+        for i, func in enumerate(self.funcs):
             rewards = self._rewards(i, func, turns, environments, log_metric) if turns else []
             for turn, reward in zip(turns, rewards, strict=True):
                 if reward is not None:
-                    paid[turn.episode][turn.number] += weight * reward
+                    paid[turn.episode][turn.number] += reward
                 if reward is not None and turn.episode not in rollout.repeated:
                     log_metric(f"rewards/{_name(func)}/turn_mean", reward)
 

@@ -92,8 +92,8 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
     return GivenCritic(name=str(folder))
 
 
-def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
-    """Load a published critic's adapter and head onto a policy's backbone; a `rank` of None allows any."""
+def shared_critic(policy: Any, folder: Path) -> SharedCritic:
+    """Load a published critic's adapter and head onto a policy's backbone."""
     from peft import PeftConfig
 
     if not hasattr(policy, "peft_config"):
@@ -107,7 +107,7 @@ def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
     policy.add_adapter(CRITIC, config)
     if initial in SPLIT_INITS:
         policy.peft_config[CRITIC].init_lora_weights = initial
-    critic = SharedCritic(policy, rank)
+    critic = SharedCritic(policy)
     critic.load(folder)
     return critic
 

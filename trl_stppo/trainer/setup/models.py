@@ -127,11 +127,6 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         adapters.load_in_place(policy)
     if not host.has_critic:
         return NoCritic()
-    is_separate = published is None and not (is_peft and value_model is None and given.name is None)
-    if args.critic_lora_r is not None and is_separate:
-        raise ValueError(
-            f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
-        )
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, host)
@@ -143,9 +138,9 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         critic = _separate(model, host)
     elif is_peft or published is not None:
         if published is None:
-            critic = SharedCritic(policy, args.critic_lora_r)
+            critic = SharedCritic(policy)
         else:
-            critic = continuing.shared_critic(policy, published, args.critic_lora_r)
+            critic = continuing.shared_critic(policy, published)
         critic.head.to(host.accelerator.device)  # an engine moves the policy only later
         # The critic's forward bypasses DDP's; we reduce its gradients.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)

@@ -307,6 +307,31 @@ def test_a_width_of_one_or_more_clips_nothing_from_below():
     assert stats.clipped_low == stats.clipped_high == 0
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ratios", "width"),
+    [(44, 2, 0.2 / 22), (7, 7, 0.2), (3, 6, 0.2), (0, 0, 0.0), (600, 1, 1 / 3000)],
+)
+def test_the_default_clip_range_is_that_of_a_token_over_the_tokens_of_a_ratio(
+    tokens, ratios, width
+):
+    assert core.default_cliprange(tokens, ratios) == pytest.approx(width, abs=1e-15)
+
+
+def test_the_default_clip_range_clips_one_tokens_move_alike_however_long_the_turn():
+    """One token of n moves its log ratio past 0.2 while the others stay; then just short of it."""
+    for n in (1, 2, 22, 400):
+        width = core.default_cliprange(n, 1)
+        for move, is_clipped in ((0.21, True), (0.17, False)):
+            index, mask = torch.zeros(1, n, dtype=torch.long), ones(1, n)
+            logprobs = torch.zeros(1, n, dtype=torch.float64)
+            logprobs[0, n // 2] = move
+            log_ratio = core.log_importance_ratio(
+                logprobs, torch.zeros_like(logprobs), index, "turn", loss_mask=mask
+            )
+            done = core.clipped_surrogate(log_ratio, ones(1, n).double(), mask, width, width)
+            assert done.is_clipped.all() == is_clipped
+
+
 def test_surrogate_guards():
     x, mask = torch.zeros(2, 3), ones(2, 3)
     with pytest.raises(ValueError, match=r"cliprange_low must be at least 0, got -0\.1"):

@@ -28,6 +28,7 @@ from trl_stppo.trainer.training_loop import TrainingLoop
 # Two micro-batches for each of two mini-batches, two epochs: four steps per update.
 UPDATE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
 UPDATE |= {"variant": "st-ppo", "num_mini_batches": 2, "num_ppo_epochs": 2}
+UPDATE |= {"advantage_level": "token", "cliprange": 0.2}
 UPDATE["staleness"] = 0.0  # in its place:
 
 
@@ -105,6 +106,13 @@ def test_ratios_are_those_of_the_last_pass_over_each_row(trained):
                     clipped += stopped
     assert seen == set(range(EPISODES))
     assert clipped > 5, "the case should be interesting"
+
+
+def test_a_clip_range_that_is_unset_is_recorded_as_it_was(tmp_path):
+    trainer, _ = train(tmp_path, **{**UPDATE, "cliprange": None})
+    episodes = list(read_trace(tmp_path))
+    assert episodes[-1].update.clip_range == (trainer.epsilon_low, trainer.epsilon_high)
+    assert all(0 < low < 0.2 for low, _ in (each.update.clip_range for each in episodes))
 
 
 def test_other_figures_are_those_of_the_batch(trained):

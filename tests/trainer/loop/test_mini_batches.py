@@ -20,6 +20,7 @@ class Dealt(STPPOTrainer):
         rows = [NUMBER[tuple(row[keep].tolist())] for row, keep in zip(ids, mask, strict=True)]
         self.__dict__.setdefault("dealt", []).append(rows)
         self.__dict__.setdefault("totals", []).append(torch.stack(self._loop.totals).tolist())
+        self.__dict__.setdefault("widths", []).append((self.epsilon_low, self.epsilon_high))
         return super()._compute_loss(model, inputs)
 
 
@@ -29,7 +30,7 @@ def finished(tmp_path_factory):
     trainer, _ = scripted_trainer(
         tmp_path_factory.mktemp("run"), trainer_class=Dealt, rows=ROWS,
         per_device_train_batch_size=2, gradient_accumulation_steps=8, num_mini_batches=MINI_BATCHES,
-        num_ppo_epochs=EPOCHS, total_episodes=2 * ROWS, max_steps=-1,
+        num_ppo_epochs=EPOCHS, total_episodes=2 * ROWS, max_steps=-1, variant="st-ppo",
     )  # fmt: skip
     trainer.train()
     return trainer
@@ -65,6 +66,36 @@ def test_every_micro_batch_is_weighted_with_its_mini_batchs_counts(finished):
             sum(each[n] for n in episodes) for each in (list(map(len, spans)), lengths)
         )
         assert totals == [4, turns, tokens, turns]  # one value per turn, as one ratio per turn
+
+
+def test_an_unset_clip_range_is_narrowed_by_the_mini_batchs_tokens_per_turn(finished):
+    for (_, turns, tokens, _), widths in zip(finished.totals, finished.widths, strict=True):
+        assert widths == (pytest.approx(0.2 * turns / tokens),) * 2
+    assert len(set(finished.widths)) > 1  # turns differ in length
+    assert min(finished.widths)[0] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("level", "given", "width"), [("turn", {"cliprange": 0.3}, 0.3), ("token", {}, 0.2)]
+)
+def test_a_set_clip_range_and_that_of_tokens_stay(tmp_path, level, given, width):
+    trainer, _ = train(
+        tmp_path,
+        trainer_class=Dealt,
+        rows=ROWS,
+        variant=None,
+        importance_sampling_level=level,
+        **given,
+    )
+    assert set(trainer.widths) == {(width, width)}
+
+
+def test_the_unset_clip_range_of_an_episodes_ratio_is_narrowed_by_its_tokens(tmp_path):
+    trainer, _ = train(
+        tmp_path, trainer_class=Dealt, rows=ROWS, variant=None, importance_sampling_level="sequence"
+    )
+    for (episodes, _, tokens, _), widths in zip(trainer.totals, trainer.widths, strict=True):
+        assert widths[0] == pytest.approx(0.2 * episodes / tokens)
 
 
 def test_old_logprobs_stay_those_of_the_rollout_in_every_epoch(tmp_path):

@@ -20,7 +20,7 @@ from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
 ROOMS = ("attic", "cellar", "garden", "hall", "kitchen", "study")
 PLAN, CALLS = 3, 4
-CARE = 0.4  # of the player who is imitated
+CARE = 0.4  # of the player who is imitated at the end
 TOOLS = [{"type": "function", "function": {"name": "go"}}]
 # Qwen's form of a conversation with tools; of their schemas only the names, which keeps rows short.
 TEMPLATE = """
@@ -77,12 +77,12 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     return made
 
 
-def careless(row: dict[str, Any], dice: random.Random) -> list[dict[str, Any]]:
-    """An episode of a player who follows the plan in two calls of five."""
+def demonstration(row: dict[str, Any], care: float, dice: random.Random) -> list[dict[str, Any]]:
+    """An episode of a player who follows the plan in this share of the calls."""
     house, messages = House(), list(row["prompt"])
     house.reset(**row)
     for _ in range(CALLS):
-        room = house._left[0] if dice.random() < CARE else dice.choice(ROOMS)
+        room = house._left[0] if dice.random() < care else dice.choice(ROOMS)
         call = {"name": "go", "arguments": {"room": room}}
         calls = [{"type": "function", "function": call}]
         messages.append({"role": "assistant", "content": "", "tool_calls": calls})
@@ -93,7 +93,10 @@ def careless(row: dict[str, Any], dice: random.Random) -> list[dict[str, Any]]:
 
 
 def build_start_agent(folder: Path, seed: int, steps: int = 600) -> None:
-    """Teach an agent, unless it is there; a minute."""
+    """Teach an agent, unless it is there; two minutes.
+
+    Careful players come first: that calls follow the plan is found sooner without noise.
+    """
     if folder.is_dir():
         return
     set_seed(seed)
@@ -110,7 +113,8 @@ def build_start_agent(folder: Path, seed: int, steps: int = 600) -> None:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
-        batch = [careless(row, dice) for row in plans[32 * step : 32 * (step + 1)]]
+        care = 1.0 if step < 0.6 * steps else CARE
+        batch = [demonstration(row, care, dice) for row in plans[32 * step : 32 * (step + 1)]]
         ids, labels = _tensors(tokenizer, batch)
         loss = model(input_ids=ids, labels=labels).loss  # padding is behind the text
         optimizer.zero_grad()

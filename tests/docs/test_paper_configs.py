@@ -47,10 +47,11 @@ def test_what_the_paper_and_search_r1_fix_is_the_same_everywhere(name):
     assert episodes == 512 * group
     assert episodes == 256 * config["num_mini_batches"]
     assert config["total_episodes"] == 1005 * episodes
-    wanted = {"num_ppo_epochs": 1, "cliprange": 0.2, "max_grad_norm": 1.0, "temperature": 1.0}
+    wanted = {"num_ppo_epochs": 1, "cliprange": None, "max_grad_norm": 1.0, "temperature": 1.0}
     wanted |= {"max_turns": 4, "max_turn_tokens": 500}
     if method == "ppo":
         wanted |= {"cliprange_value": 0.5, "kl_coef": 0.001, "gamma": 1.0, "lam": 1.0}
+        wanted |= {"advantage_level": "token"}
     else:
         wanted |= {"beta": 0.001, "num_generations": 5}
     if machine == "8gpu":

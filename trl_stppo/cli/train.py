@@ -23,7 +23,7 @@ as flags or keys of the YAML file; a flag beats the file.
     --num_ppo_epochs N            passes over each rollout batch (4)
     --learning_rate X             of the policy (1e-06)
     --critic_learning_rate X      default 10 x learning_rate, from 1e-5 to 1e-3
-    --cliprange X                 half-width of the clip interval (0.2)
+    --cliprange X                 half-width of the clip interval (0.2; turn ratios: 0.2 / tokens per turn)
     --kl_coef X                   weight of the KL to the reference policy in the reward (0.05)
     --gamma X, --lam X            discount (1.0), GAE parameter (0.95)
     --num_generations N           episodes per prompt (1)

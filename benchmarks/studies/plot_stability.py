@@ -2,7 +2,8 @@
 
     python benchmarks/studies/plot_stability.py [--output docs/figures]
 
-headline.png  success while training, far off policy: the default, with winners, token PPO, TRL's GRPO
+headline.png  success while training, far off policy: share, with winners, token PPO, TRL's GRPO
+start.png     the first rollouts of a tool agent with long turns: the default, the one before, TRL's GRPO
 symptoms.png  four metrics of the same runs: what a collapse looks like in the log
 rivals.png    final success of the twelve best rivals of the first stage and of token PPO, best first
 sweep.png     final success at learning rates from far too small to far too large
@@ -26,10 +27,11 @@ import matplotlib.pyplot as plt
 Record = dict[str, Any]
 RECORDED = Path(__file__).parent / "rivals.jsonl.gz"
 SOLVED = Path(__file__).parent / "solved.jsonl.gz"
+STARTED = Path(__file__).parent / "start.jsonl.gz"
 SUCCESS, WINDOW = "episode/success_rate", 3
 # Name of the study -> name in all pictures.
 ARMS = {
-    "share": "ST-PPO (share, the default)",
+    "share": "ST-PPO (share)",
     "winners+share-logits": "ST-PPO (winners + share)",
     "token": "token PPO",
 }
@@ -39,6 +41,11 @@ NAMES = ARMS | {
     "turn": "turn ratio alone",
 }
 GRPO = {"trl-grpo": "TRL's GRPO, fresh rollouts"}
+STARTS = {
+    "turn": "ST-PPO, the default",
+    "before": "ST-PPO, cliprange 0.2 and advantages per token",
+    "grpo": "TRL's GRPO",
+}
 SYMPTOMS = {
     SUCCESS: "success rate (training)",
     "policy/clip_fraction": "policy/clip_fraction",
@@ -120,6 +127,37 @@ def draw_headline(records: Sequence[Record]) -> Any:
     axes[0].set_ylabel("success rate (training)")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncols=4, loc="outside lower center")
+    return figure
+
+
+def draw_start(_: Sequence[Record]) -> Any:
+    """A panel per learning rate: rewards of the study of beginnings."""
+    with gzip.open(STARTED, "rt") as file:
+        runs = [r for r in map(json.loads, file) if r["key"][0] in ("house", "rates")]
+    rates = sorted({run["cell"]["learning_rate"] for run in runs})
+    figure, axes = plt.subplots(
+        1,
+        len(rates),
+        figsize=(2.4 * len(rates) + 2, 3),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
+    )
+    for axis, rate in zip(axes[0], rates, strict=True):
+        for (arm, label), color in zip(STARTS.items(), ("C0", "C1", "C3"), strict=True):
+            here = [r for r in runs if (r["key"][2], r["cell"]["learning_rate"]) == (arm, rate)]
+            for number, run in enumerate(here):
+                line = smooth(run["curves"][SUCCESS])
+                axis.plot(
+                    range(1, len(line) + 1), line, color=color, label=None if number else label
+                )
+        axis.set_title(f"learning rate {rate:g}, {len(here)} seeds", fontsize=9)
+        axis.set_xlabel("rollout")
+        axis.set_ylim(-0.02, 1.02)
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("mean reward")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, ncols=3, loc="outside lower center")
     return figure
 
 
@@ -206,6 +244,7 @@ def main() -> None:
     records = recorded()
     for name, draw in {
         "headline": draw_headline,
+        "start": draw_start,
         "symptoms": draw_symptoms,
         "rivals": draw_rivals,
         "sweep": draw_sweep,

@@ -225,11 +225,12 @@ def rollout_of(success: float, cut_off: float) -> dict:
 @pytest.mark.parametrize(
     ("success", "cut_off", "warnings"), [(0.0, 1.0, 1), (0.1, 1.0, 0), (0.0, 0.5, 0)]
 )
-def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_setting(
+def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_causes(
     success, cut_off, warnings, capsys
 ):
     two_rollouts([rollout_of(success, cut_off)] * 2)
-    assert capsys.readouterr().out.count("max_completion_length too small?") == warnings
+    causes = "none is solved: max_completion_length too small, or turns that no longer end?"
+    assert capsys.readouterr().out.count(causes) == warnings
 
 
 def test_the_best_rollout_is_marked_and_a_resumed_run_knows_it(capsys):

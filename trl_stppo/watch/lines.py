@@ -58,10 +58,10 @@ EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
 )
-# Ends of episodes -> the setting that makes room.
+# Ends of episodes -> the usual causes.
 CUT_OFF = {
-    "stop_reason/token_budget": "max_completion_length",
-    "stop_reason/max_turns": "max_turns",
+    "stop_reason/token_budget": "max_completion_length too small, or turns that no longer end?",
+    "stop_reason/max_turns": "max_turns too small?",
 }
 # Running totals of guards -> the message for an increase.
 GUARDS = {
@@ -230,12 +230,12 @@ class ProgressLines(TrainerCallback):
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         say(f"{place}{figures}{word}")
-        for metric, setting in CUT_OFF.items():
+        for metric, causes in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
             if not self._warned and cut is not None and cut > 0.95 and not solved:
                 self._warned = True
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
-                say(f"! {ends} and none is solved: {setting} too small?")
+                say(f"! {ends} and none is solved: {causes}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:

@@ -30,6 +30,13 @@ class Echo:
         print("closed")
 
 
+class Keyed(Echo):
+    """Names the column that it needs."""
+
+    def reset(self, *, what: str, **row: Any):
+        return super().reset(what=what, **row)
+
+
 class Garden:
     """Two tools and rewards."""
 
@@ -109,6 +116,18 @@ def test_wrong_flags_are_named(play, flags, named) -> None:
     code, shown = play("", *flags)
     assert code == 2
     assert named in shown
+
+
+@pytest.mark.parametrize("name", ["Echo", "Keyed"])
+def test_a_row_without_the_columns_that_reset_needs_is_one_line(play, name) -> None:
+    code, shown = play("", f"test_play_env:{name}")
+    assert code == 2
+    assert "--rows FILE" in shown
+    assert "'what'" in shown
+    assert "Traceback" not in shown
+    code, shown = play("", f"test_play_env:{name}", "--row", '{"prompt": ""}')
+    assert code == 1
+    assert "Traceback" in shown, "rows that the user has named"
 
 
 @pytest.mark.slow

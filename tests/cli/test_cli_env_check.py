@@ -87,7 +87,7 @@ def test_warnings_fail_on_request(check):
 
 def test_rows_are_read_from_a_file_of_json_lines(check, tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": "a", "number": n}) for n in range(1, 11)))
+    path.write_text("\n".join(json.dumps({"prompt": "a: ", "number": n}) for n in range(1, 11)))
     code, shown = check("Clean", "--rows", str(path), "--arguments", '{"step_size": 2}')
     assert code == 0
     assert "played 8 of 10 rows" in shown
@@ -97,7 +97,7 @@ def test_rows_are_read_from_a_file_of_json_lines(check, tmp_path):
 class Offering(Clean):
     @classmethod
     def datasets(cls):
-        rows = [{"prompt": "a", "number": 3}] * 5
+        rows = [{"prompt": "a: ", "number": 3}] * 5
         return {"own": lambda split: Dataset.from_list(rows if split == "train" else rows[:1])}
 
     def reset(self, *, number, **row):

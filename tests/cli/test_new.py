@@ -30,12 +30,21 @@ def test_the_tutorial_shows_the_files(folder):
         assert f"# {name}\n" + (folder / name).read_text() in blocks, name
 
 
+def test_training_before_the_warm_start_says_what_to_run_first(folder):
+    run = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, timeout=600)
+    assert run.returncode == 1
+    (line,) = run.stderr.decode().splitlines()
+    assert line.startswith("Run `python warm_start.py` first")
+
+
 @pytest.mark.slow
 def test_it_trains_as_a_script_and_by_the_command(folder):
     def run(*words):
-        subprocess.run([sys.executable, *words], cwd=folder, check=True, timeout=600)
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=folder, check=True, timeout=600, stdout=subprocess.PIPE)
 
-    run("warm_start.py")
+    lines = run("warm_start.py").stdout.decode().splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"step {n} of 300" for n in (0, 100, 200)]
     script = (folder / "train.py").read_text().replace("10_240", "256")
     (folder / "train.py").write_text(script)
     run("train.py")

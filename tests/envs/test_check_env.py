@@ -114,6 +114,20 @@ def test_rows_without_a_prompt_are_a_smell() -> None:
     assert "`rows` has the columns ['seed', 'question'] and no `prompt`" in found[0]
 
 
+@pytest.mark.parametrize("base", [Clean, CleanTools])
+def test_an_opening_that_runs_into_the_prompt_is_a_smell(base) -> None:
+    def reset(self, **row):
+        base.reset(self, **row)
+        return "A B"
+
+    messages = [{"role": "user", "content": "bring all discs to C"}]
+    rows = [{"prompt": messages, "seed": 1}, {"prompt": "to D", "seed": 2}]
+    found = smell(env_with(base, reset=reset), rows)
+    assert "Faulty.reset's text runs into the prompt: 'bring all discs to CA B'" in found
+    for end in ("to C\n", "to C:", ""):
+        assert check_env(env_with(base, reset=reset), [{"prompt": end}]) == []
+
+
 def test_explicit_parameters_are_a_smell() -> None:
     def reset(self, prompt, seed=None):
         return Clean.reset(self, seed=seed)

@@ -225,11 +225,23 @@ def rollout_of(success: float, cut_off: float) -> dict:
 @pytest.mark.parametrize(
     ("success", "cut_off", "warnings"), [(0.0, 1.0, 1), (0.1, 1.0, 0), (0.0, 0.5, 0)]
 )
-def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_setting(
+def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_causes(
     success, cut_off, warnings, capsys
 ):
     two_rollouts([rollout_of(success, cut_off)] * 2)
-    assert capsys.readouterr().out.count("max_completion_length too small?") == warnings
+    causes = "none is solved: max_completion_length too small, or turns that no longer end?"
+    assert capsys.readouterr().out.count(causes) == warnings
+
+
+@pytest.mark.parametrize(("scores", "said"), [
+    ([0.8, *[-0.2] * 5], 1),
+    ([-1.0, 0.02, *[-0.01] * 5], 0),  # 0 is where it has risen to
+    ([-0.1, *[-0.9] * 5], 0),
+])  # fmt: skip
+def test_the_end_names_a_score_that_is_lost(scores, said, capsys):
+    end, args, state = two_rollouts([{"episode/score": score} for score in scores])
+    end.on_train_end(args, state, None)
+    assert capsys.readouterr().out.count("! score was below a tenth of its best") == said
 
 
 def test_the_best_rollout_is_marked_and_a_resumed_run_knows_it(capsys):

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Play an environment from standard input until the episode or the input ends."""
     factory = named_factory(options.environment, options.arguments)
-    rows = rows_for(options.environment, options.rows, options.row) or [{"prompt": ""}]
+    known = rows_for(options.environment, options.rows, options.row)
+    rows = known or [{"prompt": ""}]
     if not 0 <= options.index < len(rows):
         raise UsageError(f"`--index {options.index}`: there are {len(rows)} rows, counted from 0.")
     row = rows[options.index]
@@ -44,7 +45,17 @@ def run(options: argparse.Namespace) -> int:
             return runner.run(result) if inspect.iscoroutine(result) else result
 
         env, total, turns = factory(), 0.0, 0
-        opening, is_text = call(env.reset, **row), is_text_environment(env)
+        is_text = is_text_environment(env)
+        try:
+            opening = call(env.reset, **row)
+        except (KeyError, TypeError) as error:  # a missing column, in most cases
+            if known:
+                raise
+            raised = f"`reset` raised {type(error).__name__}: {error}"
+            cure = (
+                "The made-up row has only `prompt`; name rows that have the columns: `--rows FILE`."
+            )
+            raise UsageError(f"{raised}. {cure}") from error
         for name in [] if is_text else tool_names(env):
             tool = getattr(env, name)
             print(f"--- tool {name}{inspect.signature(tool)}\n{inspect.getdoc(tool) or ''}")

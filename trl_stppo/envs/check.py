@@ -211,6 +211,7 @@ class _Check:
         for opening, played in episodes:
             self.check_episode(name, opening, played)
         first = episodes[0]
+        self.check_joint(name, rows, [opening for opening, _ in episodes])
         self.reset(env, row)
         if callable(getattr(env, "render", None)):
             picture = self.call(env, "render")
@@ -254,6 +255,19 @@ class _Check:
                 f"{[round(r, 4) for r in rewards[:6]]}; a reward must be that of its turn alone."
             )
 
+    def check_joint(self, name: str, rows: Rows, openings: list[str]) -> None:
+        """Warn once if the text of `reset` continues the last word of the prompt."""
+        for row, opening in zip(rows, openings, strict=True):
+            prompt = row.get("prompt")
+            last = prompt[-1] if prompt and isinstance(prompt, list) else prompt
+            before = last.get("content") if isinstance(last, dict) else last
+            if isinstance(before, str) and before[-1:].isalnum() and opening[:1].isalnum():
+                self.warn(
+                    f"{name}.reset's text runs into the prompt: {before[-20:] + opening[:20]!r}; "
+                    "begin it with a space or a line break."
+                )
+                break
+
     def check_sharing(self, rows: Rows, actions: Sequence[str], alone: Episode) -> None:
         """Check that an instance returns the same results while a second instance is played."""
         one, other = self.make(), self.make()
@@ -272,6 +286,7 @@ class _Check:
         for tool in names:
             check_schema(f"{name}.{tool}", getattr(env, tool))
         openings = [self.tool_episode(env, row, calls) for row in rows]
+        self.check_joint(name, rows, openings)
         if (rewards := _turn_rewards(env)) is not None:
             rewards.append(0.0)  # as a tool would
         again = self.reset(env, rows[0])

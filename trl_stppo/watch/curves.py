@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .figures import SCORE, SUCCESS, number
+from .figures import FALLS, SCORE, SUCCESS, number
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 History = Sequence[Mapping[str, Any]]
 FORMATS = (".png", ".svg", ".pdf")
-FALLS = "guard/falls"
 
 
 class Panel(NamedTuple):

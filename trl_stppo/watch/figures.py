@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
+FALLS = "guard/falls"  # so far in the run
 # Shown for a metric that is missing or not a number.
 NOTHING = "–"  # noqa: RUF001
 

@@ -24,7 +24,7 @@ from transformers.utils.logging import (
 )
 
 from ..redaction import redacted
-from .figures import SCORE, SUCCESS, duration, number, shown
+from .figures import FALLS, SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class Column(NamedTuple):
 
 OVERLAP = "perf/overlap"
 PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
+LAST = 5  # rollouts that the end of a run looks at
 WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
 
 # From left to right; 80 characters with place and times. The score replaces a success that is not known.
@@ -58,10 +59,10 @@ EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
 )
-# Ends of episodes -> the setting that makes room.
+# Ends of episodes -> the usual causes.
 CUT_OFF = {
-    "stop_reason/token_budget": "max_completion_length",
-    "stop_reason/max_turns": "max_turns",
+    "stop_reason/token_budget": "max_completion_length too small, or turns that no longer end?",
+    "stop_reason/max_turns": "max_turns too small?",
 }
 # Running totals of guards -> the message for an increase.
 GUARDS = {
@@ -156,6 +157,11 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
+        if (label := lost(state.log_history)) is not None:
+            say(
+                f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
+                "docs/collapse.md and docs/reliability.md"
+            )
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
         factor = gain(
@@ -230,12 +236,12 @@ class ProgressLines(TrainerCallback):
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         say(f"{place}{figures}{word}")
-        for metric, setting in CUT_OFF.items():
+        for metric, causes in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
             if not self._warned and cut is not None and cut > 0.95 and not solved:
                 self._warned = True
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
-                say(f"! {ends} and none is solved: {setting} too small?")
+                say(f"! {ends} and none is solved: {causes}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:
@@ -248,6 +254,21 @@ def gain(history: list[dict[str, Any]], seconds: float) -> float:
     known = [[e[name] for name in PLAYING] for e in history if all(n in e for n in PLAYING)]
     played = sum(mean(list(values)) or 0.0 for values in zip(*known, strict=True))
     return seconds / max(played, seconds - played, 1e-9)
+
+
+def lost(history: list[dict[str, Any]]) -> str | None:
+    """Return the label of a success or score that the last rollouts have lost without an alarm, else None."""
+    known = {
+        name: [value for entry in history if (value := number(entry.get(name))) is not None]
+        for name in (SUCCESS, SCORE, FALLS)
+    }
+    levels = known[SUCCESS] or known[SCORE]
+    if len(levels) <= LAST or any(known[FALLS]):
+        return None
+    best = max(levels)
+    # A score may be negative. A tenth of its best means little if it has been as far below 0.
+    fallen = max(levels[-LAST:]) < best / 10 and min(levels) > -best
+    return ("success" if known[SUCCESS] else "score") if fallen else None
 
 
 def steps_per_round(args: Any) -> int:

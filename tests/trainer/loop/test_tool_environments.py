@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 
 from tests.kit.builders import Kept, build, logs, prompts
 from tests.kit.fakes import char_tokenizer, tiny_config
+from tests.kit.scripted import logged
 from trl_stppo.trainer.loop import sampler
 
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
@@ -141,6 +142,16 @@ def test_rewards_land_on_the_last_token_of_the_turn_that_earned_them(tmp_path, m
     assert figures["tools/failure_frequency"] > 0
     earned = [sum(earned) + PayingEnv.final for _, earned in SCRIPTS]
     assert figures["episode/score"] == pytest.approx(sum(earned) / 4)
+
+
+def test_a_malformed_call_and_a_turn_that_is_cut_are_no_valid_actions(tmp_path, monkeypatch):
+    said = ["It is done.", '<tool_call>\n{"name": \n</tool_call>', "gibberish", "no end" * 200]
+    turn = said_by(lambda number: [said[number % 4]], r"say (\d)")
+    trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv, turn=turn, max_steps=1)
+    trainer.train()
+    assert logged(trainer, "turns/valid_action_rate") == [0.5]
+    assert logged(trainer, "stop_reason/no_action") == [0.75]
+    assert logged(trainer, "stop_reason/token_budget") == [0.25]
 
 
 def test_environments_without_turn_rewards_pay_at_the_end_only(tmp_path, monkeypatch):

@@ -204,10 +204,11 @@ class ProgressLines(TrainerCallback):
             yield f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
-        if args.logging_strategy == "steps" and state.logging_steps % steps:
+        every = state.logging_steps
+        if args.logging_strategy == "steps" and every % steps and steps % every:
             yield from wrapped(
-                f"lines come with the log, every {state.logging_steps} steps; logging_steps={steps} "
-                "makes it one per rollout"
+                f"lines come with the log, every {every} steps; logging_steps={steps} makes it one per "
+                "rollout"
             )
 
     def _print_line(self, state: Any, rounds: int) -> None:

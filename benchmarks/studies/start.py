@@ -42,11 +42,12 @@ HERE = Path(__file__).parent
 ROLLOUTS, EPISODES, LATE = 24, 64, 5
 GRPO = "grpo"
 ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
-    "before": {"cliprange": 0.2, "advantage_level": "token"},
-    "range": {"advantage_level": "token"},
-    "lambda": {"advantage_level": "token", "lam": 1.0},
-    "turn": {"advantage_level": "turn"},
-    "winners": {"advantage_level": "turn", "stabilizers": ["winners", "share"]},
+    "before": {"cliprange": 0.2, "lam": 0.95},
+    "range": {"lam": 0.95},
+    "lambda": {"lam": 1.0},
+    "turn": {"advantage_level": "turn", "lam": 0.95},
+    "spread": {},
+    "winners": {"stabilizers": ["winners", "share"]},
 }
 SEEDS = {"house": range(800, 805), "rates": range(805, 807), "others": range(700, 710)}
 
@@ -71,7 +72,7 @@ def of_game(stage: str, arm: str, task: str, seed: int) -> Trial:
 
 def stages() -> dict[str, list[Trial]]:
     """All runs."""
-    arms = [GRPO, "before", "turn"]
+    arms = [GRPO, "before", "turn", "spread"]
     house = itertools.product(SEEDS["house"], arms)
     rates = itertools.product(SEEDS["rates"], (3e-4, 3e-3), arms)
     parts = itertools.product(SEEDS["house"][:3], ["range", "lambda", "winners"])
@@ -80,7 +81,7 @@ def stages() -> dict[str, list[Trial]]:
         "house": [of_house("house", arm, 1e-3, seed) for seed, arm in house],
         "rates": [of_house("rates", arm, rate, seed) for seed, rate, arm in rates],
         "parts": [of_house("parts", arm, 1e-3, seed) for seed, arm in parts],
-        "others": [of_game("others", "turn", task, seed) for seed, task in games],
+        "others": [of_game("others", "spread", task, seed) for seed, task in games],
     }
 
 
@@ -96,7 +97,8 @@ def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
         if updates is not None:
             task = replace(task, updates=updates, test=task.test.select(range(8)))
         schedule = "linear" if job.level == "tutorial" else "constant"
-        changes = {"cliprange": None, "stabilizers": ["share"], "lr_scheduler_type": schedule}
+        changes = {"cliprange": None, "lam": None, "stabilizers": ["share"]}
+        changes["lr_scheduler_type"] = schedule
         lines = run(job.cell, task, **{**changes, **ARMS[job.arm]})
     lines[-1]["cpu"] = time.process_time() - started
     return lines
@@ -193,6 +195,7 @@ def main() -> None:
     parser.add_argument(
         "--tasks", nargs="+", default=["house", "hanoi", "guess", "corridor", "demo"]
     )
+    parser.add_argument("--arms", nargs="+", default=[GRPO, *ARMS])
     parser.add_argument("--budget_hours", type=float, default=2.0, help="no run starts after it")
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--output", type=Path, default=Path("runs/start"), help="of agents")
@@ -205,11 +208,11 @@ def main() -> None:
     if args.quick:
         args.output, jobs = args.output / "quick", {}
         args.data = Path(tempfile.mkdtemp()) / "start.jsonl.gz"
-        jobs["quick"] = [of_house("quick", arm, 1e-3, 0) for arm in (GRPO, "turn")]
+        jobs["quick"] = [of_house("quick", arm, 1e-3, 0) for arm in (GRPO, "spread")]
     args.output.mkdir(parents=True, exist_ok=True)
     records, left_out = Runs(args.data), dict[str, int]()
     for stage, wanted in jobs.items():
-        chosen = [job for job in wanted if job.task.split("-")[0] in args.tasks]
+        chosen = [j for j in wanted if j.task.split("-")[0] in args.tasks and j.arm in args.arms]
         left_out[stage] = run_all(chosen, records, args, deadline, work)
     finish({"quick": args.quick, "left_out": left_out, "runs": summary(records)})
 

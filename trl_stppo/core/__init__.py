@@ -7,6 +7,7 @@ comes out. No function synchronises with the GPU.
 
 from trl_stppo.core.advantages import (
     GROUP_SCALES,
+    default_lam,
     group_advantages,
     leave_one_out_advantages,
     return_batch_norm,
@@ -63,6 +64,7 @@ __all__ = [
     "clipped_value_loss",
     "cosine",
     "default_cliprange",
+    "default_lam",
     "group_advantages",
     "importance_ratio",
     "kl_penalty",

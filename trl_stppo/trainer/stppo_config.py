@@ -57,6 +57,12 @@ class STPPOConfig(PPOConfig):
         "Half-width of the clip interval (cliprange). Default 0.2 for token ratios; for turn and sequence "
         "ratios 0.2 divided by the mini-batch's mean number of tokens per turn or episode.",
     )
+    lam: float | None = option(
+        None,
+        "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma. Default 0.95 for token ratios; for turn and "
+        "sequence ratios 0.9 per turn: per token, that to the power of 1 / the rollout's mean number of tokens "
+        "per turn.",
+    )
     stabilizers: list[str] | None = option(  # type: ignore[misc]
         None,
         "Any of these, or none; set by variant: "
@@ -71,6 +77,8 @@ class STPPOConfig(PPOConfig):
         of_tokens = self.importance_sampling_level == "token" or self.epsilon_high is not None
         if of_tokens and self.cliprange is None and self.epsilon is None:
             self.epsilon = TOKEN_CLIPRANGE
+        if self.lam is None and self.importance_sampling_level == "token":
+            self.lam = PPOConfig.lam
         super().__post_init__()
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")

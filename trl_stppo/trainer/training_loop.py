@@ -28,6 +28,7 @@ from ..core import (
     clipped_surrogate,
     clipped_value_loss,
     default_cliprange,
+    default_lam,
     importance_ratio,
     kl_penalty,
     log_importance_ratio,
@@ -298,8 +299,13 @@ class TrainingLoop:
         bootstrap = None
         if args.bootstrap_truncated:
             bootstrap = torch.where(turns.terminated, torch.zeros_like(final_values), final_values)
+        lam = args.lam
+        if lam is None:
+            starts = turn_starts(index)
+            steps = turns.action_mask if args.advantage_level == "token" else starts
+            lam = default_lam(*reduce(torch.stack([starts.sum(), steps.sum()]).float()).tolist())
         # The warm-up regresses on Monte Carlo returns: GAE with lambda 1.
-        factors = (args.gamma, 1.0 if is_warming_up(self.host) else args.lam)
+        factors = (args.gamma, 1.0 if is_warming_up(self.host) else lam)
         if args.advantage_level == "turn":
             raw, returns = turn_gae(rewards, values, index, *factors, bootstrap_values=bootstrap)
             value_mask = loss_mask & turn_starts(index)

@@ -129,7 +129,7 @@ RANGES: Ranges = {
         "max_completion_length (response_length) >= 1 or None",
     ),
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
-    "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
+    "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
     "agent_context": (lambda v: v in ("grow", "render"), "agent_context 'grow' or 'render'"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
@@ -153,7 +153,7 @@ def check_values(config: GRPOConfig) -> None:
     choices = {
         "loss_type": LOSS_TYPES,
         "importance_sampling_level": config._VALID_LEVELS,
-        "advantage_level": ("token", "turn", None),
+        "advantage_level": ("token", "turn"),
         "kl_estimator": KL_ESTIMATORS,
         "env_isolation": ("thread", "process"),
         "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,

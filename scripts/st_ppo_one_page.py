@@ -21,7 +21,7 @@ from trl_stppo import core
 EPISODES, UPDATES = 128, 80  # episodes of a rollout; rollouts
 EPOCHS, MINI_BATCHES = 2, 4  # passes over a rollout, optimizer steps of each
 TURN_TOKENS = 4  # a turn that has not ended by then is cut off
-GAMMA, LAM = 1.0, 0.95  # discount and GAE's lambda, per turn
+GAMMA = 1.0  # discount per token; GAE's lambda is 0.9 per turn
 CLIPRANGE_VALUE, POWER = 0.2, 4.0  # the last one is of the correction
 VF_COEF, MAX_GRAD_NORM = 0.1, 1.0
 LEARNING_RATE = 1e-3  # of both
@@ -127,12 +127,13 @@ class Batch:
 
 @torch.no_grad()
 def prepare(policy, critic, episodes: Episodes) -> Batch:
-    """Rewards to the tokens, then GAE over the agent's turns, across what the environment said."""
+    """Rewards to the tokens, then GAE over the agent's tokens, across what the environment said."""
     turn_index = episodes.turn_index[:, 1:]
     agent = turn_index >= 0
     values = values_of(critic, episodes.ids)
     rewards = core.token_rewards(turn_index, scores=episodes.scores.to(values.dtype))
-    advantages, returns = core.turn_gae(rewards, values, turn_index, GAMMA, LAM)
+    lam = core.default_lam(float(core.turn_starts(turn_index).sum()), float(agent.sum()))
+    advantages, returns = core.token_gae(rewards, values, agent, GAMMA, lam)
     old_logprobs = logprobs_of(policy, episodes.ids)
     return Batch(
         episodes.ids, turn_index, old_logprobs, values, core.whiten(advantages, agent), returns
@@ -142,14 +143,15 @@ def prepare(policy, critic, episodes: Episodes) -> Batch:
 # ---------------------------------------------------------------------------------- update
 def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
     """One optimizer step on a mini-batch. Returns the factor by which the policy's step was shortened."""
-    agent, starts = batch.turn_index >= 0, core.turn_starts(batch.turn_index)
+    agent = batch.turn_index >= 0
     # First addition of the paper: one importance ratio for a turn, the geometric mean of its tokens'.
     log_ratio = core.log_importance_ratio(
         logprobs_of(policy, batch.ids), batch.old_logprobs, batch.turn_index, "turn"
     )
     # PPO's clip, split in two: the terms that teach, and those that the clip takes away. The ratio is a mean
     # over n tokens, so the width is that of one token over n.
-    width = core.default_cliprange(float(agent.sum()), float(starts.sum()))
+    turns = core.turn_starts(batch.turn_index).sum()
+    width = core.default_cliprange(float(agent.sum()), float(turns))
     surrogate = core.clipped_surrogate(log_ratio, batch.advantages, agent, width, width)
     weights = core.aggregation_weights(
         agent, "grpo", num_episodes=len(agent), num_tokens=agent.sum(), dtype=log_ratio.dtype
@@ -160,9 +162,9 @@ def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> floa
     )
 
     error, _ = core.clipped_value_loss(
-        values_of(critic, batch.ids), batch.old_values, batch.returns, starts, CLIPRANGE_VALUE
+        values_of(critic, batch.ids), batch.old_values, batch.returns, agent, CLIPRANGE_VALUE
     )
-    value_loss = error.sum() / starts.sum()
+    value_loss = error.sum() / agent.sum()
     (VF_COEF * value_loss - (surrogate.kept * weights).sum()).backward()
 
     # Second addition: the larger the clipped part of the gradient, the smaller the step.

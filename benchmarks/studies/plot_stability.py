@@ -42,8 +42,8 @@ NAMES = ARMS | {
 }
 GRPO = {"trl-grpo": "TRL's GRPO, fresh rollouts"}
 STARTS = {
-    "turn": "ST-PPO, the default",
-    "before": "ST-PPO, cliprange 0.2 and advantages per token",
+    "spread": "ST-PPO, the default",
+    "before": "ST-PPO, cliprange 0.2 and lam 0.95",
     "grpo": "TRL's GRPO",
 }
 SYMPTOMS = {

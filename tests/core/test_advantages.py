@@ -288,3 +288,25 @@ def test_gae_guards(level):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(3))
     with pytest.raises(ValueError, match="bootstrap_values must be floating point"):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(2).long())
+
+
+@pytest.mark.parametrize(
+    ("turns", "steps", "lam"),
+    [(3, 3, 0.9), (1, 2, 0.9**0.5), (4, 88, 0.9 ** (1 / 22)), (0, 0, 1.0)],
+)
+def test_the_default_lambda_is_that_of_a_turn_over_its_steps(turns, steps, lam):
+    assert core.default_lam(turns, steps) == pytest.approx(lam, abs=1e-15)
+    if turns:
+        assert core.default_lam(turns, steps) ** (steps / turns) == pytest.approx(0.9)
+
+
+def test_under_the_default_lambda_a_turn_earns_alike_however_long_it_is():
+    """Values of 0, reward 1 at the end of two equal turns: the first tokens earn 0.9 of a turn and more."""
+    for n in (1, 5, 200):
+        rewards = torch.zeros(1, 2 * n, dtype=torch.float64)
+        rewards[0, -1] = 1.0
+        lam = core.default_lam(2, 2 * n)
+        mask = torch.ones(1, 2 * n, dtype=torch.bool)
+        advantages, _ = core.token_gae(rewards, torch.zeros_like(rewards), mask, 1.0, lam)
+        assert advantages[0, n - 1].item() == pytest.approx(0.9)
+        assert advantages[0, 0].item() == pytest.approx(0.9 ** ((2 * n - 1) / n))

@@ -51,7 +51,6 @@ def test_what_the_paper_and_search_r1_fix_is_the_same_everywhere(name):
     wanted |= {"max_turns": 4, "max_turn_tokens": 500}
     if method == "ppo":
         wanted |= {"cliprange_value": 0.5, "kl_coef": 0.001, "gamma": 1.0, "lam": 1.0}
-        wanted |= {"advantage_level": "token"}
     else:
         wanted |= {"beta": 0.001, "num_generations": 5}
     if machine == "8gpu":

@@ -25,7 +25,7 @@ as flags or keys of the YAML file; a flag beats the file.
     --critic_learning_rate X      default 10 x learning_rate, from 1e-5 to 1e-3
     --cliprange X                 half-width of the clip interval (0.2; turn ratios: 0.2 / tokens per turn)
     --kl_coef X                   weight of the KL to the reference policy in the reward (0.05)
-    --gamma X, --lam X            discount (1.0), GAE parameter (0.95)
+    --gamma X, --lam X            discount (1.0), GAE parameter (0.9 per turn)
     --num_generations N           episodes per prompt (1)
     --max_turns N                 turns per episode
     --max_turn_tokens N           sampled tokens per turn

@@ -100,7 +100,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     # Critic and advantages.
     gamma: float = option(1.0, "Discount, 0 < gamma <= 1, once per agent token (or per turn).")
-    lam: float = option(0.95, "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma.")
+    lam: float | None = option(0.95, "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma.")
     advantage_level: str = option("token", "'token' or 'turn'.")
     bootstrap_truncated: bool = option(
         False, "Bootstrap a truncated episode with the critic's value of its last state."
@@ -276,14 +276,14 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         self._resolve_schedule(mini_batches)
         if logs_rollouts:
             self.logging_steps = self.steps_per_rollout
-        self._resolve_critic_rate()
+        self._resolve_critic()
         self._resolve_overlap()
         if isinstance(self.eval_generation_kwargs, dict):  # None counts as not set
             given = self.eval_generation_kwargs.items()
             self.eval_generation_kwargs = {k: v for k, v in given if v is not None} or None
         check_values(self)
 
-    def _resolve_critic_rate(self) -> None:
+    def _resolve_critic(self) -> None:
         """Set the critic's learning rate, by default ten times the policy's, from 1e-5 to 1e-3."""
         self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:

@@ -64,7 +64,7 @@ class STGRPOConfig(STPPOConfig):
     num_iterations: int = option(1, "Epochs over each rollout batch.")
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
-    def _resolve_critic_rate(self) -> None:
+    def _resolve_critic(self) -> None:
         """Leave the critic's learning rate unset, because there is no critic."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None

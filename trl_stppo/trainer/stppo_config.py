@@ -59,9 +59,8 @@ class STPPOConfig(PPOConfig):
     )
     lam: float | None = option(
         None,
-        "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma. Default 0.95 for token ratios; for turn and "
-        "sequence ratios 0.9 per turn: per token, that to the power of 1 / the rollout's mean number of tokens "
-        "per turn.",
+        "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma. Default 0.95 for token ratios; else 0.9 "
+        "per turn, which is 0.9 to the power of 1 / n per token, n the rollout's mean of tokens per turn.",
     )
     stabilizers: list[str] | None = option(  # type: ignore[misc]
         None,
@@ -77,8 +76,6 @@ class STPPOConfig(PPOConfig):
         of_tokens = self.importance_sampling_level == "token" or self.epsilon_high is not None
         if of_tokens and self.cliprange is None and self.epsilon is None:
             self.epsilon = TOKEN_CLIPRANGE
-        if self.lam is None and self.importance_sampling_level == "token":
-            self.lam = PPOConfig.lam
         super().__post_init__()
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
@@ -86,6 +83,12 @@ class STPPOConfig(PPOConfig):
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:
             kind.check(self)
+
+    def _resolve_critic(self) -> None:
+        """Set lambda for token ratios, and what belongs to the critic."""
+        if self.lam is None and self.importance_sampling_level == "token":
+            self.lam = PPOConfig.lam
+        super()._resolve_critic()
 
     def _variant_of_level(self, default: str) -> str | None:
         """Return the variant that matches the given level and stabilizers, or None."""

@@ -32,24 +32,23 @@ def test_an_alias_and_its_grpo_name_hold_the_same_value(alias, name, value, cls)
     assert getattr(config(cls), alias) == getattr(config(cls), name)
 
 
-LEVELS = [("token", 0.2, "token"), ("turn", None, "turn"), ("sequence", None, "turn")]
+LEVELS = [("token", 0.2, 0.95), ("turn", None, None), ("sequence", None, None)]
 
 
-@pytest.mark.parametrize(("level", "width", "of_advantages"), LEVELS)
-def test_clip_range_and_advantages_follow_the_ratio(level, width, of_advantages):
+@pytest.mark.parametrize(("level", "width", "lam"), LEVELS)
+def test_clip_range_and_lambda_follow_the_ratio(level, width, lam):
     args = config(STPPOConfig, importance_sampling_level=level)
     assert args.cliprange == args.epsilon == width
-    assert args.advantage_level == of_advantages
+    assert args.lam == lam
     assert config(STPPOConfig, importance_sampling_level=level, cliprange=0.1).epsilon == 0.1
     # One bound alone: the other is PPO's.
     assert config(STPPOConfig, importance_sampling_level=level, epsilon_high=0.3).epsilon == 0.2
-    given = config(STPPOConfig, importance_sampling_level=level, advantage_level="token")
-    assert given.advantage_level == "token"
+    assert config(STPPOConfig, importance_sampling_level=level, lam=0.7).lam == 0.7
 
 
-def test_ppo_has_the_clip_range_and_the_advantages_of_tokens():
+def test_ppo_has_the_clip_range_and_the_lambda_of_tokens():
     args = config(PPOConfig)
-    assert (args.cliprange, args.advantage_level) == (0.2, "token")
+    assert (args.cliprange, args.lam) == (0.2, 0.95)
 
 
 @pytest.mark.parametrize(

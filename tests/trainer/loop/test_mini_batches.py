@@ -65,7 +65,7 @@ def test_every_micro_batch_is_weighted_with_its_mini_batchs_counts(finished):
         turns, tokens = (
             sum(each[n] for n in episodes) for each in (list(map(len, spans)), lengths)
         )
-        assert totals == [4, turns, tokens, turns]  # one value per turn, as one ratio per turn
+        assert totals == [4, turns, tokens, tokens]
 
 
 def test_an_unset_clip_range_is_narrowed_by_the_mini_batchs_tokens_per_turn(finished):

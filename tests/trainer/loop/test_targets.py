@@ -5,6 +5,7 @@ import torch
 
 from tests.kit.fakes import char_tokenizer, float64_value_model
 from tests.kit.scripted import Float64Trainer, logged, play_script, scripted_trainer
+from trl_stppo.core import num_turns
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 PLAIN = {"lam": 1.0, "kl_coef": 0.0, "whiten_advantages": False, "staleness": 0.0}
@@ -65,3 +66,16 @@ def test_a_critic_that_says_the_same_of_every_state_explains_nothing(tmp_path):
     trainer = trained(tmp_path, value_model=critic)
     assert abs(logged(trainer, "value/return_mean")[0]) > 1e-2, "the case should be interesting"
     assert logged(trainer, "value/explained_variance") == pytest.approx([0.0], abs=1e-9)
+
+
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_an_unset_lambda_is_0_9_per_turn(tmp_path, level):
+    options = {"variant": "st-ppo", "advantage_level": level}
+    kept = trained(tmp_path / "unset", lam=None, **options)
+    steps = (
+        kept.turns.action_mask.sum() if level == "token" else num_turns(kept.turns.turn_index).sum()
+    )
+    lam = 0.9 ** float(num_turns(kept.turns.turn_index).sum() / steps)
+    assert (lam > 0.91) == (level == "token"), "the case should be interesting"
+    given = trained(tmp_path / "given", lam=lam, **options)
+    assert torch.allclose(kept.targets.raw_advantages, given.targets.raw_advantages, atol=1e-12)

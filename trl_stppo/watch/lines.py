@@ -239,7 +239,8 @@ class ProgressLines(TrainerCallback):
         say(f"{place}{figures}{word}")
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
-            if not self._warned and cut is not None and cut > 0.95 and not solved:
+            many = 0.95 if solved is None else 0.25  # without a success nearly all must be cut
+            if not self._warned and cut is not None and cut > many and not solved:
                 self._warned = True
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
                 say(f"! {ends} and none is solved: {causes}")

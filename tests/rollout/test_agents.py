@@ -2,9 +2,11 @@
 
 import asyncio
 import functools
+import math
 import threading
 import time
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from trl_stppo import Agent
 from trl_stppo.rollout.agent_driver import AgentDriver
 from trl_stppo.rollout.engine import RolloutEngine
 from trl_stppo.rollout.episode import Limits
+from trl_stppo.rollout.record import check_reward
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 SIZES = {
@@ -431,6 +434,18 @@ def test_a_result_that_is_no_reward_is_the_agents_error(tmp_path, result):
 
     trainer = played(tmp_path, agent)
     assert [str(e.stop_reason) for e in trainer.episodes] == ["env_error", *["terminated"] * 3]
+
+
+@pytest.mark.parametrize(("result", "shown"), [
+    (SimpleNamespace(input="the row's text"), "a SimpleNamespace"),
+    ("long " * 20, "a str"),
+    ("text", "'text' (a str)"),
+    (math.inf, "inf (a float)"),
+])  # fmt: skip
+def test_the_error_for_such_a_result_gives_the_rule_and_nothing_of_the_row(result, shown):
+    with pytest.raises(ValueError, match="finite number") as raised:
+        check_reward(result, "the agent's result")
+    assert str(raised.value) == f"`the agent's result` must be a finite number; got {shown}."
 
 
 def test_a_plain_function_runs_beside_others_and_gets_the_plain_client(tmp_path):

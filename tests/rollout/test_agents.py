@@ -310,6 +310,14 @@ def test_what_an_agent_returns_is_the_reward(tmp_path, result, rewards, success)
         assert str(episode.stop_reason) == ("truncated" if cut else "terminated")
 
 
+def test_an_agent_that_returns_no_number_is_told_that_it_may(tmp_path):
+    async def agent(client, row):
+        await ask(client)
+
+    with pytest.raises(ValueError, match="return a number from the agent"):
+        played(tmp_path, agent, arguments={"reward_funcs": None})
+
+
 def test_rewards_by_completion_id_and_reward_functions(tmp_path):
     async def agent(client, row):
         first = await ask(client)

@@ -385,7 +385,7 @@ class OwnError(Exception):
     pass
 
 
-def test_of_64_agents_the_broken_ones_fail_alone(tmp_path):
+def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     """One raises, one hangs, one blocks the event loop, one calls after its end, one retries."""
     done = threading.Event()
 
@@ -421,6 +421,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path):
     assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")
     assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
     assert "; it blocks the event loop" in trainer.episodes[11].error
+    assert "3 of 64 episodes ended in a failure of their agent: " in caplog.text
     others = [n for n in reasons if n not in (3, 7, 11)]
     assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
     tokenizer = trainer.processing_class

@@ -36,12 +36,12 @@ USED_UP = (
 )
 
 
-def culprit(reasons: Iterable[StopReason | None]) -> str:
-    """Return the name of the failed part for a message: environment, sampler, or one of the two."""
+def culprit(reasons: Iterable[StopReason | None], source: str = "environment") -> str:
+    """Return the name of the failed part for a message: the source, sampler, or one of the two."""
     failures = {reason for reason in reasons if reason in FAILURES}
     if StopReason.SAMPLER_ERROR not in failures:
-        return "environment"
-    return "sampler" if len(failures) == 1 else "environment or sampler"
+        return source
+    return "sampler" if len(failures) == 1 else f"{source} or sampler"
 
 
 def cut_off_as_failed(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taught import train
+from taught import MAX_TURNS, train
 
 import agents
 
@@ -28,7 +28,10 @@ async def adder(client: Any, row: dict[str, Any]) -> float:
     """Answer the row's question; the reward is 1 if the answer has the sum."""
     model = agents.OpenAIChatCompletionsModel(model="policy", openai_client=client)
     agent = agents.Agent(name="adder", instructions=SYSTEM, tools=[add], model=model)
-    result = await agents.Runner.run(agent, row["prompt"][-1]["content"])
+    try:
+        result = await agents.Runner.run(agent, row["prompt"][-1]["content"], max_turns=MAX_TURNS)
+    except (agents.MaxTurnsExceeded, agents.ModelBehaviorError):  # such as an unknown tool
+        return 0.0
     return float(row["answer"] in str(result.final_output))
 
 

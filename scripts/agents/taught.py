@@ -34,6 +34,7 @@ tools:{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}<|im_end
 <|im_start|>assistant
 {% endif -%}"""
 
+MAX_TURNS = 4
 # One call of the policy: messages and tools as chat templates take them, and the text to answer.
 Call = tuple[list[dict[str, Any]], list[dict[str, Any]], str]
 
@@ -73,6 +74,9 @@ def taught(calls: list[Call], *, loss: float = 0.003, steps: int = 300) -> tuple
         optimizer.zero_grad()
         now.backward()
         optimizer.step()
+    else:
+        print(f"The tiny model has not reached its target, a loss of {loss}, within {steps} steps.")
+    print(f"The last loss of the tiny model was {now.item():.3f}.")
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model.eval(), tokenizer
 
@@ -114,7 +118,7 @@ def train(agent: Any, system: str, about: str, output_dir: str) -> None:
     args = STPPOConfig(
         output_dir=options.output_dir, max_steps=options.updates, num_mini_batches=1,
         num_ppo_epochs=1, per_device_train_batch_size=32, gradient_accumulation_steps=1,
-        logging_steps=1, learning_rate=6e-4 if tiny else 1e-6, max_turns=4,
+        logging_steps=1, learning_rate=6e-4 if tiny else 1e-6, max_turns=MAX_TURNS,
         max_turn_tokens=64 if tiny else 512,
         max_completion_length=512 if tiny else 4096, report_to="none", bf16=not tiny, use_cpu=tiny,
     )  # fmt: skip

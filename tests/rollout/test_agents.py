@@ -2,9 +2,11 @@
 
 import asyncio
 import functools
+import math
 import threading
 import time
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from trl_stppo import Agent
 from trl_stppo.rollout.agent_driver import AgentDriver
 from trl_stppo.rollout.engine import RolloutEngine
 from trl_stppo.rollout.episode import Limits
+from trl_stppo.rollout.record import check_reward
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 SIZES = {
@@ -307,6 +310,14 @@ def test_what_an_agent_returns_is_the_reward(tmp_path, result, rewards, success)
         assert str(episode.stop_reason) == ("truncated" if cut else "terminated")
 
 
+def test_an_agent_that_returns_no_number_is_told_that_it_may(tmp_path):
+    async def agent(client, row):
+        await ask(client)
+
+    with pytest.raises(ValueError, match="return a number from the agent"):
+        played(tmp_path, agent, arguments={"reward_funcs": None})
+
+
 def test_rewards_by_completion_id_and_reward_functions(tmp_path):
     async def agent(client, row):
         first = await ask(client)
@@ -374,7 +385,7 @@ class OwnError(Exception):
     pass
 
 
-def test_of_64_agents_the_broken_ones_fail_alone(tmp_path):
+def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     """One raises, one hangs, one blocks the event loop, one calls after its end, one retries."""
     done = threading.Event()
 
@@ -410,6 +421,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path):
     assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")
     assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
     assert "; it blocks the event loop" in trainer.episodes[11].error
+    assert "3 of 64 episodes ended in a failure of their agent: " in caplog.text
     others = [n for n in reasons if n not in (3, 7, 11)]
     assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
     tokenizer = trainer.processing_class
@@ -431,6 +443,18 @@ def test_a_result_that_is_no_reward_is_the_agents_error(tmp_path, result):
 
     trainer = played(tmp_path, agent)
     assert [str(e.stop_reason) for e in trainer.episodes] == ["env_error", *["terminated"] * 3]
+
+
+@pytest.mark.parametrize(("result", "shown"), [
+    (SimpleNamespace(input="the row's text"), "a SimpleNamespace"),
+    ("long " * 20, "a str"),
+    ("text", "'text' (a str)"),
+    (math.inf, "inf (a float)"),
+])  # fmt: skip
+def test_the_error_for_such_a_result_gives_the_rule_and_nothing_of_the_row(result, shown):
+    with pytest.raises(ValueError, match="finite number") as raised:
+        check_reward(result, "the agent's result")
+    assert str(raised.value) == f"`the agent's result` must be a finite number; got {shown}."
 
 
 def test_a_plain_function_runs_beside_others_and_gets_the_plain_client(tmp_path):

@@ -66,7 +66,10 @@ def test_a_call_that_takes_too_long_ends_its_episode(kind, when, turns):
         played = play(engine, lambda row, turn: "a]", [{when: FOREVER}, {}])
         assert time.monotonic() - started < PATIENCE
         assert played.reasons == ["env_timeout", "terminated"]
-        assert played.record.errors == [f"{kind.__name__}: no answer in 0.5 s", None]
+        assert played.record.errors == [
+            f"{kind.__name__}: no answer in 0.5 s (`env_timeout_seconds`)",
+            None,
+        ]
         assert played.episodes[0].num_turns == turns
         assert played.record.terminated == [True, True]
     assert len(Slow.made) == 3

@@ -61,7 +61,10 @@ def test_an_environment_that_blocks_the_loop_for_good_costs_its_own_episode(held
         expected[first] = "env_timeout"
         assert played.reasons == expected
         error = str(played.record.errors[first])
-        assert error.startswith("Held: no answer in 0.8 s; it blocks the event loop that async")
+        start = (
+            "Held: no answer in 0.8 s (`env_timeout_seconds`); it blocks the event loop that async"
+        )
+        assert error.startswith(start)
 
 
 def test_who_has_begun_to_wait_goes_on_when_the_loop_is_free_again(held):

@@ -92,8 +92,8 @@ def test_what_get_reward_appends_belongs_to_the_last_turn(kind):
 @pytest.mark.parametrize(("score", "final", "error"), [
     (3, 3.0, None),
     (None, None, None),
-    (math.nan, None, "ValueError: `Kind.get_reward()` is nan"),
-    ("1", None, "ValueError: `Kind.get_reward()` is '1'"),
+    (math.nan, None, "ValueError: `Kind.get_reward()` must be a finite number; got nan"),
+    ("1", None, "ValueError: `Kind.get_reward()` must be a finite number; got '1'"),
     (OSError("no"), None, "OSError: no"),
     (SystemExit(2), None, "SystemExit: 2"),
 ])  # fmt: skip
@@ -119,10 +119,10 @@ def test_get_reward_is_asked_once_and_checked(kind, score, final, error):
 @pytest.mark.parametrize(("value", "message"), [
     ("shrink", "turn_rewards` shrank to 0 entries"),
     ("tuple", "turn_rewards` is a tuple; must be a list"),
-    ("none", "turn_rewards[-1]` is None"),
-    ("str", "turn_rewards[-1]` is '1'"),
-    ("nan", "turn_rewards[-1]` is nan"),
-    ("-inf", "turn_rewards[-1]` is -inf"),
+    ("none", "turn_rewards[-1]` must be a finite number; got None"),
+    ("str", "turn_rewards[-1]` must be a finite number; got '1'"),
+    ("nan", "turn_rewards[-1]` must be a finite number; got nan"),
+    ("-inf", "turn_rewards[-1]` must be a finite number; got -inf"),
 ])  # fmt: skip
 def test_a_list_that_is_none_ends_the_episode(kind, value, message):
     first = "!pay 1]" if value == "shrink" else "!look a]"

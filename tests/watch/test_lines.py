@@ -223,7 +223,7 @@ def rollout_of(success: float, cut_off: float) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("success", "cut_off", "warnings"), [(0.0, 1.0, 1), (0.1, 1.0, 0), (0.0, 0.5, 0)]
+    ("success", "cut_off", "warnings"), [(0.0, 1.0, 1), (0.1, 1.0, 0), (0.0, 0.5, 1), (0.0, 0.2, 0)]
 )
 def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_causes(
     success, cut_off, warnings, capsys

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
+from .agent_driver import AgentDriver
 from .chat import ChatRenderer, Message
 from .episode import Durations, Episode
 from .loop import EpisodeLoop, Parts
@@ -104,7 +105,9 @@ class RolloutEngine(Parts):
             failed = episode.stop_reason in FAILURES
             self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
         errors = [str(e.error) for e in episodes if e.stop_reason in FAILURES]
-        who = culprit(e.stop_reason for e in episodes)
+        agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
+        source = "agent" if agents else "environment"
+        who = culprit((e.stop_reason for e in episodes), source)
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             text = "%d of %d episodes ended in a failure of their %s: %s"

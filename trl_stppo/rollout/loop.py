@@ -186,8 +186,10 @@ class EpisodeLoop:
         kind = self._calls.pop(episode.row)
         self.env_seconds += result.seconds
         if result.timed_out:
-            limit = self._limits.env_timeout_seconds
-            message = f"{self._driver(episode).type_name}: no answer in {limit} s{_blocked(result)}"
+            message = (
+                f"{self._driver(episode).type_name}: no answer in {self._limits.env_timeout_seconds} s "
+                f"(`env_timeout_seconds`){_blocked(result)}"
+            )
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
             self._fail(episode, StopReason.ENV_ERROR, described(result.error))

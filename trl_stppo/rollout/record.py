@@ -36,12 +36,12 @@ USED_UP = (
 )
 
 
-def culprit(reasons: Iterable[StopReason | None]) -> str:
-    """Return the name of the failed part for a message: environment, sampler, or one of the two."""
+def culprit(reasons: Iterable[StopReason | None], source: str = "environment") -> str:
+    """Return the name of the failed part for a message: the source, sampler, or one of the two."""
     failures = {reason for reason in reasons if reason in FAILURES}
     if StopReason.SAMPLER_ERROR not in failures:
-        return "environment"
-    return "sampler" if len(failures) == 1 else "environment or sampler"
+        return source
+    return "sampler" if len(failures) == 1 else f"{source} or sampler"
 
 
 def cut_off_as_failed(
@@ -69,8 +69,12 @@ def check_reward(value: Any, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, str) or not math.isfinite(number):
-        kind = "" if isinstance(value, float) else f" (a {type(value).__name__})"
-        raise ValueError(f"`{name}` is {value!r}{kind}; a reward must be a finite number.")
+        # A longer text may be a row's; then equal errors would not be counted together.
+        is_short = value is None or (isinstance(value, str) and len(value) <= 80)
+        shown = f"a {type(value).__name__}"
+        if is_short or hasattr(type(value), "__float__"):
+            shown = f"{value!r:.80} ({shown})"
+        raise ValueError(f"`{name}` must be a finite number; got {shown}.")
     return number
 
 

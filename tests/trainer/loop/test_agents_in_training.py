@@ -141,6 +141,7 @@ def test_an_evaluation_and_a_saved_policy_play_the_same_episodes(tmp_path):
     trainer = build(tmp_path, Kept, arguments=arguments, **options)
     figures = trainer.evaluate()
     assert figures["eval_turns/mean"] == 4.0
+    assert "eval_turns/valid_action_rate" not in figures, "agents do not report it"
     trainer.save_model(str(tmp_path / "saved"))
     agent = Agent.from_pretrained(str(tmp_path / "saved"), device="cpu")
     rows = [dict(row) for row in prompts(3)]

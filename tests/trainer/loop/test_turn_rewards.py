@@ -298,9 +298,15 @@ BROKEN = [
     (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8"),
     (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8"),
     (lambda n: None, r"`broken` returned None \(a NoneType\)"),
-    (lambda n: [0.0] * (n - 1) + [float("nan")], r"`broken\(\)\[7\]` is nan; a reward must"),
-    (lambda n: [float("inf")] + [0.0] * (n - 1), r"`broken\(\)\[0\]` is inf"),
-    (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` is '1.0'"),
+    (
+        lambda n: [0.0] * (n - 1) + [float("nan")],
+        r"`broken\(\)\[7\]` must be a finite number; got nan",
+    ),
+    (
+        lambda n: [float("inf")] + [0.0] * (n - 1),
+        r"`broken\(\)\[0\]` must be a finite number; got inf",
+    ),
+    (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` must be a finite number; got '1.0' \(a str\)"),
 ]
 
 
@@ -322,7 +328,8 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
     model = tiny_value_model(TOKENIZER)
     torch.nn.init.constant_(model.score.weight, float("nan"))
     arguments = {"turn_reward_processing_classes": [TOKENIZER]}
-    with pytest.raises(ValueError, match=r"`Qwen2ForSequenceClassification\(\)` is nan"):
+    message = r"`Qwen2ForSequenceClassification\(\)` must be a finite number; got nan"
+    with pytest.raises(ValueError, match=message):
         trained(tmp_path, [model], arguments=arguments)
 
 

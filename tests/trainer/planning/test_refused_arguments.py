@@ -209,11 +209,11 @@ REFUSED = [
     ),
     (
         {"reward_funcs": rewarded(lambda n: [0.0, math.nan] * (n // 2))},
-        r"`mine\(\)\[1\]` is nan",
+        r"`mine\(\)\[1\]` must be a finite number; got nan",
         {},
     ),
     *(
-        ({"reward_funcs": rewarded(value)}, rf"`mine.*\(a {kind}\)", {})
+        ({"reward_funcs": rewarded(value)}, rf"`mine.*\ba {kind}\b", {})
         for kind, value in {
             **{"dict": {"a": 1.0}, "str": "1.0"},
             "list": lambda n: [[1.0, 2.0]] * n,

@@ -30,8 +30,8 @@ class PlayedEpisode:
     ended: bool  # whether its last token ends a turn
     rewards: tuple[float, ...]  # one per reward function, NaN if it returned None
     reward: float  # weighted sum of these, NaN if all returned None
-    # Per turn whether the environment could read the action; None if it does not report it.
-    valid_actions: tuple[bool, ...] | None = None
+    # Per turn whether the environment could read the action; empty if it does not report it.
+    valid_actions: tuple[bool, ...] = ()
     # None if no engine played.
     stop_reason: str | None = None
     env_type: str | None = None
@@ -63,7 +63,7 @@ class PlayedEpisode:
             ended=ended,
             rewards=tuple(rewards),
             reward=sum(parts) if parts else math.nan,
-            valid_actions=tuple(episode.valid_actions) if answered else None,
+            valid_actions=tuple(episode.valid_actions),
             stop_reason=None if reason is None else reason.value,
             env_type=episode.env_type,
             tool_calls=episode.tool_calls,
@@ -167,9 +167,9 @@ def _turns(every: list[PlayedEpisode]) -> dict[str, float]:
         "turns/max": max(e.turns for e in every),
         "turns/tokens_mean": sum(e.tokens for e in every) / turns if turns else 0.0,
     }
-    valid = [flag for e in every for flag in e.valid_actions or ()]
-    if any(e.valid_actions is not None for e in every):
-        result["turns/valid_action_rate"] = sum(valid) / len(valid) if valid else 0.0
+    valid = [flag for e in every for flag in e.valid_actions]
+    if valid:
+        result["turns/valid_action_rate"] = sum(valid) / len(valid)
     return result
 
 

@@ -112,7 +112,8 @@ def score(
         if rollout.turn_rewards is None and not others.any():
             raise ValueError(
                 "No turn has a reward, and there are no `reward_funcs`. Pass reward_funcs or "
-                "turn_reward_funcs, or pay in `rollout_func` or the environment."
+                "turn_reward_funcs, pay in `rollout_func` or the environment, or return a number from "
+                "the agent."
             )
         rewards, weights = rewards[:, others], weights[others]
     scored = ~rewards.isnan().all(dim=1)

@@ -138,7 +138,7 @@ def draw_start(_: Sequence[Record]) -> Any:
     figure, axes = plt.subplots(
         1,
         len(rates),
-        figsize=(2.4 * len(rates) + 2, 3),
+        figsize=(2.4 * len(rates) + 4, 3.2),
         layout="constrained",
         sharey=True,
         squeeze=False,
@@ -151,7 +151,7 @@ def draw_start(_: Sequence[Record]) -> Any:
                 axis.plot(
                     range(1, len(line) + 1), line, color=color, label=None if number else label
                 )
-        axis.set_title(f"learning rate {rate:g}, {len(here)} seeds", fontsize=9)
+        axis.set_title(f"learning rate {rate:g}", fontsize=9)
         axis.set_xlabel("rollout")
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.3)

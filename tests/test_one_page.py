@@ -16,7 +16,7 @@ SETTINGS = {
     "gamma": page.GAMMA,
     "cliprange_value": page.CLIPRANGE_VALUE, "vf_coef": page.VF_COEF,
     "max_grad_norm": page.MAX_GRAD_NORM, "optim": "adamw_torch", "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2, "kl_coef": 0.0,
+    "critic_learning_rate": 1e-2, "kl_coef": 0.0, "cliprange": None,
 }  # fmt: skip
 
 

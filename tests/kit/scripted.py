@@ -23,7 +23,7 @@ EPISODES = 8
 DEFAULTS = {
     "variant": "s-ppo", "clip_bias_power": 1.0, "per_device_train_batch_size": EPISODES,
     "gradient_accumulation_steps": 1, "num_mini_batches": 1, "num_ppo_epochs": 1, "max_steps": 1,
-    "optim": "sgd", "learning_rate": 0.1, "critic_learning_rate": 0.05,
+    "optim": "sgd", "learning_rate": 0.1, "critic_learning_rate": 0.05, "cliprange": 0.2,
     "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "bf16": False,
     "gradient_checkpointing": False, "shuffle_dataset": False, "use_cpu": True, "report_to": "none",
     "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,

@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
     trainer, _ = scripted_trainer(
         tmp_path_factory.mktemp("run"), trainer_class=Dealt, rows=ROWS,
         per_device_train_batch_size=2, gradient_accumulation_steps=8, num_mini_batches=MINI_BATCHES,
-        num_ppo_epochs=EPOCHS, total_episodes=2 * ROWS, max_steps=-1, variant="st-ppo",
+        num_ppo_epochs=EPOCHS, total_episodes=2 * ROWS, max_steps=-1, variant="st-ppo", cliprange=None,
     )  # fmt: skip
     trainer.train()
     return trainer
@@ -76,7 +76,8 @@ def test_an_unset_clip_range_is_narrowed_by_the_mini_batchs_tokens_per_turn(fini
 
 
 @pytest.mark.parametrize(
-    ("level", "given", "width"), [("turn", {"cliprange": 0.3}, 0.3), ("token", {}, 0.2)]
+    ("level", "given", "width"),
+    [("turn", {"cliprange": 0.3}, 0.3), ("token", {"cliprange": None}, 0.2)],
 )
 def test_a_set_clip_range_and_that_of_tokens_stay(tmp_path, level, given, width):
     trainer, _ = train(
@@ -92,7 +93,12 @@ def test_a_set_clip_range_and_that_of_tokens_stay(tmp_path, level, given, width)
 
 def test_the_unset_clip_range_of_an_episodes_ratio_is_narrowed_by_its_tokens(tmp_path):
     trainer, _ = train(
-        tmp_path, trainer_class=Dealt, rows=ROWS, variant=None, importance_sampling_level="sequence"
+        tmp_path,
+        trainer_class=Dealt,
+        rows=ROWS,
+        variant=None,
+        importance_sampling_level="sequence",
+        cliprange=None,
     )
     for (episodes, _, tokens, _), widths in zip(trainer.totals, trainer.widths, strict=True):
         assert widths[0] == pytest.approx(0.2 * episodes / tokens)

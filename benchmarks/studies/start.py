@@ -40,7 +40,7 @@ from trl_stppo import STPPOConfig, STPPOTrainer
 
 HERE = Path(__file__).parent
 ROLLOUTS, EPISODES, LATE = 24, 64, 5
-GRPO = "grpo"
+GRPO = {"grpo": 1, "grpo-4": 4}  # epochs of TRL's trainer
 ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
     "before": {"cliprange": 0.2, "lam": 0.95},
     "range": {"lam": 0.95},
@@ -48,6 +48,8 @@ ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
     "turn": {"advantage_level": "turn", "lam": 0.95},
     "spread": {},
     "winners": {"stabilizers": ["winners", "share"]},
+    "root": {"cliprange": 0.0426},  # 0.2 by the root of 22 tokens
+    "power": {"clip_bias_power": 2.0},
 }
 SEEDS = {"house": range(800, 805), "rates": range(805, 807), "others": range(700, 710)}
 
@@ -72,14 +74,18 @@ def of_game(stage: str, arm: str, task: str, seed: int) -> Trial:
 
 def stages() -> dict[str, list[Trial]]:
     """All runs."""
-    arms = [GRPO, "before", "turn", "spread"]
+    arms = ["grpo", "before", "turn", "spread"]
     house = itertools.product(SEEDS["house"], arms)
     rates = itertools.product(SEEDS["rates"], (3e-4, 3e-3), arms)
+    speed = itertools.product(
+        SEEDS["house"][:3], (3e-4, 3e-3, 1e-3), [*GRPO, "spread", "root", "power"]
+    )
     parts = itertools.product(SEEDS["house"][:3], ["range", "lambda", "winners"])
     games = itertools.product(SEEDS["others"], ("hanoi", "guess", "corridor", "demo"))
     return {
         "house": [of_house("house", arm, 1e-3, seed) for seed, arm in house],
         "rates": [of_house("rates", arm, rate, seed) for seed, rate, arm in rates],
+        "speed": [of_house("speed", arm, rate, seed) for seed, rate, arm in speed],
         "parts": [of_house("parts", arm, 1e-3, seed) for seed, arm in parts],
         "others": [of_game("others", "spread", task, seed) for seed, task in games],
     }
@@ -107,9 +113,9 @@ def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
 def in_house(job: Trial, agent: Path, rollouts: int) -> list[dict[str, Any]]:
     """One run in the house; its success is the mean reward of a rollout."""
     started, cell = time.perf_counter(), job.cell
-    grpo = job.arm == GRPO
-    epochs = 1 if grpo else 4
-    own: dict[str, Any] = {} if grpo else {"kl_coef": 0.0, **ARMS[job.arm]}
+    grpo = job.arm in GRPO
+    epochs = GRPO.get(job.arm, 4)
+    own: dict[str, Any] = {"kl_coef": 0.0, **ARMS[job.arm]} if not grpo else {}
     with tempfile.TemporaryDirectory() as folder:
         config = (GRPOConfig if grpo else STPPOConfig)(
             output_dir=folder,
@@ -120,6 +126,7 @@ def in_house(job: Trial, agent: Path, rollouts: int) -> list[dict[str, Any]]:
             max_completion_length=160,
             max_tool_calling_iterations=CALLS,
             max_steps=rollouts * epochs,
+            num_iterations=epochs,
             logging_steps=epochs,
             gradient_checkpointing=False,
             bf16=False,
@@ -195,7 +202,7 @@ def main() -> None:
     parser.add_argument(
         "--tasks", nargs="+", default=["house", "hanoi", "guess", "corridor", "demo"]
     )
-    parser.add_argument("--arms", nargs="+", default=[GRPO, *ARMS])
+    parser.add_argument("--arms", nargs="+", default=[*GRPO, *ARMS])
     parser.add_argument("--budget_hours", type=float, default=2.0, help="no run starts after it")
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--output", type=Path, default=Path("runs/start"), help="of agents")
@@ -208,7 +215,7 @@ def main() -> None:
     if args.quick:
         args.output, jobs = args.output / "quick", {}
         args.data = Path(tempfile.mkdtemp()) / "start.jsonl.gz"
-        jobs["quick"] = [of_house("quick", arm, 1e-3, 0) for arm in (GRPO, "spread")]
+        jobs["quick"] = [of_house("quick", arm, 1e-3, 0) for arm in ("grpo", "spread")]
     args.output.mkdir(parents=True, exist_ok=True)
     records, left_out = Runs(args.data), dict[str, int]()
     for stage, wanted in jobs.items():

@@ -39,6 +39,8 @@ NAMES = ARMS | {
     "winners+share": "winners + share, exact norms",
     "share-logits": "share, estimated norms",
     "turn": "turn ratio alone",
+    "kl-0.003": "rate by the KL (kl-0.003)",
+    "ess": "rate by the sample size (ess)",
 }
 GRPO = {"trl-grpo": "TRL's GRPO, fresh rollouts"}
 STARTS = {
@@ -204,7 +206,7 @@ def draw_rivals(records: Sequence[Record]) -> Any:
     axis.set_ylim(-1, len(ranked))
     axis.set_xlabel("final success on held-out episodes, mean of three seeds")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="lower right")
+    axis.legend(fontsize=8, loc="center left")
     return figure
 
 

@@ -269,6 +269,18 @@ def test_rows_keep_their_order_where_all_of_them_fit():
     assert few != sorted(few)
 
 
+@pytest.mark.parametrize(("flags", "warns"), [
+    ([], False),
+    (["--dataset_test_split", "train"], True),
+    (["--dataset_test_split", "train", "--test_split_size", "0.5"], False),
+])  # fmt: skip
+def test_a_warning_if_the_rows_are_those_of_training(words, flags, warns, tmp_path, caplog):
+    small_data(tmp_path / "mine")
+    wanted = [*words, "--dataset_name", str(tmp_path / "mine"), *flags]
+    evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, wanted)[0])
+    assert ("`dataset_test_split`" in caplog.text) is warns
+
+
 def test_rows_without_the_column_are_one_data_set(words, tmp_path):
     small_data(tmp_path / "mine")
     for split in ("train", "test"):

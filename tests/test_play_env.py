@@ -76,8 +76,8 @@ def test_an_episode_is_shown_turn_by_turn(play) -> None:
     assert play("a\nend\nnever read\n", *ECHO) == (
         0,
         "--- prompt\nHi. \n--- observation\nSay end.\n"
-        "> --- observation\n<a>\n--- turn 1  reward=0.5  return=0.5\n"
-        "> --- observation\n<end>\n--- turn 2  reward=0.5  return=1\n"
+        "> --- observation\n<a>\n--- turn 1  reward=0.5  return=0.5  valid_action=True\n"
+        "> --- observation\n<end>\n--- turn 2  reward=0.5  return=1  valid_action=True\n"
         "closed\n=== Echo: 2 turns, return 1\n",
     )
 

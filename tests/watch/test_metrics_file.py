@@ -128,13 +128,14 @@ def test_what_is_no_number_is_null(tmp_path):
     assert json.loads(lines[1]) == {"a": None, "b": None, "c": None, "step": 1}
 
 
-def test_a_new_run_keeps_the_log_of_the_one_before(tmp_path):
+def test_a_new_run_keeps_the_log_of_the_one_before(tmp_path, caplog):
     for step in (1, 2, 3):
         writer, at = MetricsFile(), state()
         writer.on_train_begin(Settings(str(tmp_path)), at, None)
         log(writer, at, {"a": step, "step": step})
     for step, name in enumerate((".previous", ".previous-2", ""), 1):
         assert [e["step"] for e in read_run(tmp_path / f"metrics{name}.jsonl").history] == [step]
+        assert f"now metrics{name}.jsonl" in caplog.text or not name
 
 
 def test_a_disk_that_is_full_costs_a_warning(tmp_path, caplog, monkeypatch):

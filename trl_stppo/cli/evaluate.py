@@ -104,6 +104,8 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
         )
     if not hasattr(rows, "__len__"):
         rows = Dataset.from_list(list(rows))  # a stream: all rows are played
+    if args.dataset_test_split == args.dataset_train_split and not args.test_split_size:
+        logger.warning("`dataset_test_split`: these are the rows of training, not held-out ones.")
     parts = {args.rows_name: rows}
     if "dataset" in rows.column_names:
         indices: dict[str, list[int]] = {}

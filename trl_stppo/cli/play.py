@@ -62,9 +62,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"--- prompt\n{row.get('prompt', '')}")
         print(f"--- observation\n{opening[0] if isinstance(opening, tuple) else opening}")
         for action in iter(_read_action, None):
-            turns, ended, before = turns + 1, False, total
+            turns, ended, before, info = turns + 1, False, total, {}
             if is_text:
-                text, reward, terminated, truncated, _ = call(env.step, action)
+                text, reward, terminated, truncated, info = call(env.step, action)
                 total, ended = total + reward, terminated or truncated
             else:
                 name, _, arguments = action.strip().partition(" ")
@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
                     text = f"{type(error).__name__}: {error}"
                 total = sum(getattr(env, "turn_rewards", None) or [])
             print(f"--- observation\n{text}")
-            print(f"--- turn {turns}  reward={total - before:g}  return={total:g}")
+            flags = "".join(f"  {k}={info[k]}" for k in ("valid_action", "success") if k in info)
+            print(f"--- turn {turns}  reward={total - before:g}  return={total:g}{flags}")
             if ended:
                 break
         if not is_text and callable(getattr(env, "get_reward", None)):

@@ -47,7 +47,13 @@ class MetricsFile(TrainerCallback):
                 head["resumed"] = [s for s in before if s < state.global_step] + [state.global_step]
             path.parent.mkdir(parents=True, exist_ok=True)
             if state.global_step == 0 and path.is_file():
-                os.replace(path, _free_name(path))
+                os.replace(path, earlier := _free_name(path))
+                logger.warning(
+                    "`output_dir=%s` holds an earlier run. Its log is now %s; new checkpoints replace "
+                    "those of the same step.",
+                    path.parent,
+                    earlier.name,
+                )
             aside = path.with_name(f".{path.name}.writing")
             aside.write_text(_lines([head, *state.log_history]), encoding="utf-8")
             os.replace(aside, path)

@@ -96,9 +96,18 @@ def _read_file(file: Path, folder: Path) -> Run:
     valid = [entry for entry in steps if number(entry["step"]) is not None]
     if odd := len(history) - len(dicts) + len(steps) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
-    return Run(
-        folder, valid, settings, file, head.get("steps_per_rollout"), head.get("resumed", [])
+    per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
+    return Run(folder, valid, settings, file, per_rollout, head.get("resumed", []))
+
+
+def _pace(history: list[dict[str, Any]]) -> int | None:
+    """Return TRL's optimizer steps per rollout, known if each step is logged: a rollout logs its tokens."""
+    steps, played = (
+        sorted({entry["step"] for entry in history if name in entry})
+        for name in ("loss", "num_tokens")
     )
+    gaps = [min(map(int.__sub__, at[1:], at), default=0) for at in (steps, played)]
+    return gaps[1] if gaps[0] == 1 and gaps[1] else None
 
 
 def _named(entry: Any) -> Any:

@@ -229,7 +229,7 @@ class Ending(TrainerCallback):
         if self.reason is not None and self._host.accelerator.is_main_process:
             last = self._last_checkpoint()
             saved = (
-                f"`resume_from_checkpoint=True` goes on from {last}" if last else "No checkpoint"
+                f'`resume_from_checkpoint="auto"` goes on from {last}' if last else "No checkpoint"
             )
             logger.warning(
                 "Training stopped after step %d of %d: %s. %s.",

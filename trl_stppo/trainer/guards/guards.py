@@ -121,7 +121,7 @@ class Guards:
         logger.warning(
             "After step %d: %s. Last checkpoint before the fall: %s. First try a third of the learning rate; "
             "see docs/collapse.md.",
-            self._host.state.global_step, fall, good[-1] if good else "none",
+            self._host.state.global_step, fall, good[-1] if good else "none, so begin again",
         )  # fmt: skip
 
     def keep_best(self, episodes: list[Episode], scores: list[float]) -> None:

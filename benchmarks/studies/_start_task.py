@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,15 @@ import torch
 from transformers import Qwen2ForCausalLM, set_seed
 from trl.chat_template_utils import qwen3_template
 
+sys.path.append(str(Path(__file__).parents[2] / "scripts" / "agents"))
+from taught import TEMPLATE
+
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
 ROOMS = ("attic", "cellar", "garden", "hall", "kitchen", "study")
 PLAN, CALLS = 3, 4
 CARE = 0.4  # of the player who is imitated at the end
 TOOLS = [{"type": "function", "function": {"name": "go"}}]
-# Qwen's form of a conversation with tools; of their schemas only the names, which keeps rows short.
-TEMPLATE = """
-{%- if tools -%}
-<|im_start|>system
-tools:{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}<|im_end|>
-{% endif -%}
-{%- for message in messages -%}
-<|im_start|>{{ message['role'] }}
-{{ message['content'] }}
-{%- for call in message.get('tool_calls') or [] %}
-<tool_call>
-{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
-</tool_call>
-{%- endfor -%}
-<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}
-<|im_start|>assistant
-{% endif -%}"""
 
 
 class House:

@@ -40,7 +40,8 @@ from trl_stppo import STPPOConfig, STPPOTrainer
 
 HERE = Path(__file__).parent
 ROLLOUTS, EPISODES, LATE = 24, 64, 5
-GRPO = {"grpo": 1, "grpo-4": 4}  # epochs of TRL's trainer
+GRPO = ("grpo", "grpo-4")  # of TRL's trainer
+EPOCHS = {"grpo": 1, "once": 1}  # else 4
 ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
     "before": {"cliprange": 0.2, "lam": 0.95},
     "range": {"lam": 0.95},
@@ -50,6 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
     "winners": {"stabilizers": ["winners", "share"]},
     "root": {"cliprange": 0.0426},  # 0.2 by the root of 22 tokens
     "power": {"clip_bias_power": 2.0},
+    "once": {},
 }
 SEEDS = {"house": range(800, 805), "rates": range(805, 807), "others": range(700, 710)}
 
@@ -80,7 +82,7 @@ def stages() -> dict[str, list[Trial]]:
     speed = itertools.product(
         SEEDS["house"][:3], (3e-4, 3e-3, 1e-3), [*GRPO, "spread", "root", "power"]
     )
-    parts = itertools.product(SEEDS["house"][:3], ["range", "lambda", "winners"])
+    parts = itertools.product(SEEDS["house"][:3], ["once", "range", "lambda", "winners"])
     games = itertools.product(SEEDS["others"], ("hanoi", "guess", "corridor", "demo"))
     return {
         "house": [of_house("house", arm, 1e-3, seed) for seed, arm in house],
@@ -114,7 +116,7 @@ def in_house(job: Trial, agent: Path, rollouts: int) -> list[dict[str, Any]]:
     """One run in the house; its success is the mean reward of a rollout."""
     started, cell = time.perf_counter(), job.cell
     grpo = job.arm in GRPO
-    epochs = GRPO.get(job.arm, 4)
+    epochs = EPOCHS.get(job.arm, 4)
     own: dict[str, Any] = {"kl_coef": 0.0, **ARMS[job.arm]} if not grpo else {}
     with tempfile.TemporaryDirectory() as folder:
         config = (GRPOConfig if grpo else STPPOConfig)(

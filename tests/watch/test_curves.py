@@ -23,6 +23,13 @@ def test_points_leave_out_what_is_no_number_and_take_the_later_of_two():
     assert points(entries, "episode/score") == ([1.0, 4.0], [1.0, 5.0])
 
 
+def test_an_update_is_drawn_by_the_mean_of_its_steps():
+    entries = history(1.0, 2.0, 6.0, 5.0, 9.0)
+    assert points(entries, "episode/score", 4) == ([1, 2], [3.5, 9.0])
+    assert points(history(1.0, start=0), "episode/score", 4) == ([0], [1.0])
+    assert falls(history(0, 0, 1, 1, 3, metric="guard/falls"), 4) == {1, 2}
+
+
 def test_a_fall_is_where_their_number_grows():
     assert falls(history(0, 0, 1, 1, 3, metric="guard/falls")) == {3.0, 5.0}
     assert falls(history(1, metric="guard/falls")) == {1.0}

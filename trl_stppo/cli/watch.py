@@ -51,18 +51,20 @@ class WatchedRun:
             run = read_run(self.folder)
         except (FileNotFoundError, ValueError):  # no entry yet, or damaged
             return state
+        history, steps = run.history, run.steps_per_rollout or 1
         panels = {
             panel.title: {
-                "train": list(zip(*points(run.history, panel.metric), strict=True)),
-                "eval": list(zip(*points(run.history, f"eval_{panel.metric}"), strict=True)),
+                "train": list(zip(*points(history, panel.metric, steps), strict=True)),
+                "eval": list(zip(*points(history, f"eval_{panel.metric}", steps), strict=True)),
                 "unit": panel.unit,
                 "limits": panel.limits,
-                "falls": sorted(falls(run.history)) if panel in OUTCOMES else [],
+                "falls": sorted(falls(history, steps)) if panel in OUTCOMES else [],
             }
             for panel in (OUTCOMES[0], *DIAGNOSTICS)
         }
-        per_update = run.steps_per_rollout
-        return state | {"per_update": per_update, "resumed": run.resumed, "panels": panels}
+        resumed = [step / steps for step in run.resumed]
+        unit = "update" if run.steps_per_rollout else "step"
+        return state | {"unit": unit, "resumed": resumed, "panels": panels}
 
     def episodes(self) -> bytes:
         """Return the HTML page of the episodes. The page is rebuilt if there are new episodes."""

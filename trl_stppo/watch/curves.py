@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +35,7 @@ DIAGNOSTICS = (
     Panel("policy/approx_kl", "KL to the sampling policy", "nats per token"),
     Panel("policy/clip_fraction", "clip fraction", "share of tokens"),
     Panel("policy/entropy", "entropy", "nats per token"),
+    Panel("tools/call_frequency", "tool calls", "per episode"),
     Panel("clip_bias/scale", "scale of the update", "factor", (-0.02, 1.02)),
     Panel("value/explained_variance", "explained variance", "share", (-1.05, 1.05)),
 )
@@ -76,7 +79,7 @@ def draw_curves(runs: Mapping[str, History | Run], path: Path, title: str | None
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    columns = min(3, len(panels))
+    columns = -(-len(panels) // 2) if len(panels) > 3 else len(panels)
     rows = -(-len(panels) // columns)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.5 * columns, 2.3 * rows + 0.7), layout="constrained")
@@ -96,29 +99,34 @@ def draw_curves(runs: Mapping[str, History | Run], path: Path, title: str | None
     return path
 
 
-def points(history: History, metric: str) -> tuple[list[float], list[float]]:
-    """Return the steps and finite values of a metric, sorted by step. A step's last entry counts."""
-    values = {
-        float(entry["step"]): number(entry.get(metric)) for entry in history if metric in entry
-    }
-    at = {step: value for step, value in values.items() if value is not None}
-    return sorted(at), [at[step] for step in sorted(at)]
+def points(history: History, metric: str, steps: int = 1) -> tuple[list[int], list[float]]:
+    """Return the updates, of this many optimizer steps, and a metric's mean in each, sorted.
+
+    The last entry of a step counts. Values that are not finite are left out.
+    """
+    entries = sorted((entry for entry in history if metric in entry), key=lambda e: e["step"])
+    last = {entry["step"]: number(entry[metric]) for entry in entries}
+    updates: dict[int, list[float]] = {}
+    for step, value in last.items():
+        if value is not None:
+            updates.setdefault(math.ceil(step / steps), []).append(value)
+    return list(updates), [statistics.fmean(values) for values in updates.values()]
 
 
 def _draw(axis: Axes, panel: Panel, runs: Mapping[str, Run], by_update: bool) -> None:
     for index, (label, run) in enumerate(runs.items()):
         history, per_update = run.history, (run.steps_per_rollout if by_update else None) or 1
         colour = COLOURS[index % len(COLOURS)]
-        steps, values = _at(points(history, panel.metric), per_update)
-        marker = "." if len(steps) < 4 else None
-        axis.plot(steps, values, color=colour, linewidth=1.5, marker=marker, label=label)
-        evaluated = _at(points(history, f"eval_{panel.metric}"), per_update)
+        updates, values = points(history, panel.metric, per_update)
+        marker = "." if len(updates) < 4 else None
+        axis.plot(updates, values, color=colour, linewidth=1.5, marker=marker, label=label)
+        evaluated = points(history, f"eval_{panel.metric}", per_update)
         axis.plot(*evaluated, "o", color=colour, fillstyle="none")
         for step in run.resumed:
             axis.axvline(step / per_update, color=colour, linestyle=":", linewidth=0.8)
         if panel in OUTCOMES:
-            seen = {step / per_update for step in falls(history)}
-            at = [(x, y) for x, y in zip(steps, values, strict=True) if x in seen]
+            seen = falls(history, per_update)
+            at = [(x, y) for x, y in zip(updates, values, strict=True) if x in seen]
             axis.plot(*(zip(*at, strict=True) if at else ((), ())), "v", color="#b00020")
     axis.set_title(panel.title, fontsize=10, parse_math=False)
     axis.set_xlabel("update" if by_update else "optimizer step", fontsize=8)
@@ -127,12 +135,9 @@ def _draw(axis: Axes, panel: Panel, runs: Mapping[str, Run], by_update: bool) ->
     axis.grid(color="#dddddd", linewidth=0.6)
 
 
-def _at(found: tuple[list[float], list[float]], per_update: int) -> tuple[list[float], list[float]]:
-    return [step / per_update for step in found[0]], found[1]
-
-
-def falls(history: History) -> set[float]:
-    """Return the optimizer steps at which the counter `guard/falls` increased."""
-    steps, counts = points(history, FALLS)
+def falls(history: History, steps: int = 1) -> set[int]:
+    """Return the updates, of this many optimizer steps, in which the counter `guard/falls` increased."""
+    at, counts = points(history, FALLS)
     before = [0.0, *counts]
-    return {step for step, old, new in zip(steps, before, counts, strict=False) if new > old}
+    grown = (step for step, old, new in zip(at, before, counts, strict=False) if new > old)
+    return {math.ceil(step / steps) for step in grown}

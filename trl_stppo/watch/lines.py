@@ -198,7 +198,7 @@ class ProgressLines(TrainerCallback):
         rollouts = self._total(state)
         episodes = getattr(args, "generation_batch_size", None)
         of = f" of {episodes:,} episodes, {rollouts * episodes:,} in all" if episodes else ""
-        updates = f"{steps} optimizer steps each, {state.max_steps:,} in all"
+        updates = f"{steps} optimizer step{'s' * (steps > 1)} each, {state.max_steps:,} in all"
         yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
         if (rate := getattr(args, "critic_learning_rate", None)) is not None:
             yield f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
@@ -243,7 +243,7 @@ class ProgressLines(TrainerCallback):
             if not self._warned and cut is not None and cut > many and not solved:
                 self._warned = True
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
-                say(f"! {ends} and none is solved: {causes}")
+                say(f"! {ends}{'' if solved is None else ' and none is solved'}: {causes}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:

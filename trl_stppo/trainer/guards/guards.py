@@ -119,8 +119,8 @@ class Guards:
         folders = checkpoints(Path(self._host.args.output_dir))
         good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
         logger.warning(
-            "After step %d: %s. Last checkpoint before the fall: %s. First try a third of the learning rate; "
-            "see docs/collapse.md.",
+            "In the rollout after step %d, %s. Last checkpoint before the fall: %s. First try a third of the "
+            "learning rate; see docs/collapse.md.",
             self._host.state.global_step, fall, good[-1] if good else "none, so begin again",
         )  # fmt: skip
 

@@ -61,8 +61,15 @@ class STGRPOConfig(STPPOConfig):
         Preset("st-grpo"), f"One of {', '.join(GROUP_VARIANTS)}, or None: free choice."
     )
     num_generations: int | None = option(8, "Episodes per prompt, at least 2; with ReBN 1.")
-    num_iterations: int = option(1, "Epochs over each rollout batch.")
+    num_iterations: int = option(  # type: ignore[assignment]
+        None, "Epochs over each rollout batch. Default 4 with stabilizers, which act on later steps, else 1."
+    )
     kl_coef: float = option(0.0, "Only 0: use beta.")
+
+    def _resolve_variant(self) -> None:
+        super()._resolve_variant()
+        if self.num_iterations is None and self.num_ppo_epochs is None:
+            self.num_iterations = STPPOConfig.num_iterations if self.stabilizers else 1
 
     def _resolve_critic(self) -> None:
         """Leave the critic's learning rate unset, because there is no critic."""

@@ -154,7 +154,9 @@ def test_the_critics_rate_follows_the_policys_unless_it_is_set(rate, expected):
 @pytest.mark.parametrize(("cls", "options", "steps"), [
     (PPOConfig, {}, 4),
     (STPPOConfig, {"num_ppo_epochs": 3, "num_mini_batches": 2}, 6),
-    (STGRPOConfig, {}, 1),
+    (STGRPOConfig, {}, 4),
+    (STGRPOConfig, {"variant": "grpo"}, 1),
+    (STGRPOConfig, {"num_ppo_epochs": 1}, 1),
     (STPPOConfig, {"logging_steps": 10}, 10),
     (STPPOConfig, {"logging_steps": 0.25}, 0.25),
 ])  # fmt: skip

@@ -45,8 +45,8 @@ NAMES = ARMS | {
 GRPO = {"trl-grpo": "TRL's GRPO, fresh rollouts"}
 STARTS = {
     "spread": "ST-PPO, the default",
-    "before": "ST-PPO, cliprange 0.2 and lam 0.95",
     "grpo": "TRL's GRPO",
+    "grpo-4": "TRL's GRPO, four epochs",
 }
 SYMPTOMS = {
     SUCCESS: "success rate (training)",
@@ -133,26 +133,24 @@ def draw_headline(records: Sequence[Record]) -> Any:
 
 
 def draw_start(_: Sequence[Record]) -> Any:
-    """A panel per learning rate: rewards of the study of beginnings."""
+    """A panel per learning rate: rewards of the study of beginnings, a line per seed."""
+    runs: dict[tuple[str, float, int], Record] = {}  # some stand in two stages
     with gzip.open(STARTED, "rt") as file:
-        runs = [r for r in map(json.loads, file) if r["key"][0] in ("house", "rates")]
-    rates = sorted({run["cell"]["learning_rate"] for run in runs})
-    figure, axes = plt.subplots(
-        1,
-        len(rates),
-        figsize=(2.4 * len(rates) + 4, 3.2),
-        layout="constrained",
-        sharey=True,
-        squeeze=False,
-    )
+        for run in map(json.loads, file):
+            cell = run["cell"]
+            if cell["stage"] in ("house", "speed") and run["key"][2] in STARTS:
+                runs.setdefault((run["key"][2], cell["learning_rate"], cell["seed"]), run)
+    rates = sorted({rate for _, rate, _ in runs})
+    form = {"sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(rates), figsize=(2.4 * len(rates) + 1, 3.2), **form)
     for axis, rate in zip(axes[0], rates, strict=True):
-        for (arm, label), color in zip(STARTS.items(), ("C0", "C1", "C3"), strict=True):
-            here = [r for r in runs if (r["key"][2], r["cell"]["learning_rate"]) == (arm, rate)]
-            for number, run in enumerate(here):
-                line = smooth(run["curves"][SUCCESS])
-                axis.plot(
-                    range(1, len(line) + 1), line, color=color, label=None if number else label
-                )
+        for (arm, label), color in zip(STARTS.items(), ("C0", "C3", "C1"), strict=True):
+            lines = [
+                smooth(r["curves"][SUCCESS]) for key, r in runs.items() if key[:2] == (arm, rate)
+            ]
+            for number, line in enumerate(lines):
+                name = None if number else label
+                axis.plot(range(1, len(line) + 1), line, color=color, linewidth=1.2, label=name)
         axis.set_title(f"learning rate {rate:g}", fontsize=9)
         axis.set_xlabel("rollout")
         axis.set_ylim(-0.02, 1.02)

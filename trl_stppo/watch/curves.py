@@ -1,4 +1,4 @@
-"""Plot the learning curves of runs in six panels; needs matplotlib (extra `plot`)."""
+"""Plot the learning curves of runs; needs matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 

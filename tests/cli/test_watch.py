@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.kit.trace_kit import browser, made_up_run, set_size
+from tests.watch.test_runs import write_lines
 from trl_stppo.cli.watch import server
 from trl_stppo.trace.files import FOLDER
 
@@ -58,6 +59,16 @@ def test_curves_and_episodes_follow_a_run(tmp_path):
         made_up_run(run, updates=2)
         assert json.loads(get(f"{url}/state"))[0]["episodes"] != now["episodes"]
         assert "6 episodes from 2 updates" in get(f"{url}/episodes/0")
+
+
+def test_a_score_stands_in_for_a_success_that_is_not_known(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_lines(folder, [{"episode/score": 0.5, "step": 1}])
+    with served(tmp_path, folder) as url:
+        panels = json.loads(get(f"{url}/state"))[0]["panels"]
+    assert "success" not in panels
+    assert panels["score"]["train"] == [[1, 0.5]]
 
 
 def test_a_damaged_log_leaves_the_episodes(tmp_path):

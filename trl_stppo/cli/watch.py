@@ -52,6 +52,7 @@ class WatchedRun:
         except (FileNotFoundError, ValueError):  # no entry yet, or damaged
             return state
         history, steps = run.history, run.steps_per_rollout or 1
+        outcomes = [panel for panel in OUTCOMES if points(history, panel.metric)[0]]
         panels = {
             panel.title: {
                 "train": list(zip(*points(history, panel.metric, steps), strict=True)),
@@ -60,7 +61,7 @@ class WatchedRun:
                 "limits": panel.limits,
                 "falls": sorted(falls(history, steps)) if panel in OUTCOMES else [],
             }
-            for panel in (OUTCOMES[0], *DIAGNOSTICS)
+            for panel in (*outcomes[:1], *DIAGNOSTICS)
         }
         resumed = [step / steps for step in run.resumed]
         unit = "update" if run.steps_per_rollout else "step"

@@ -62,7 +62,8 @@ class STGRPOConfig(STPPOConfig):
     )
     num_generations: int | None = option(8, "Episodes per prompt, at least 2; with ReBN 1.")
     num_iterations: int = option(  # type: ignore[assignment]
-        None, "Epochs over each rollout batch. Default 4 with stabilizers, which act on later steps, else 1."
+        None,
+        "Epochs over each rollout batch. Default 4 with stabilizers, which act on later steps, else 1.",
     )
     kl_coef: float = option(0.0, "Only 0: use beta.")
 

@@ -36,12 +36,14 @@ from datasets import Dataset
 from solved import RATE, Records, Runs
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 
 HERE = Path(__file__).parent
 ROLLOUTS, EPISODES, LATE = 24, 64, 5
 GRPO = ("grpo", "grpo-4")  # of TRL's trainer
 EPOCHS = {"grpo": 1, "once": 1}  # else 4
+CONFIGS = {"grpo": GRPOConfig, "grpo-4": GRPOConfig, "groups": STGRPOConfig}  # else STPPOConfig
+TRAINERS = {GRPOConfig: GRPOTrainer, STGRPOConfig: STGRPOTrainer, STPPOConfig: STPPOTrainer}
 ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
     "before": {"cliprange": 0.2, "lam": 0.95},
     "range": {"lam": 0.95},
@@ -52,6 +54,7 @@ ARMS: dict[str, dict[str, Any]] = {  # of STPPOTrainer
     "root": {"cliprange": 0.0426},  # 0.2 by the root of 22 tokens
     "power": {"clip_bias_power": 2.0},
     "once": {},
+    "groups": {},  # of STGRPOTrainer
 }
 SEEDS = {"house": range(800, 805), "rates": range(805, 807), "others": range(700, 710)}
 
@@ -80,7 +83,7 @@ def stages() -> dict[str, list[Trial]]:
     house = itertools.product(SEEDS["house"], arms)
     rates = itertools.product(SEEDS["rates"], (3e-4, 3e-3), arms)
     speed = itertools.product(
-        SEEDS["house"][:3], (3e-4, 3e-3, 1e-3), [*GRPO, "spread", "root", "power"]
+        SEEDS["house"][:3], (3e-4, 3e-3, 1e-3), [*GRPO, "spread", "root", "power", "groups"]
     )
     parts = itertools.product(SEEDS["house"][:3], ["once", "range", "lambda", "winners"])
     games = itertools.product(SEEDS["others"], ("hanoi", "guess", "corridor", "demo"))
@@ -119,7 +122,7 @@ def in_house(job: Trial, agent: Path, rollouts: int) -> list[dict[str, Any]]:
     epochs = EPOCHS.get(job.arm, 4)
     own: dict[str, Any] = {"kl_coef": 0.0, **ARMS[job.arm]} if not grpo else {}
     with tempfile.TemporaryDirectory() as folder:
-        config = (GRPOConfig if grpo else STPPOConfig)(
+        config = CONFIGS.get(job.arm, STPPOConfig)(
             output_dir=folder,
             learning_rate=cell.learning_rate,
             lr_scheduler_type="constant",
@@ -138,7 +141,7 @@ def in_house(job: Trial, agent: Path, rollouts: int) -> list[dict[str, Any]]:
             disable_tqdm=True,
             **own,
         )
-        trainer = (GRPOTrainer if grpo else STPPOTrainer)(
+        trainer = TRAINERS[type(config)](
             model=str(agent),
             args=config,
             train_dataset=Dataset.from_list(rows(3000, seed=1)),

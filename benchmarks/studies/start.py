@@ -212,9 +212,9 @@ def main() -> None:
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--output", type=Path, default=Path("runs/start"), help="of agents")
     parser.add_argument("--data", type=Path, default=HERE / "start.jsonl.gz")
-    parser.add_argument("--quick", action="store_true", help="two runs of two rollouts")
+    parser.add_argument("--quick", action="store_true", help="two runs of one rollout")
     args = parser.parse_args()
-    args.updates = 2 if args.quick else None
+    args.updates = 1 if args.quick else None
     deadline = time.monotonic() + 3600 * args.budget_hours
     jobs = {name: stages()[name] for name in args.stages}
     if args.quick:

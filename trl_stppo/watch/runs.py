@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def _pace(history: list[dict[str, Any]]) -> int | None:
         sorted({entry["step"] for entry in history if name in entry})
         for name in ("loss", "num_tokens")
     )
-    gaps = [min(map(int.__sub__, at[1:], at), default=0) for at in (steps, played)]
+    gaps = [min(map(operator.sub, at[1:], at), default=0) for at in (steps, played)]
     return gaps[1] if gaps[0] == 1 and gaps[1] else None
 
 

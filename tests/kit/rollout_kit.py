@@ -20,7 +20,7 @@ from trl_stppo.rollout.engine import RolloutEngine
 from trl_stppo.rollout.environments import EnvironmentPool, split_environments
 from trl_stppo.rollout.episode import Durations, Episode, Limits
 from trl_stppo.rollout.text_driver import TextDriver
-from trl_stppo.rollout.tool_driver import ToolDriver, ToolFormat
+from trl_stppo.rollout.tool_driver import Parse, ToolDriver
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 RENDERER = ChatRenderer(TOKENIZER, [EOS])
@@ -116,21 +116,13 @@ def requested(name: str, *argument: str, **arguments: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def suffix(messages: list[dict[str, Any]]) -> list[int]:
-    """Token ids after the assistant's turn."""
-    return ids("".join(f"[t {m['content']}]" for m in messages) + "[a ")
-
-
-FORMAT = ToolFormat(parse, suffix)
-
-
 def build(
     factory: Any = None,
     *,
     standalone: Sequence[Any] = (),
     isolate: bool = False,
     workers: int = 16,
-    tool_format: ToolFormat = FORMAT,
+    parse: Parse = parse,
     on_env_error: str = "mask",
     env_error_penalty: float = 1.0,
     **limits: Any,
@@ -146,14 +138,12 @@ def build(
     with_tools = [(pool, name, probes[name]) for name in tools]
     for place in with_tools or ([] if drivers else [(None, None, None)]):
         drivers[place[1]] = ToolDriver(
-            *place, list(standalone), tool_format, wait,
+            *place, list(standalone), parse, wait,
             run_on_main=calls.run_on_poller, isolated=isolate,
         )  # fmt: skip
     limits = Limits(**{"max_completion_tokens": 200, **limits})
     errors = {"on_env_error": on_env_error, "env_error_penalty": env_error_penalty}
-    BUILT.append(
-        RolloutEngine(drivers, pool, calls, limits, tool_suffix=tool_format.suffix, **errors)
-    )
+    BUILT.append(RolloutEngine(drivers, pool, calls, limits, **errors))
     return BUILT[-1]
 
 

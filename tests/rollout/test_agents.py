@@ -16,7 +16,7 @@ import torch
 
 from tests.kit.builders import Kept, build, logs, prompts
 from tests.kit.fakes import char_tokenizer
-from tests.kit.rollout_kit import FORMAT, RENDERER, ScriptedBackend, says
+from tests.kit.rollout_kit import RENDERER, ScriptedBackend, parse, says
 from trl_stppo import Agent
 from trl_stppo.rollout.agent_driver import AgentDriver
 from trl_stppo.rollout.engine import RolloutEngine
@@ -637,7 +637,7 @@ def test_tool_calls_before_a_stop_string_are_calls():
         return 1.0
 
     limits = Limits(max_completion_tokens=200)
-    driver = AgentDriver(agent, RENDERER, FORMAT, limits)
+    driver = AgentDriver(agent, RENDERER, parse, limits)
     engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
     script = says(["!f 1Observation: 5]"], ["so Observation: 5]"])
     rows = [{}, {}]

@@ -31,26 +31,32 @@ def renderer(template: str | None = None, **kwargs) -> ChatRenderer:
     return ChatRenderer(char_tokenizer(), [EOS], chat_template=template, template_kwargs=kwargs)
 
 
-@pytest.mark.parametrize(("observation", "turn_ended", "expected"), [
-    ("more", True, "[u more][a "),
-    ("more", False, "][u more][a "),  # the end of the turn then belongs to the observation
-    ("", True, "[u ][a "),
-    ("", False, "][u ][a "),
+CUT = ids("x")[0]
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize(("observation", "last", "expected"), [
+    ("more", EOS, "[u more][a "),
+    ("more", CUT, "][u more][a "),  # the end of the turn then belongs to the observation
+    ("", EOS, "[u ][a "),
+    ("", CUT, "][u ][a "),
 ])  # fmt: skip
-def test_an_observation_is_the_suffix_that_the_template_adds(observation, turn_ended, expected):
-    result = renderer().observation_ids(observation, conversational=True, turn_ended=turn_ended)
-    assert text(result) == expected
+def test_an_observation_is_the_suffix_that_the_template_adds(observation, last, expected):
+    assert text(renderer().observation_ids(user(observation), last=last)) == expected
 
 
 def test_what_a_template_writes_after_the_end_of_turn_belongs_to_the_observation():
     chat = renderer(NEWLINES)
-    for ended, expected in ((True, "\n[u x]\n[a "), (False, "]\n[u x]\n[a ")):
-        assert text(chat.observation_ids("x", conversational=True, turn_ended=ended)) == expected
+    for last, expected in ((EOS, "\n[u x]\n[a "), (CUT, "]\n[u x]\n[a ")):
+        assert text(chat.observation_ids(user("x"), last=last)) == expected
 
 
 def test_template_kwargs_reach_the_template():
     chat = renderer(SIGNED, name="bot")
-    assert text(chat.observation_ids("x", conversational=True, turn_ended=True)) == "[u x][bot "
+    assert text(chat.observation_ids(user("x"), last=EOS)) == "[u x][bot "
 
 
 @pytest.mark.parametrize("template", [None, NEWLINES])
@@ -61,7 +67,7 @@ def test_appending_gives_the_ids_of_the_whole_conversation(template):
     grown = chat.prompt_ids(messages)
     for turn, observation in (("one", "first"), ("two", "second")):
         grown += ids(turn + "]")
-        grown += chat.observation_ids(observation, conversational=True, turn_ended=True)
+        grown += chat.observation_ids(user(observation), last=EOS)
         messages += [
             {"role": "assistant", "content": turn},
             {"role": "user", "content": observation},
@@ -69,16 +75,20 @@ def test_appending_gives_the_ids_of_the_whole_conversation(template):
         assert grown == chat.prompt_ids(messages)
 
 
-@pytest.mark.parametrize("template", [COUNTING, FORGETTING])
-@pytest.mark.parametrize("turn_ended", [True, False])
-def test_a_template_that_rewrites_earlier_messages_is_refused(template, turn_ended):
-    with pytest.raises(ValueError, match=r"renders earlier messages differently.*chat_template"):
-        renderer(template).observation_ids("x", conversational=True, turn_ended=turn_ended)
+def test_a_template_that_rewrites_earlier_messages_is_noticed():
+    assert not renderer(COUNTING).preserves_turns()
+    assert renderer(NEWLINES).preserves_turns()
+    assert text(renderer(COUNTING).observation_ids(user("x"), last=EOS)) == "[u x]"
+
+
+def test_a_template_that_leaves_out_earlier_turns_is_refused():
+    with pytest.raises(ValueError, match=r"leaves out a turn.*chat_template"):
+        renderer(FORGETTING).observation_ids(user("x"), last=EOS)
 
 
 def test_a_template_without_an_end_of_turn_token_is_refused():
     with pytest.raises(ValueError, match=r"does not end an assistant message .*eos_token"):
-        renderer(ENDLESS).observation_ids("x", conversational=True, turn_ended=True)
+        renderer(ENDLESS).preserves_turns()
 
 
 @pytest.mark.parametrize(("prompt", "observation", "expected"), [
@@ -92,6 +102,12 @@ def test_a_template_without_an_end_of_turn_token_is_refused():
 ])  # fmt: skip
 def test_the_opening_is_appended_to_the_last_message(prompt, observation, expected):
     assert with_opening(prompt, observation) == expected
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_the_opening_is_a_user_message_of_its_own_after_what_is_not_read(role):
+    prompt = [{"role": role, "content": "s"}]
+    assert with_opening(prompt, "a door") == [*prompt, {"role": "user", "content": "a door"}]
 
 
 def test_the_opening_leaves_the_row_unchanged():

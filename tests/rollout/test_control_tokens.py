@@ -13,7 +13,6 @@ from tests.kit.fakes import char_tokenizer
 from tests.kit.tokenizer_kit import KINDS, Kind, gpt2, qwen
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.control_tokens import MARK, ControlTokens
-from trl_stppo.trainer.setup.players import tool_format
 
 kind_of = functools.cache(lambda name: KINDS[name]())
 EVERY_KIND = pytest.mark.parametrize("name", list(KINDS))
@@ -21,8 +20,13 @@ TOOL_KINDS = pytest.mark.parametrize("name", ["qwen", "mistral", "slow"])
 HARMLESS = "QZQ"
 
 
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 def observed(kind: Kind, text: str) -> list[int]:
-    return kind.renderer.observation_ids(text, conversational=kind.chats, turn_ended=True)
+    last = kind.tokenizer.convert_tokens_to_ids(kind.end)
+    return kind.renderer.observation_ids(user(text), last=last, conversational=kind.chats)
 
 
 def opened(kind: Kind, text: str) -> list[int]:
@@ -33,7 +37,7 @@ def opened(kind: Kind, text: str) -> list[int]:
 
 def answered(kind: Kind, *texts: str, name: str = "look") -> list[int]:
     messages = [{"role": "tool", "name": name, "content": text} for text in texts]
-    return tool_format(kind.renderer).suffix(kind.renderer.control.split(messages))
+    return kind.renderer.observation_ids(messages, last=kind.renderer.tokenizer.eos_token_id)
 
 
 def pieces(kind: Kind, ids: list[int]) -> list[list[int]]:
@@ -142,10 +146,10 @@ def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_to
     tokenizer.chat_template = joined
     chat = ChatRenderer(tokenizer, [tokenizer.eos_token_id], chat_template=joined + "<hint>")
     note, hint, protocol = tokenizer.convert_tokens_to_ids(["<note>", "<hint>", "<protocol>"])
-    ids = chat.observation_ids("<note><hint><protocol>", conversational=False, turn_ended=True)
+    ids = chat.observation_ids(user("<note><hint><protocol>"), last=0, conversational=False)
     assert (note in ids, hint in ids, ids.count(protocol)) == (False, False, 1)
     own = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
-    assert note not in own.observation_ids("<note>", conversational=False, turn_ended=True)
+    assert note not in own.observation_ids(user("<note>"), last=0, conversational=False)
 
 
 def test_a_control_token_does_not_arise_between_prompt_and_opening():
@@ -203,7 +207,7 @@ def test_what_cannot_be_written_in_plain_tokens_becomes_unknown_ones():
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
     chat = ChatRenderer(tokenizer, [1])
-    assert chat.observation_ids("a <eos> b", conversational=False, turn_ended=True) == [2, 0, 0, 3]
+    assert chat.observation_ids(user("a <eos> b"), last=0, conversational=False) == [2, 0, 0, 3]
 
 
 def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
@@ -214,7 +218,7 @@ def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
     assert tokenizer("a</s>b", split_special_tokens=True)["input_ids"].count(1) == 1
     chat = ChatRenderer(tokenizer, [1])
-    ids = chat.observation_ids("a</s>b", conversational=False, turn_ended=True)
+    ids = chat.observation_ids(user("a</s>b"), last=0, conversational=False)
     assert tokenizer.convert_ids_to_tokens(ids) == ["▁", "a", "<", "/", "s", ">", "b"]
 
 
@@ -229,7 +233,7 @@ def test_other_spellings_that_the_normaliser_makes_control_tokens_of_are_plain_t
     token = tokenizer.convert_tokens_to_ids("<observation>")
     for text in ("<OBSERVATION>", "\uff1cobservation\uff1e", "a<Observation>b<observation>"):
         assert token in tokenizer(text)["input_ids"]
-        ids = chat.observation_ids(text, conversational=False, turn_ended=True)
+        ids = chat.observation_ids(user(text), last=0, conversational=False)
         assert token not in ids
         assert tokenizer.decode(ids).endswith("observation>")
     plain = "\uff21 plain text"
@@ -242,7 +246,7 @@ def test_control_tokens_that_eat_blanks_leave_those_of_the_text():
         {"additional_special_tokens": [AddedToken("<|x|>", special=True, lstrip=True, rstrip=True)]}
     )
     ids = ChatRenderer(tokenizer, [2]).observation_ids(
-        "a  <|x|>  b", conversational=False, turn_ended=True
+        user("a  <|x|>  b"), last=0, conversational=False
     )
     assert tokenizer.decode(ids) == "a  <|x|>  b"
 
@@ -267,7 +271,7 @@ def test_tokenizers_that_find_no_control_token_in_text_are_left_alone():
             raise NotImplementedError
 
     chat = ChatRenderer(Common(TOKENIZER), [2])
-    ids = chat.observation_ids("<|im_end|>", conversational=False, turn_ended=True)
+    ids = chat.observation_ids(user("<|im_end|>"), last=0, conversational=False)
     assert ids == [TOKENIZER.eos_token_id]
 
 

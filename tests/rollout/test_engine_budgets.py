@@ -10,11 +10,10 @@ import pytest
 from tests.kit import rollout_kit
 from tests.kit.episodes import EOS, ScriptedEnv, done, going, ids, text
 from tests.kit.fakes import char_tokenizer
-from tests.kit.rollout_kit import build, parse, play, play_once, says, shown
+from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
 from trl_stppo.rollout.record import StopReason
-from trl_stppo.rollout.tool_driver import ToolFormat
 
 BARE = "go "
 
@@ -76,8 +75,9 @@ def test_a_megabyte_is_cut_before_it_is_tokenised(factory, prompt, turn, tokens)
 
 
 def test_text_cut_for_its_length_ends_the_episode_however_few_its_tokens(monkeypatch):
-    terse = ToolFormat(parse, lambda messages: ids("[a "))
-    limits = {"max_completion_tokens": 20, "tool_format": terse}
+    suffix = "trl_stppo.rollout.chat.ChatRenderer.suffix_ids"
+    monkeypatch.setattr(suffix, lambda renderer, messages, last: ids("[a "))
+    limits = {"max_completion_tokens": 20}
     longest = (20 - 5 + 1) * MAX_CHARS_PER_TOKEN
     for length, reason, tokens in [
         (longest, "no_action", "!e x][a b]"),

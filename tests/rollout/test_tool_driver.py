@@ -12,9 +12,8 @@ import time
 
 import pytest
 
-from tests.kit.rollout_kit import FORMAT, build, parse, play, play_once, requested, says, shown
+from tests.kit.rollout_kit import build, parse, play, play_once, requested, says, shown
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.rollout.tool_driver import ToolFormat
 
 
 class Tools:
@@ -122,7 +121,7 @@ def test_calls_of_a_strange_form_are_answered_and_counted_as_malformed(call, ans
         message = parse(turn, before, tools)
         return {**message, "tool_calls": [call]} if "tool_calls" in message else message
 
-    ((name, content),), played = answers("!x]", tool_format=ToolFormat(read, FORMAT.suffix))
+    ((name, content),), played = answers("!x]", parse=read)
     assert (name, answer[1] in content, content[:10]) == (answer[0], True, "{'error': ")
     assert played.record.valid_actions == [[False, True]]
     assert played.record.tool_failures == 1
@@ -148,7 +147,7 @@ def test_parsing_is_told_the_turn_and_what_was_before_it():
         seen.append((list(turn), list(before), [tool.__name__ for tool in tools]))
         return parse(turn, before, tools)
 
-    _, played = answers("!look a]", tool_format=ToolFormat(read, FORMAT.suffix))
+    _, played = answers("!look a]", parse=read)
     row = played.only.prompt_ids + played.only.ids
     names = ["ask", "fail", "fail_later", "give", "look", "step"]
     assert seen == [(row[8:16], row[:8], names), (row[-4:], row[:-4], names)]

@@ -38,7 +38,7 @@ from .openai_wire import (
 from .record import StopReason, check_reward
 from .reward_funcs import is_async
 from .shared_loop import delegate_blocks
-from .tool_driver import ToolFormat
+from .tool_driver import Parse
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class AgentDriver(Driver):
         self,
         agent: AgentFunc,
         renderer: ChatRenderer,
-        format: ToolFormat,
+        parse: Parse,
         limits: Limits,
         *,
         renders: bool = False,
@@ -196,15 +196,14 @@ class AgentDriver(Driver):
     ) -> None:
         self.tools: list[Any] = []
         self.type_name = getattr(agent, "__name__", type(agent).__name__)
-        self._agent, self._renderer, self._format = agent, renderer, format
+        self._agent, self._renderer, self._parse = agent, renderer, parse
         self._limits, self._renders, self._endpoint = limits, renders, endpoint
         self._warned: set[str] = set()
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
-        limits, suffix = self._limits, self._format.suffix
-        contexts = AgentContexts(episode, self._renderer, suffix, limits, self._renders)
+        contexts = AgentContexts(episode, self._renderer, self._limits, self._renders)
         row = copy.deepcopy(episode.columns)  # agents append to its messages
         session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session
@@ -231,7 +230,7 @@ class AgentDriver(Driver):
         request, context = episode.env.pending.request, episode.context
         if not request.reads_tools:
             return {"role": "assistant", "content": self._renderer.decode_action(ids)}
-        return self._format.parse(ids, context.prompt_ids + context.ids, request.tools)
+        return self._parse(ids, context.prompt_ids + context.ids, request.tools)
 
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
         """Append a sampled turn and make the call that answers the agent.

@@ -1,19 +1,23 @@
 """Conversion of messages to token ids for a conversation that only grows at its end.
 
-Sampled ids are kept as sampled. An observation is tokenised once, as the suffix that the chat
-template puts after an assistant message, so no text is decoded and encoded again. It holds only
-control tokens that the template has written, unless its environment is trusted.
+Sampled ids are kept as sampled. What follows a turn (an environment's text, tool results, an agent's next
+messages) is rendered behind a turn by the chat template, cut off there and tokenised once, so no text is
+decoded and encoded again. It holds only control tokens that the template has written, unless its
+environment is trusted.
 """
 
 from __future__ import annotations
 
-import functools
+from itertools import takewhile, zip_longest
 from typing import Any
 
 from .control_tokens import ControlTokens
 
 Message = dict[str, Any]
-_DUMMY: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+# Stands for a text whose end is looked for; a noncharacter of Unicode, which texts do not contain.
+_GAP = "\ufdd1"
+# Roles of messages to which an environment's opening is appended.
+_READ_ROLES = ("user", "tool")
 
 
 class ChatRenderer:
@@ -39,6 +43,16 @@ class ChatRenderer:
         self.template = {"chat_template": chat_template, **(template_kwargs or {})}
         self.control = ControlTokens(tokenizer, self.template)
 
+    def with_template(self, chat_template: str) -> ChatRenderer:
+        """Return a renderer with another chat template."""
+        options = {k: v for k, v in self.template.items() if k != "chat_template"}
+        return ChatRenderer(
+            self.tokenizer,
+            [*self.eos_token_ids],
+            chat_template=chat_template,
+            template_kwargs=options,
+        )
+
     def prompt_ids(
         self,
         prompt: list[Message] | str,
@@ -49,8 +63,8 @@ class ChatRenderer:
     ) -> list[int]:
         """Return the token ids of a prompt, up to the start of the model's turn.
 
-        `opening` is an environment's opening text, appended to the last message; if `trusted`, it may
-        hold control tokens.
+        `opening` is an environment's opening text (see `with_opening`); if `trusted`, it may hold control
+        tokens.
         """
         if opening and not trusted:
             opening = self.control.split(opening, before=_end_of(prompt))
@@ -61,33 +75,44 @@ class ChatRenderer:
         return self._render(prompt, add_generation_prompt=True, tools=tools or None)
 
     def observation_ids(
-        self, text: str, *, conversational: bool, turn_ended: bool, trusted: bool = False
+        self,
+        messages: list[Message],
+        *,
+        last: int,
+        conversational: bool = True,
+        trusted: bool = False,
     ) -> list[int]:
-        """Return the token ids of an observation: a user message, or plain text if not `conversational`.
+        """Return the token ids of an observation: tool results, or a user message.
 
-        `turn_ended`: whether the turn before ended with an end-of-turn token of its own. If not (it was
-        cut), the observation begins with the template's. `trusted` text may hold control tokens.
+        A user message is plain text if not `conversational`. `last`: see `suffix_ids`. `trusted` text may
+        hold control tokens.
         """
-        text = text if trusted else self.control.split(text)
-        if not conversational:
-            return self.control.text_ids(text)
-        return self.suffix_ids([{"role": "user", "content": text}], turn_ended=turn_ended)
+        messages = messages if trusted else self.control.split(messages)
+        if messages[0]["role"] == "user" and not conversational:
+            return self.control.text_ids(messages[0]["content"])
+        return self.suffix_ids(messages, last=last)
 
-    def suffix_ids(self, messages: list[Message], *, turn_ended: bool) -> list[int]:
-        """Return the token ids of user messages that follow a turn. `turn_ended`: see `observation_ids`.
+    def suffix_ids(self, messages: list[Message], *, last: int) -> list[int]:
+        """Return the token ids of messages that follow a turn, and of the header of the next turn.
+
+        `last` is the turn's last token. If no token has ended the turn (it was cut), the ids begin with the
+        template's own end of a turn. An end that the policy has sampled stands in its place. Some models end
+        a turn with the first token of the next message (GLM), which is not repeated either.
 
         Raises:
-            ValueError: the template renders earlier messages differently once these follow.
+            ValueError: the template leaves out the turn that the messages follow.
         """
-        before, end = self._boundary
-        after = self._render([*_DUMMY, *messages], add_generation_prompt=True)
-        cut = end + 1 if turn_ended else end
-        if after[:cut] != before[:cut]:
-            raise ValueError(
-                f"The chat template of {self._template_name} renders earlier messages differently once later "
-                f"ones follow. Set a prefix-preserving `chat_template`."
-            )
-        return after[cut:]
+        results = takewhile(lambda message: message["role"] == "tool", messages)
+        names = [message["name"] for message in results]
+        _, asked, after = self._around_turn(messages, names)
+        ids = self.control.inner_ids(after)
+        if names:
+            # The gap is an argument of the last call, and the rest of this call belongs to the turn.
+            alone = self.control.inner_ids(self._around_turn([], names)[2])
+            pairs = enumerate(zip_longest(ids, alone))
+            ids = ids[next(n for n, (a, b) in pairs if a != b or a in self.eos_token_ids) :]
+        ends_message = [last, *self.control.inner_ids(asked)[:1]]
+        return ids[1:] if last in self.eos_token_ids and ids[0] in ends_message else ids
 
     def without_control_tokens(self, messages: list[Message]) -> list[Message]:
         """Return the messages with control tokens made plain text. System messages stay unchanged."""
@@ -97,29 +122,70 @@ class ChatRenderer:
         pairs = zip(messages, controls, strict=True)
         return [control.split(message) if control else message for message, control in pairs]
 
-    def check_template(self) -> None:
-        """Raise ValueError unless the chat template lets a conversation grow by appending tokens."""
-        self.observation_ids("x", conversational=True, turn_ended=True)
+    def preserves_turns(self) -> bool:
+        """Return whether the chat template renders a conversation's beginning alike, whatever follows.
+
+        Raises:
+            ValueError: the template ends no turn with an end-of-turn token.
+        """
+        *before, alone = self._around_turn([])
+        *earlier, after = self._around_turn([{"role": "user", "content": "x"}])
+        ends = [self.control.inner_ids(text)[:1] for text in (alone, after)]
+        if not any(self.ended(end) for end in ends):
+            raise ValueError(
+                f"The chat template of {self._template_name} does not end an assistant message with any of "
+                f"the end-of-turn ids {sorted(self.eos_token_ids)}. Set the tokenizer's eos_token."
+            )
+        return before == earlier
 
     def ended(self, ids: list[int]) -> bool:
         """Whether a turn ended with an end-of-turn token."""
         return bool(ids) and ids[-1] in self.eos_token_ids
 
     def decode_action(self, ids: list[int]) -> str:
-        """Decode a turn to the text that the environment receives."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """Decode a turn to the text that the environment receives.
 
-    @functools.cached_property
-    def _boundary(self) -> tuple[list[int], int]:
-        """Return a rendered dummy conversation, and the position where its assistant message ends."""
-        ids = self._render(_DUMMY, add_generation_prompt=False)
-        for position in range(len(ids) - 1, -1, -1):
-            if ids[position] in self.eos_token_ids:
-                return ids, position
-        raise ValueError(
-            f"The chat template of {self._template_name} does not end an assistant message with any of the "
-            f"end-of-turn ids {sorted(self.eos_token_ids)}. Set the tokenizer's eos_token."
+        It has no special tokens but those that are tags of the task, such as `<answer>`.
+        """
+        if not self.control.tags.intersection(ids):
+            return self.tokenizer.decode(ids, skip_special_tokens=True)
+        hidden = self.control.special.keys() - self.control.tags | self.eos_token_ids
+        return self.tokenizer.decode([token for token in ids if token not in hidden])
+
+    def _around_turn(self, messages: list[Message], names: list[str] | None = None) -> list[str]:
+        """Render a user message, a turn and `messages`, and return the parts before, between and after.
+
+        Both contents are gaps. If the turn calls the tools `names`, the gap is an argument of the last call.
+        The rendering is made anew each time: templates may write the date.
+        """
+        turn: Message = {"role": "assistant", "content": _GAP}
+        if names:
+            functions = [{"name": name, "arguments": {}} for name in names]
+            functions[-1]["arguments"] = {"x": _GAP}
+            calls = [{"type": "function", "function": function} for function in functions]
+            turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        text = self.control.rendered_text(
+            [{"role": "user", "content": _GAP}, turn, *messages],
+            add_generation_prompt=bool(messages),
+            **self._own_template,
         )
+        parts = text.split(_GAP, 2)
+        # A template without tool calls may still render their results.
+        if len(parts) < 3 and names:
+            return self._around_turn(messages)
+        if len(parts) < 3:
+            raise ValueError(
+                f"The chat template of {self._template_name} leaves out a turn that messages of the roles "
+                f"{[message['role'] for message in messages]} follow. Set a `chat_template` that keeps it."
+            )
+        return parts
+
+    @property
+    def _own_template(self) -> dict[str, Any]:
+        """Return `template`, or raise ValueError if there is no chat template."""
+        if not self.template["chat_template"]:
+            check_template(self.tokenizer)
+        return self.template
 
     @property
     def _template_name(self) -> str:
@@ -133,15 +199,13 @@ class ChatRenderer:
         add_generation_prompt: bool,
         tools: list[Any] | None = None,
     ) -> list[int]:
-        if not self.template["chat_template"]:
-            check_template(self.tokenizer)
         return self.control.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             tokenize=True,
             return_dict=False,
-            **self.template,
+            **self._own_template,
         )
 
 
@@ -162,11 +226,17 @@ def has_image(content: Any) -> bool:
 
 
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
-    """Append an environment's opening text to the prompt's last message."""
+    """Append an environment's opening text to the prompt's last message.
+
+    If that is neither a user's message nor a tool's result, the opening is a user message of its own: some
+    templates leave out whatever a system message holds besides.
+    """
     if not opening:
         return prompt
     if isinstance(prompt, str):
         return prompt + str(opening)
+    if prompt[-1]["role"] not in _READ_ROLES:
+        return [*prompt, {"role": "user", "content": opening}]
     last, content = prompt[-1], prompt[-1]["content"]
     if isinstance(opening, list) and isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -187,6 +257,8 @@ def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
 
 def _end_of(prompt: list[Message] | str) -> str:
     """Return the text at the end of a prompt, to which an opening is appended."""
+    if not isinstance(prompt, str) and prompt[-1]["role"] not in _READ_ROLES:
+        return ""
     content = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     if isinstance(content, list):
         content = content[-1].get("text") if content else ""

@@ -51,19 +51,18 @@ class _Checkpoint:
 class AgentContexts:
     """The contexts of one episode of an agent, each within `limits`.
 
-    `tool_suffix`: tool messages -> their token ids after a turn. `renders`: whether each call is rendered
-    anew ("render"), so that a template may drop earlier reasoning; else the sampled tokens stay ("grow").
+    `renders`: whether each call is rendered anew ("render"), so that a template may drop earlier reasoning;
+    else the sampled tokens stay ("grow").
     """
 
     def __init__(
         self,
         episode: Episode,
         renderer: ChatRenderer,
-        tool_suffix: Callable[[list[Message]], list[int]],
         limits: Limits,
         renders: bool,
     ) -> None:
-        self._episode, self._renderer, self._tool_suffix = episode, renderer, tool_suffix
+        self._episode, self._renderer = episode, renderer
         self._limits, self._renders = limits, renders
         self._checkpoints: list[_Checkpoint] = []
         self.new: list[Message] = []  # of the newest request, after the turn that it continues
@@ -155,15 +154,8 @@ class AgentContexts:
 
     def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
         """Return the token ids of messages that follow a turn, or None if the template cannot append them."""
-        ended, new = self._renderer.ended(before), self._foreign(messages)
-        roles = {message["role"] for message in messages}
         try:
-            if roles == {"tool"}:
-                end = [] if ended else [self._renderer.tokenizer.eos_token_id]
-                return end + self._tool_suffix(new)
-            if "tool" in roles:
-                return None
-            return self._renderer.suffix_ids(new, turn_ended=ended)
+            return self._renderer.suffix_ids(self._foreign(messages), last=before[-1])
         except Exception:  # templates fail in ways of their own
             return None
 

@@ -71,8 +71,15 @@ class ControlTokens:
         """Return the token ids of messages. If there is no mark, `apply_chat_template` makes them."""
         if not any(MARK in text for text in _texts(messages)):
             return list(self.tokenizer.apply_chat_template(messages, **options))
-        options["tokenize"] = False
-        return self._ids(self.tokenizer.apply_chat_template(messages, **options))
+        return self._ids(self.rendered_text(messages, **options))
+
+    def rendered_text(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """Return the text of messages that the chat template renders, with the marks of their texts."""
+        return self.tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
+
+    def inner_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text that stands inside a row."""
+        return self._ids(MARK + text)
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text. `special` adds the tokens that begin and end a row."""
@@ -115,17 +122,38 @@ class ControlTokens:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @functools.cached_property
+    def _added(self) -> dict[int, Any]:
+        """Added tokens by id; none if no text yields one, as with mistral-common."""
+        try:
+            return self.tokenizer.added_tokens_decoder
+        except NotImplementedError:
+            return {}
+
+    @functools.cached_property
+    def special(self) -> dict[int, str]:
+        """Strings of special tokens by id."""
+        return {id: token.content for id, token in self._added.items() if token.special}
+
+    @functools.cached_property
+    def tags(self) -> set[int]:
+        """Special tokens of a task, such as `<answer>`: no named ones, and none of the template."""
+        named = {*self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES} if self._added else set()
+        frame = {getattr(self.tokenizer, f"{name}_id", None) for name in named}
+        return {
+            id
+            for id, text in self.special.items()
+            if id not in frame and text not in self._template_text
+        }
+
+    @functools.cached_property
     def _contents(self) -> list[str]:
         """Strings of all control tokens, normalised forms included."""
-        try:
-            added = self.tokenizer.added_tokens_decoder.values()
-        except NotImplementedError:  # mistral-common reads none in a text
+        if not self._added:
             return []
-        contents = {t.content for t in added if t.special} | set(self.tokenizer.all_special_tokens)
+        contents = {*self.special.values(), *self.tokenizer.all_special_tokens}
         if self._written:
-            template = self._written_by_template()
-            others = {t.content for t in added if not t.content.isspace()}
-            contents |= {content for content in others if content in template}
+            others = {t.content for t in self._added.values() if not t.content.isspace()}
+            contents |= {content for content in others if content in self._template_text}
         if self._normalize is not None:
             contents |= {n for c in contents if c not in (n := self._normalize(c))}
         return sorted(content for content in contents if len(content) > 1)
@@ -152,7 +180,9 @@ class ControlTokens:
         added = self.tokenizer.added_tokens_decoder.values()
         return normalizer.normalize_str if any(token.normalized for token in added) else None
 
-    def _written_by_template(self) -> str:
+    @functools.cached_property
+    def _template_text(self) -> str:
+        """The chat template's source and what it renders."""
         own, given = self.tokenizer.chat_template, self._template.get("chat_template")
         known = [str(template) for template in (own, given) if template]
         options = {**self._template, "tokenize": False, "add_generation_prompt": True}

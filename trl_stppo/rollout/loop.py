@@ -44,7 +44,6 @@ class Parts:
         pool: environment instances, None if there are only tools.
         calls: runs the environments.
         limits: budgets of an episode.
-        tool_suffix: tool messages -> their token ids, TRL's own function.
         on_env_error: treatment of an episode whose environment failed: `"penalise"` rewards its last
             turn with `-env_error_penalty`, `"mask"` does not train on it, `"drop"` also leaves it out
             of the batch's metrics.
@@ -56,7 +55,6 @@ class Parts:
     pool: EnvironmentPool | None
     calls: EnvironmentCalls
     limits: Limits
-    tool_suffix: Callable[[list[Message]], list[int]] | None = None
     on_env_error: str = "mask"
     env_error_penalty: float = 1.0
     selection: Selection | None = None
@@ -382,15 +380,12 @@ class EpisodeLoop:
             self._request(episode)
 
     def _observation_ids(self, episode: Episode, messages: list[Message]) -> list[int]:
-        ended, trusted = self._renderer.ended(episode.ids), self._driver(episode).trusted_text
-        if messages[0]["role"] == "tool":
-            assert self._parts.tool_suffix is not None
-            end = [] if ended else [self._renderer.tokenizer.eos_token_id]
-            marked = messages if trusted else self._renderer.control.split(messages)
-            return end + self._parts.tool_suffix(marked)
-        text, options = messages[0]["content"], {"turn_ended": ended, "trusted": trusted}
-        is_chat = episode.conversational
-        return self._renderer.observation_ids(text, conversational=is_chat, **options)
+        return self._renderer.observation_ids(
+            messages,
+            last=episode.ids[-1],
+            conversational=episode.conversational,
+            trusted=self._driver(episode).trusted_text,
+        )
 
     # ----------------------------------------------------------------------- end
 

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..envs.base import tool_names
@@ -28,14 +27,8 @@ TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools
 MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
-@dataclass(frozen=True)
-class ToolFormat:
-    """TRL's functions that parse a turn and render tool messages."""
-
-    # (ids of a turn, ids before it, tools) -> assistant message, `tool_calls` included.
-    parse: Callable[[list[int], list[int], list[Any]], Message]
-    # Tool messages -> the token ids that the template puts after the assistant's turn.
-    suffix: Callable[[list[Message]], list[int]]
+# Parser of a turn: (its ids, the ids before it, tools) -> assistant message, `tool_calls` included.
+Parse = Callable[[list[int], list[int], list[Any]], Message]
 
 
 class ToolDriver(Driver):
@@ -51,13 +44,13 @@ class ToolDriver(Driver):
         name: str | None,
         probe: Any,
         standalone: list[Callable[..., Any]],
-        format: ToolFormat,
+        parse: Parse,
         run_async: Callable[[Any], Any],
         *,
         run_on_main: Callable[[Callable[[], Any]], Any] | None = None,
         isolated: bool = False,
     ) -> None:
-        self._pool, self._name, self._format = pool, name, format
+        self._pool, self._name, self._parse = pool, name, parse
         self._run_async, self._isolated = run_async, isolated
         self._run_on_main = run_on_main
         self._main_only: set[str] = set()
@@ -94,7 +87,7 @@ class ToolDriver(Driver):
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
         """Return the turn as a message with its tool calls, read by TRL's parser."""
-        return self._format.parse(ids, episode.prompt_ids + episode.ids, self.tools)
+        return self._parse(ids, episode.prompt_ids + episode.ids, self.tools)
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Return the call that executes the turn's tool calls, or None if it has no tool calls."""

@@ -8,10 +8,8 @@ TRL: when it fails after an upgrade, read the upstream diff, adapt, then refresh
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,6 +47,8 @@ from trl.trainer.utils import (
     split_tensor_dict,
     use_adapter,
 )
+
+from ..rollout.chat import ChatRenderer
 
 # Re-exported; unused in this file.
 __all__ = [
@@ -120,7 +120,7 @@ BORROWED_ATTRIBUTES = (
     "_globalstep_last_logged",
     "_tokenizer",
     "_last_loaded_step",
-    *("_finish_current_push", "_get_tool_suffix_ids"),
+    "_finish_current_push",
     "aux_loss_enabled",
     "beta",
     "chat_template",
@@ -226,12 +226,13 @@ def overrides(trainer: Any, name: str) -> bool:
 
 
 def read_message(
-    tokenizer: Any, ids: list[int], before: list[int], tools: Sequence[Any] = ()
+    renderer: ChatRenderer, ids: list[int], before: list[int], tools: Sequence[Any] = ()
 ) -> dict[str, Any]:
     """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
+    tokenizer = renderer.tokenizer
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         return parse_response(tokenizer, ids, prefix=before, tools=list(tools))
-    return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+    return {"role": "assistant", "content": renderer.decode_action(ids)}
 
 
 def training_template(tokenizer: Any) -> str | None:
@@ -240,24 +241,6 @@ def training_template(tokenizer: Any) -> str | None:
         return get_training_chat_template(tokenizer)
     except ValueError:
         return None
-
-
-def tool_suffix(
-    tokenizer: Any, render: Callable[..., list[int]], template: dict[str, Any]
-) -> Callable[[list[dict[str, Any]]], list[int]]:
-    """Return a function that renders tool messages to the tokens after a turn, as GRPOTrainer does.
-
-    Its method reads only these attributes, so that agents can be played without a trainer.
-    `render` replaces the tokenizer's `apply_chat_template`.
-    """
-    reader: Any = SimpleNamespace(
-        processing_class=SimpleNamespace(apply_chat_template=render),
-        _tokenizer=tokenizer,
-        chat_template=template["chat_template"],
-        chat_template_kwargs={k: v for k, v in template.items() if k != "chat_template"},
-        _is_vlm=False,
-    )
-    return functools.partial(GRPOTrainer._get_tool_suffix_ids, reader)
 
 
 def prepare_tool_tokenizer(tokenizer: Any) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import weakref
+from functools import partial
 from typing import Any
 
 from ...rollout.agent_driver import AgentDriver
@@ -15,13 +17,12 @@ from ...rollout.engine import RolloutEngine
 from ...rollout.environments import EnvironmentPool
 from ...rollout.episode import Limits
 from ...rollout.text_driver import TextDriver
-from ...rollout.tool_driver import ToolDriver, ToolFormat
+from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
 from .._trl import (
     max_context_tokens,
     prepare_tool_tokenizer,
     read_message,
-    tool_suffix,
     training_template,
 )
 from ..bridge import Bridge
@@ -31,6 +32,8 @@ from ..loop.sampler import TurnSampler
 from ..loop.vllm import VLLM
 from ..planning.plan import RolloutPlan
 from ..planning.rows import is_conversational
+
+logger = logging.getLogger(__name__)
 
 
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
@@ -97,7 +100,7 @@ def assemble(
     `env_workers` synchronous environments run at the same time. If `probes_play`, the probed instances
     play too.
     """
-    calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
+    calls, parse = EnvironmentCalls(env_workers), partial(read_message, renderer)
     players = rollout.probes if probes_play else None
     pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
@@ -108,25 +111,16 @@ def assemble(
         drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
     for name in rollout.tools:
         probe = rollout.probes[name]
-        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **shared)
+        drivers[name] = ToolDriver(pool, name, probe, tools, parse, run_async, **shared)
     if rollout.agent is not None:
         renders = agent_context == "render"
         endpoint = AgentEndpoint() if agent_endpoint else None
         drivers[None] = AgentDriver(
-            rollout.agent, renderer, form, limits, renders=renders, endpoint=endpoint
+            rollout.agent, renderer, parse, limits, renders=renders, endpoint=endpoint
         )
     if not drivers:
-        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
-    return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **options)
-
-
-def tool_format(renderer: ChatRenderer) -> ToolFormat:
-    """Return TRL's functions that parse and render tool calls, for a renderer's tokenizer and template."""
-    tokenizer = renderer.tokenizer
-    return ToolFormat(
-        lambda ids, before, tools: read_message(tokenizer, ids, before, tools),
-        tool_suffix(tokenizer, renderer.control.render, renderer.template),
-    )
+        drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, **shared)
+    return RolloutEngine(drivers, pool, calls, limits, **options)
 
 
 def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
@@ -143,7 +137,7 @@ def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
-    """Use TRL's training template if the tokenizer's own does not preserve prefixes."""
+    """Use TRL's training template if the tokenizer's own rewrites earlier turns."""
     try:
         host.chat_template = growing_template(renderer(host, tokenizer))
     except ValueError:
@@ -152,16 +146,19 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 
 
 def growing_template(renderer: ChatRenderer) -> str | None:
-    """Return TRL's prefix-preserving template, or None if the tokenizer's template preserves prefixes."""
-    if renderer.tokenizer.chat_template is None:
-        return None  # prompts are plain text, or tokenising the first one raises
-    try:
-        renderer.check_template()
-    except ValueError:
-        template = training_template(renderer.tokenizer)
-        if template is None:
-            raise
+    """Return TRL's training template if it preserves turns and the tokenizer's own does not, else None."""
+    tokenizer = renderer.tokenizer
+    # Without a template, prompts are plain text, or tokenising the first one raises.
+    if tokenizer.chat_template is None or renderer.preserves_turns():
+        return None
+    template = training_template(tokenizer)
+    if template is not None and renderer.with_template(template).preserves_turns():
         return template
+    logger.warning(
+        "The chat template of %r renders earlier turns differently once others follow. An episode keeps the "
+        "sampled tokens, so the policy reads its earlier turns otherwise than with this template.",
+        tokenizer.name_or_path,
+    )
     return None
 
 

@@ -105,14 +105,14 @@ class ChatRenderer:
         results = takewhile(lambda message: message["role"] == "tool", messages)
         names = [message["name"] for message in results]
         _, asked, after = self._around_turn(messages, names)
-        ids = self.control.inner_ids(after)
-        if names:
-            # The gap is an argument of the last call, and the rest of this call belongs to the turn.
+        ids, ended = self.control.inner_ids(after), self.ended([last])
+        ends_message = [last, *self.control.inner_ids(asked)[:1]]
+        if names or (ended and not self.ended(ids[:1])):
+            # The rest of a call, and whatever else the policy writes before an end, belongs to the turn.
             alone = self.control.inner_ids(self._around_turn([], names)[2])
             pairs = enumerate(zip_longest(ids, alone))
             ids = ids[next(n for n, (a, b) in pairs if a != b or a in self.eos_token_ids) :]
-        ends_message = [last, *self.control.inner_ids(asked)[:1]]
-        return ids[1:] if last in self.eos_token_ids and ids[0] in ends_message else ids
+        return ids[1:] if ended and ids[0] in ends_message else ids
 
     def without_control_tokens(self, messages: list[Message]) -> list[Message]:
         """Return the messages with control tokens made plain text. System messages stay unchanged."""
@@ -130,8 +130,8 @@ class ChatRenderer:
         """
         *before, alone = self._around_turn([])
         *earlier, after = self._around_turn([{"role": "user", "content": "x"}])
-        ends = [self.control.inner_ids(text)[:1] for text in (alone, after)]
-        if not any(self.ended(end) for end in ends):
+        ends = self.control.inner_ids(alone) + self.control.inner_ids(after)[:1]
+        if self.eos_token_ids.isdisjoint(ends):
             raise ValueError(
                 f"The chat template of {self._template_name} does not end an assistant message with any of "
                 f"the end-of-turn ids {sorted(self.eos_token_ids)}. Set the tokenizer's eos_token."
@@ -164,15 +164,17 @@ class ChatRenderer:
             functions[-1]["arguments"] = {"x": _GAP}
             calls = [{"type": "function", "function": function} for function in functions]
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        text = self.control.rendered_text(
-            [{"role": "user", "content": _GAP}, turn, *messages],
-            add_generation_prompt=bool(messages),
-            **self._own_template,
-        )
-        parts = text.split(_GAP, 2)
-        # A template without tool calls may still render their results.
+        options = {"add_generation_prompt": bool(messages), **self._own_template}
+        conversation = [{"role": "user", "content": _GAP}, turn, *messages]
+        try:
+            parts = self.control.rendered_text(conversation, **options).split(_GAP, 2)
+        except Exception:
+            if not names:
+                raise
+            parts = []
+        # Some templates render one call of a turn only, or none, and yet all results.
         if len(parts) < 3 and names:
-            return self._around_turn(messages)
+            return self._around_turn(messages, names[:1] if len(names) > 1 else None)
         if len(parts) < 3:
             raise ValueError(
                 f"The chat template of {self._template_name} leaves out a turn that messages of the roles "

@@ -132,8 +132,8 @@ def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
     try:
         template = prepare_tool_tokenizer(renderer.tokenizer)
     except ValueError:
-        template = growing_template(renderer) if grows else None
-    return template if grows else None
+        template = None
+    return (template or growing_template(renderer)) if grows else None
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from trl_stppo.trainer.training_loop import TrainingLoop
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.
 SETTINGS = {
-    "variant": "st-ppo", "clip_bias_power": page.POWER, "num_ppo_epochs": 2, "max_steps": 2,
+    "variant": "st-ppo", "num_ppo_epochs": 2, "max_steps": 2,
     "gamma": page.GAMMA,
     "cliprange_value": page.CLIPRANGE_VALUE, "vf_coef": page.VF_COEF,
     "max_grad_norm": page.MAX_GRAD_NORM, "optim": "adamw_torch", "learning_rate": 1e-2,

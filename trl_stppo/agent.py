@@ -210,7 +210,6 @@ class Agent:
             self._limits(),
             tools=tools,
             template_kwargs=self.settings.chat_template_kwargs,
-            agent_context=self.settings.agent_context,
             **options,
         )
         try:

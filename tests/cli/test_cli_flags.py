@@ -82,7 +82,7 @@ def test_wrong_files_are_named(text, named, capsys, tmp_path):
 
 def test_quotes_make_a_text_of_a_date(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\nstop_when: ['kl > 1:2']\n")
+    path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\nreward_funcs: ['a:b']\n")
     assert settings_in(str(path))["run_name"] == "2024-01-01"
     words = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
     path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\n")

@@ -15,7 +15,6 @@ from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
 from trl_stppo.trainer.disk import run_lock
-from trl_stppo.trainer.watching import metrics
 
 RUN = {
     **LEARNS, "trainer_class": Float64Trainer, "per_device_train_batch_size": EPISODES // 2,
@@ -27,7 +26,6 @@ CASES: dict[str, dict[str, Any]] = {
     "signal to rank 1": {},
     "rank 0 never finite": {},
     "target_kl": {"target_kl": 1e-3},  # the scripted rollouts are far from the policy
-    "memory of rank 0": {"stop_when": "perf/peak_memory_gb > 1 for 2"},
     "the folder of another run": {},
 }  # fmt: skip
 AT = 2  # the step at which it happens
@@ -59,8 +57,6 @@ def arrange(case: str, trainer: Any) -> None:
     elif case == "rank 0 never finite" and rank == 0:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
-    elif case == "memory of rank 0":
-        metrics.peak_memory_gb = lambda: 2.0 if rank == 0 else 0.5
     elif case == "the folder of another run" and rank == 0:
         trainer.other_run = run_lock.RunLock(Path(trainer.args.output_dir))
         trainer.other_run.take()

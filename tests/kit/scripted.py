@@ -21,7 +21,7 @@ from trl_stppo.trainer.loop.forward import ForwardPasses, Logprobs
 
 EPISODES = 8
 DEFAULTS = {
-    "variant": "s-ppo", "clip_bias_power": 1.0, "per_device_train_batch_size": EPISODES,
+    "variant": "s-ppo", "per_device_train_batch_size": EPISODES,
     "gradient_accumulation_steps": 1, "num_mini_batches": 1, "num_ppo_epochs": 1, "max_steps": 1,
     "optim": "sgd", "learning_rate": 0.1, "critic_learning_rate": 0.05, "cliprange": 0.2,
     "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "bf16": False,

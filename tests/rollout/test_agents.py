@@ -138,24 +138,6 @@ def test_other_tools_open_a_context(tmp_path):
     assert trainer.episodes[0].opened == {"tools": 1}
 
 
-def test_rendered_anew_a_conversation_still_grows_while_its_text_is_the_same(tmp_path):
-    async def agent(client, row):
-        messages = [*HI]
-        for _ in range(3):
-            messages += [said(await ask(client, messages)), *HI]
-        return 1.0
-
-    trainer = played(tmp_path, agent, agent_context="render")
-    tokenizer = trainer.processing_class
-    for episode in trainer.episodes:
-        read = [(c, span) for c in episode.contexts for span in c.turn_spans]
-        assert len(read) == 3
-        for context, (start, _) in read:
-            text = tokenizer.decode(context.prompt_ids + context.ids[:start])
-            assert text.endswith("<|im_start|>a ")
-        assert set(episode.opened) <= {"reasoning", "rewritten"}
-
-
 # ------------------------------------------------------------------------ one call
 
 
@@ -475,7 +457,6 @@ def test_a_plain_function_runs_beside_others_and_gets_the_plain_client(tmp_path)
     ({"agent": ask, "tools": [len]}, {}),
     ({"agent": ask, "rollout_func": len}, {}),
     ({"agent": ask, "environment_factory": len}, {}),
-    ({"agent": ask}, {"agent_context": "shrink"}),
 ])  # fmt: skip
 def test_arguments_that_contradict_are_refused(tmp_path, arguments, settings):
     with pytest.raises(ValueError, match="agent"):
@@ -580,25 +561,19 @@ def test_an_instance_may_be_asynchronous_and_rewards_may_be_numbers_of_any_libra
     assert [e.turn_rewards for e in trainer.episodes] == [[2.0]] * 4
 
 
-@pytest.mark.parametrize("context", ["grow", "render"])
-def test_a_template_with_tool_calls_that_upstream_does_not_know_is_played_as_text(
-    tmp_path, context
-):
+def test_a_template_with_tool_calls_that_upstream_does_not_know_is_played_as_text(tmp_path):
     tokenizer = char_tokenizer()
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "{{ m['content'] }}", "{{ m['content'] }}{{ m.tool_calls }}"
     )
-    if context == "render":  # earlier turns change, which is what it is for
-        tokenizer.chat_template = "{{ messages | length }}" + tokenizer.chat_template
 
     async def agent(client, row):
         answer = await ask(client, [*HI, said(await ask(client)), *HI])
         assert answer.choices[0].message.tool_calls is None
         return 1.0
 
-    options = {"arguments": {"processing_class": tokenizer}, "agent_context": context}
-    trainer = played(tmp_path, agent, **options)
-    assert [len(e.contexts) for e in trainer.episodes] == [1 if context == "grow" else 2] * 4
+    trainer = played(tmp_path, agent, arguments={"processing_class": tokenizer})
+    assert [len(e.contexts) for e in trainer.episodes] == [1] * 4
     trainer.save_model(str(tmp_path / "saved"))
     policy = Agent.from_pretrained(str(tmp_path / "saved"), device="cpu")
     assert policy.run(None, {"question": "?"}, agent=agent).score == 1.0

@@ -154,7 +154,6 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
             model_init_kwargs=options,
             max_completion_length=config.eval_settings.get("max_completion_length", length),
             chat_template_kwargs=config.chat_template_kwargs or {},
-            agent_context=config.agent_context,
             sampling=_sampling_of(config),
             **{setting: getattr(config, name) for name, setting in LIMITS.items()},
         )

@@ -36,7 +36,6 @@ class AgentSettings:
         sampling: temperature and other settings of turns that are not greedy.
         eos_token_ids: ids that end a turn; empty for the model's own.
         chat_template_kwargs: for `apply_chat_template`.
-        agent_context: "grow" or "render", as of `AgentContexts`.
         environments: `name` (among several), `kind` ("text" or "tools"), `class` and `import`
             ("module:Class") of each. Nothing is imported from there.
         tools: names of the functions without an environment.
@@ -56,7 +55,6 @@ class AgentSettings:
     sampling: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    agent_context: str = "grow"
     environments: list[dict[str, Any]] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     trainer: str | None = None

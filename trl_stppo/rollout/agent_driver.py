@@ -179,7 +179,7 @@ class AgentDriver(Driver):
     """Driver of the caller's agent function. `answer` plays the agent's turns.
 
     `agent`: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
-    `limits` and `renders` are those of `AgentContexts`, `endpoint` is for agents in other processes.
+    `endpoint` is for agents in other processes.
     """
 
     trusted_text = False
@@ -191,19 +191,18 @@ class AgentDriver(Driver):
         parse: Parse,
         limits: Limits,
         *,
-        renders: bool = False,
         endpoint: AgentEndpoint | None = None,
     ) -> None:
         self.tools: list[Any] = []
         self.type_name = getattr(agent, "__name__", type(agent).__name__)
         self._agent, self._renderer, self._parse = agent, renderer, parse
-        self._limits, self._renders, self._endpoint = limits, renders, endpoint
+        self._limits, self._endpoint = limits, endpoint
         self._warned: set[str] = set()
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
-        contexts = AgentContexts(episode, self._renderer, self._limits, self._renders)
+        contexts = AgentContexts(episode, self._renderer, self._limits)
         row = copy.deepcopy(episode.columns)  # agents append to its messages
         session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session

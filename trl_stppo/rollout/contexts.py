@@ -17,9 +17,8 @@ from .episode import Context, Episode, Limits
 
 # What two messages must have in common to be the same: role, text, and calls by name and arguments.
 Said = tuple[str, str, tuple[tuple[str, str], ...]]
-# Reasons to open a context: the agent rewrote its messages or its tools, the template renders an earlier
-# turn differently, or the agent goes on from an earlier turn.
-OPENED = ("rewritten", "tools", "reasoning", "branch")
+# Reasons to open a context: the agent rewrote its messages or its tools, or goes on from an earlier turn.
+OPENED = ("rewritten", "tools", "branch")
 
 
 @dataclass(frozen=True)
@@ -49,21 +48,10 @@ class _Checkpoint:
 
 
 class AgentContexts:
-    """The contexts of one episode of an agent, each within `limits`.
+    """The contexts of one episode of an agent, each within `limits`."""
 
-    `renders`: whether each call is rendered anew ("render"), so that a template may drop earlier reasoning;
-    else the sampled tokens stay ("grow").
-    """
-
-    def __init__(
-        self,
-        episode: Episode,
-        renderer: ChatRenderer,
-        limits: Limits,
-        renders: bool,
-    ) -> None:
-        self._episode, self._renderer = episode, renderer
-        self._limits, self._renders = limits, renders
+    def __init__(self, episode: Episode, renderer: ChatRenderer, limits: Limits) -> None:
+        self._episode, self._renderer, self._limits = episode, renderer, limits
         self._checkpoints: list[_Checkpoint] = []
         self.new: list[Message] = []  # of the newest request, after the turn that it continues
 
@@ -77,7 +65,7 @@ class AgentContexts:
         tools = json.dumps(request.tools, sort_keys=True)
         match = self._match(said, tools)
         prompt, more, reason = None, list[int](), "rewritten"
-        if match is not None and not self._renders:
+        if match is not None:
             new = request.messages[len(match.said) :]
             suffix = self._suffix(match.context.ids[: match.tokens], new)
             if suffix is not None and match.is_end:
@@ -87,7 +75,7 @@ class AgentContexts:
                 context, prompt, reason = Context(), before + suffix, "branch"
             else:
                 match = None
-        if match is None or self._renders:
+        if match is None:
             ids = self._renderer.prompt_ids(self._foreign(request.messages), request.tools)
             extended = self._extended(ids)
             if extended is not None:
@@ -95,8 +83,9 @@ class AgentContexts:
                 more = ids[len(context.prompt_ids) + len(context.ids) :]
             else:
                 context, prompt = Context(), ids
-                reason = self._reason(said, tools, matched=match is not None)
-        if not request.trains and prompt is None:  # it must not become part of the row
+                reason = self._reason(said, tools)
+        if not request.trains and prompt is None:
+            # The call must not become part of the row.
             context, prompt = Context(), context.prompt_ids + context.ids + more
         before = context.prompt_ids if prompt is None else prompt
         if Context(prompt_ids=before, ids=context.ids + more).turn_limit(self._limits) < 1:
@@ -145,9 +134,7 @@ class AgentContexts:
         fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
         return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
 
-    def _reason(self, said: tuple[Said, ...], tools: str, *, matched: bool) -> str:
-        if matched:
-            return "reasoning"  # the template renders an earlier turn differently
+    def _reason(self, said: tuple[Said, ...], tools: str) -> str:
         others = [each for each in self._checkpoints if each.tools != tools]
         same = any(each.said == said[: len(each.said)] for each in others)
         return "tools" if same else "rewritten"

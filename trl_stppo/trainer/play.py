@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -167,12 +167,11 @@ class Player:
         self._speaker = speaker
         template, self._broken = None, None
         if self.rollout.plays_environment:
-            grows = options.get("agent_context") != "render"
             template, self._broken = prompt_template(
                 speaker,
                 template_kwargs,
                 uses_tools=bool(tool_factories or tools),
-                prepare=partial(agent_template, grows=grows) if agent else growing_template,
+                prepare=agent_template if agent else growing_template,
             )
         self.renderer = ChatRenderer(
             speaker.tokenizer,

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
-from .config.conditions import conditions
 from .config.names import ALIASES, option, takes_ignored
 from .config.secrets import KeepsSecrets
 
@@ -108,9 +107,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     whiten_rewards: bool = option(
         False, "Whiten rewards over the rollout batch, all processes, keeping the mean."
     )
-    whiten_advantages: bool = option(
-        True, "Whiten advantages over the rollout batch, all processes."
-    )
     cliprange_value: float | None = option(0.2, "Half-width of the value clip; None for no clip.")
     vf_coef: float = option(
         0.1,
@@ -119,9 +115,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     critic_learning_rate: float | None = option(
         None, "Learning rate of the critic; default 10 x learning_rate, from 1e-5 to 1e-3."
-    )
-    critic_max_grad_norm: float | None = option(
-        None, "Gradient clip of the critic; default max_grad_norm."
     )
     critic_warmup_steps: int = option(
         0, "Optimizer steps that train the critic alone, on Monte Carlo returns."
@@ -149,11 +142,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         0.5,
         "Share of failed episodes, over the last five rollout batches, beyond which the run "
         "saves a checkpoint and raises; 1 for never.",
-    )
-    stop_when: list[str] | None = option(
-        None,
-        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5'. Works for any "
-        "metric of the training; the number counts log entries in a row.",
     )
     save_best: bool = option(
         False,
@@ -200,11 +188,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "Updates, of a rollout batch each, by which the playing policy is behind the trained "
         "one. Above 0 it makes a run as off-policy as an asynchronous pipeline, to test whether "
         "it still learns.",
-    )
-    agent_context: str = option(
-        "grow",
-        "How a call of an `agent` continues the tokens of its earlier ones: 'grow' keeps them as sampled, "
-        "'render' applies the chat template anew, which may drop earlier reasoning.",
     )
     agent_endpoint: bool = option(
         False,
@@ -253,7 +236,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         return cls._TRAINER
 
     def __post_init__(self) -> None:
-        self.stop_when = [str(c) for c in conditions(self.stop_when)] or None
         check_finite(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()

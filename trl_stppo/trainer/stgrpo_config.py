@@ -32,8 +32,8 @@ ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 # Options of a critic's training, or of advantages from its values.
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
-    *("whiten_rewards", "whiten_advantages", "cliprange_value", "vf_coef"),
-    *("critic_learning_rate", "critic_max_grad_norm", "critic_warmup_steps"),
+    *("whiten_rewards", "cliprange_value", "vf_coef"),
+    *("critic_learning_rate", "critic_warmup_steps"),
     *("value_model_name_or_path", "kl_coef", "kl_estimator"),
 )
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core import TOKEN_CLIPRANGE
-from .config.conditions import conditions
 from .config.names import Preset, option, takes_ignored
 from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, STEP, Stabilizer, check_linear, weighs
@@ -68,7 +67,6 @@ class STPPOConfig(PPOConfig):
         + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())
         + ".",
     )
-    clip_bias_power: float = option(4.0, "Exponent of 'share'.")
 
     def __post_init__(self) -> None:
         self.stabilizers = _listed(self.stabilizers)
@@ -77,8 +75,6 @@ class STPPOConfig(PPOConfig):
         if of_tokens and self.cliprange is None and self.epsilon is None:
             self.epsilon = TOKEN_CLIPRANGE
         super().__post_init__()
-        if self.clip_bias_power <= 0:
-            raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
         if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:
@@ -161,10 +157,8 @@ class STPPOConfig(PPOConfig):
 
     @property
     def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured, for a stabilizer or for `stop_when`."""
-        watched = (condition.metric for condition in conditions(self.stop_when))
-        needed = self._clip_bias_estimator is not None or self.scaling_stabilizer is not None
-        return needed or any(metric.startswith("clip_bias/") for metric in watched)
+        """Whether the clipping bias is measured, for a stabilizer or a study."""
+        return self._clip_bias_estimator is not None or self.scaling_stabilizer is not None
 
     @property
     def takes_second_gradient(self) -> bool:

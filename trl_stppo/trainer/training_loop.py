@@ -314,7 +314,7 @@ class TrainingLoop:
                 rewards, values, turns.action_mask, *factors, bootstrap_values=bootstrap
             )
             value_mask = loss_mask
-        advantages = whiten(raw, loss_mask, reduce=reduce) if args.whiten_advantages else raw
+        advantages = whiten(raw, loss_mask, reduce=reduce)
         advantages = advantages.masked_fill(~loss_mask, 0.0)
         return Targets(rewards, raw, advantages, values, returns, value_mask)
 
@@ -639,10 +639,10 @@ class TrainingLoop:
         if self.accelerator.num_processes > 1:
             mean = partial(self.accelerator.reduce, reduction="mean")
         if self.host.has_critic:
-            gradient, limit = self.optimizers.critic_grads, self.args.critic_max_grad_norm
+            gradient = self.optimizers.critic_grads
             if mean is not None:
                 gradient.reduce(mean)
-            norm = gradient.clip_(self.args.max_grad_norm if limit is None else limit)
+            norm = gradient.clip_(self.args.max_grad_norm)
             self.metrics.add_scalar("value/grad_norm", norm)
         if self.correction is None or is_warming_up(self.host):
             return

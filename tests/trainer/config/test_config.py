@@ -189,22 +189,17 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path):
     options = {
         **{"output_dir": str(tmp_path), "bf16": False, "variant": None, "cliprange_value": None},
         **{"importance_sampling_level": "sequence", "stabilizers": ["winners", "share"]},
-        "stop_when": ["reward_std < 0.1 for 2", "turns/mean > 9"],
         "eval_generation_kwargs": {"temperature": 0.0},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(options))
-    words = ["--config", str(tmp_path / "config.yaml"), "--clip_bias_power", "2"]
+    words = ["--config", str(tmp_path / "config.yaml"), "--target_kl", "2"]
     (args,) = TrlParser((STPPOConfig,)).parse_args_and_config(words)
-    assert args.stop_when == ["reward_std < 0.1 for 2", "turns/mean > 9 for 5"]
-    assert args.clip_bias_power == 2.0
-    del options["stop_when"]
+    assert args.target_kl == 2.0
     assert {key: getattr(args, key) for key in options} == options
 
 
-def test_conditions_and_dictionaries_parse_as_flags(tmp_path):
-    conditions = ["reward_std < 0.01 for 5", "policy/entropy>3"]
-    words = ["--output_dir", str(tmp_path), "--bf16", "false", "--stop_when", *conditions]
+def test_dictionaries_parse_as_flags(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--bf16", "false"]
     words += ["--eval_generation_kwargs", '{"temperature": 0.5, "top_k": 3}']
     (args,) = TrlParser((PPOConfig,)).parse_args_and_config(words)
-    assert args.stop_when == ["reward_std < 0.01 for 5", "policy/entropy > 3 for 5"]
     assert args.eval_generation_kwargs == {"temperature": 0.5, "top_k": 3}

@@ -234,13 +234,6 @@ def test_both_leave_the_rollout_batch_alone(ranks):
         assert not any(moved(rank["target_kl"], step) for step in (1, 2, 3, 4))
 
 
-def test_both_stop_by_what_the_main_process_measures(ranks):
-    for rank in ranks:
-        result = rank["memory of rank 0"]
-        assert "the last value is 2 at step 2" in result["stop_reason"]
-        assert result["checkpoints"] == ["checkpoint-2"]
-
-
 def test_both_hear_of_another_run_in_their_folder(ranks):
     """Only the first of them looks, and the other does not wait for it."""
     for rank in ranks:

@@ -271,10 +271,3 @@ def test_an_address_answers_odd_requests_and_logs_nothing_of_clients_that_are_go
         "chunked": b"413", "digits": b"413", "deep": b"400", "retry": b"200",
     }  # fmt: skip
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_a_saved_policy_plays_in_the_contexts_of_its_training(tmp_path):
-    trainer = build(tmp_path, Kept, arguments={"agent": counting}, **LIMITS, agent_context="render")
-    trainer.save_model(str(tmp_path / "saved"))
-    settings = Agent.from_pretrained(str(tmp_path / "saved"), device="cpu").settings
-    assert settings.agent_context == "render"

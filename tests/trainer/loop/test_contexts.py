@@ -17,7 +17,7 @@ from trl_stppo.trace import read_trace
 from trl_stppo.trainer.batch import deal, full_sequence, num_episodes
 from trl_stppo.trainer.training_loop import TrainingLoop
 
-PLAIN = {"kl_coef": 0.0, "staleness": 0.0, "whiten_advantages": False, "rollout_func": cut_script}
+PLAIN = {"kl_coef": 0.0, "staleness": 0.0, "rollout_func": cut_script}
 
 
 class KeepingLoop(TrainingLoop):
@@ -45,7 +45,7 @@ class KeptGroups(Float64Groups):
 def trained(folder, kind=Kept, **options):
     given = {**PLAIN, **options}
     if not kind.has_critic:
-        del given["whiten_advantages"], given["kl_coef"]
+        del given["kl_coef"]
     trainer, recorder = scripted_trainer(folder, trainer_class=kind, **given)
     trainer.train()
     return trainer, recorder
@@ -115,8 +115,8 @@ class KeptByToken(Float64Trainer):
 
 
 @pytest.mark.parametrize("options", [
-    {"whiten_advantages": True, "whiten_rewards": True, "kl_coef": 0.0},
-    {"advantage_level": "turn", "lam": 0.6, "whiten_advantages": True},
+    {"whiten_rewards": True, "kl_coef": 0.0},
+    {"advantage_level": "turn", "lam": 0.6},
 ])  # fmt: skip
 def test_the_same_turns_have_the_same_advantages_however_they_are_cut(options, tmp_path):
     def advantages(name, play):

@@ -8,7 +8,7 @@ from tests.kit.scripted import Float64Trainer, logged, play_script, scripted_tra
 from trl_stppo.core import num_turns
 from trl_stppo.trainer.training_loop import TrainingLoop
 
-PLAIN = {"lam": 1.0, "kl_coef": 0.0, "whiten_advantages": False, "staleness": 0.0}
+PLAIN = {"lam": 1.0, "kl_coef": 0.0, "staleness": 0.0}
 
 
 class KeepingLoop(TrainingLoop):

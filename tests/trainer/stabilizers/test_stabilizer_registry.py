@@ -30,8 +30,8 @@ class Halving(Stabilizer):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        if config.clip_bias_power != 4.0:
-            raise ValueError(f"`clip_bias_power={config.clip_bias_power}`: of no effect with 'halving'.")
+        if config.max_grad_norm == 7.0:
+            raise ValueError(f"`max_grad_norm={config.max_grad_norm}`: not supported with 'halving'.")
 
     def scale(self, kept_norm: Any, clipped_norm: Any) -> float:
         self.count += bool(clipped_norm > 0)
@@ -51,10 +51,10 @@ from trl_stppo import STPPOConfig
 from trl_stppo.cli.main import main
 
 main(["train", "--help_all"])
-for refused in ({"stabilizers": ["share", "halving"]}, {"stabilizers": "halving", "clip_bias_power": 2.0}):
+for refused in ({"stabilizers": ["share", "halving"]}, {"stabilizers": "halving", "max_grad_norm": 7.0}):
     with pytest.raises(ValueError, match="halving"):
         STPPOConfig("out", use_cpu=True, bf16=False, **refused)
-settings = dict(stabilizers=["halving"], num_ppo_epochs=2, rows=32, clip_bias_power=4.0)
+settings = dict(stabilizers=["halving"], num_ppo_epochs=2, rows=32)
 settings |= dict(save_steps=2, save_strategy="steps")
 whole, _ = scripted_trainer(sys.argv[1], max_steps=4, **settings)
 whole.train()

@@ -42,7 +42,7 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 # Upper bounds; infinity means no limit, like None, and is passed on unchanged.
 LIMITS = frozenset(
     (
-        *("epsilon_high", "delta", "cliprange_value", "max_grad_norm", "critic_max_grad_norm"),
+        *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
         *("target_kl", "off_policy_mask_threshold"),
         *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
     )
@@ -111,7 +111,7 @@ OPTIONAL_COUNTS = (
     *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
-NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "critic_max_grad_norm", "stop_token_id")
+NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")
 POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds", "episode_timeout_seconds")
 Ranges = dict[str, tuple[Callable[[Any], bool], str]]
 SAMPLING: Ranges = {
@@ -131,7 +131,6 @@ RANGES: Ranges = {
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
     "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    "agent_context": (lambda v: v in ("grow", "render"), "agent_context 'grow' or 'render'"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},

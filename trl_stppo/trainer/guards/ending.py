@@ -39,10 +39,9 @@ class Ending(TrainerCallback):
         host: Bridge,
         failures: FailureWatch,
         last_checkpoint: Callable[[], Path | None],
-        watch_log: Callable[[dict[str, float]], None],
     ) -> None:
         self._host, self._failures = host, failures
-        self._last_checkpoint, self._watch_log = last_checkpoint, watch_log
+        self._last_checkpoint = last_checkpoint
         self.signals = StopSignals(host.args.enable_jit_checkpoint)
         self.training = self._stepped = False
         self.reset()
@@ -186,13 +185,6 @@ class Ending(TrainerCallback):
             # After a signal the checkpoint keeps unlogged metrics for the resumed run.
             control.should_log = control.should_log or not self.signal
             self._end(control)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Check a training log entry against `stop_when`, before the step's evaluation and checkpoint."""
-        if "loss" in (logs or {}):
-            self._watch_log(logs)
-            if self.is_due():
-                self._end(control)
 
     def _end(self, control: Any) -> None:
         control.should_training_stop = control.should_save = True

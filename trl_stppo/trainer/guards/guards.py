@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
@@ -22,7 +22,7 @@ from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
 from .ending import MAX_SKIPS, Ending
 from .failures import FailureWatch, failures_of
-from .watches import PATIENCE, FallWatch, SamplerWatch, StopWhen
+from .watches import PATIENCE, FallWatch, SamplerWatch
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,8 @@ class Guards:
             )
         self._host, self._optimizers = host, optimizers
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
-        self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
-        self.ending = Ending(host, self._failures, last_checkpoint, self.watch_log)
+        self.ending = Ending(host, self._failures, last_checkpoint)
         # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
         self.verdict = "taken"
         self._begin()
@@ -75,7 +74,6 @@ class Guards:
     def state_dict(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, equal on all processes."""
         watched = {
-            "strikes": dict(self._stop_when.strikes),
             "failures": self._failures.state_dict(),
             "falls": self._falls.state_dict(),
             "sampler": vars(self._sampler).copy(),
@@ -85,7 +83,6 @@ class Guards:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the guards from a `state_dict`; missing fields start at zero."""
         counts = dict(state)
-        self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
         episodes = self._host.args.generation_batch_size
         self._falls = FallWatch(episodes, **counts.pop("falls", {}))
@@ -265,16 +262,6 @@ class Guards:
     @cached_property
     def _policy(self) -> list[tuple[str, nn.Parameter]]:
         return policy_parameters(self._host)
-
-    def watch_log(self, logs: dict[str, float]) -> None:
-        """Stop the run if a condition of `stop_when` is met; the main process's log decides for all."""
-        if not self._stop_when.conditions or self.ending.reason is not None:
-            return
-        if self._host.accelerator.num_processes > 1:  # times and memory differ
-            (logs,) = broadcast_object_list([logs])
-        self.ending.reason = self._stop_when.look(logs, self._host.state.global_step)
-        if self.ending.reason is not None:
-            self._stop_when.strikes = {}  # a resumed run counts anew
 
     def _log(self) -> None:
         """Set the guards' totals in the next log; upstream would average appended values."""

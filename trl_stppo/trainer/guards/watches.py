@@ -1,4 +1,4 @@
-"""Watches for a collapse, for a sampler with wrong weights, and for the conditions of `stop_when`."""
+"""Watches for a collapse, and for a sampler with wrong weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...watch.figures import SCORE, SUCCESS
-from ..config.conditions import conditions
 
 logger = logging.getLogger(__name__)
 SHARE = 0.15  # share of the best level that a fall loses
@@ -113,29 +112,3 @@ class SamplerWatch:
             f"the sampler does not have the policy's weights: its log-probabilities are {gap:.2g} nats per "
             f"token off those of training (allowed: {limit:g})"
         )
-
-
-class StopWhen:
-    """Counts for each condition of `stop_when` how many consecutive log entries meet it."""
-
-    def __init__(self, stop_when: Any) -> None:
-        self.conditions = conditions(stop_when)
-        self.strikes: dict[str, int] = {}
-
-    def look(self, logs: Mapping[str, float], step: int) -> str | None:
-        """Check a training log entry; return the reason to stop, or None."""
-        verdict = None
-        for condition in self.conditions:
-            name, limit, value = str(condition), condition.limit, logs.get(condition.metric)
-            if value is None and name not in self.strikes:
-                logger.warning("`stop_when=%r`: the log of step %d has no such metric.", name, step)
-            count = self.strikes.setdefault(name, 0)
-            if value is None or math.isnan(value):
-                continue
-            met = value < limit if condition.below else value > limit
-            self.strikes[name] = count + 1 if met else 0
-            if self.strikes[name] >= condition.patience:
-                verdict = (
-                    f"`stop_when={name!r}` was met; the last value is {value:.4g} at step {step}"
-                )
-        return verdict

@@ -34,7 +34,6 @@ def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSetti
         sampling=_sampling(host),
         eos_token_ids=[int(i) for i in host.eos_token_ids],
         chat_template_kwargs=as_json(host.chat_template_kwargs or {}),
-        agent_context=args.agent_context,
         environments=[
             {
                 "name": each.name,

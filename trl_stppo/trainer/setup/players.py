@@ -55,9 +55,8 @@ def build_engines(
 ) -> tuple[RolloutEngine, RolloutEngine]:
     """Build one rollout engine for training and one for evaluation, with separate environments."""
     if rollout.agent is not None:
-        grows = host.chat_template is None and host.args.agent_context == "grow"
-        template = agent_template(renderer(host, tokenizer), grows=grows)
-        host.chat_template = template or host.chat_template
+        template = agent_template(renderer(host, tokenizer))
+        host.chat_template = host.chat_template or template
     elif rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
@@ -67,7 +66,6 @@ def build_engines(
         "isolated": host.args.env_isolation == "process",
         "on_env_error": on_env_error,
         "env_error_penalty": price,
-        "agent_context": host.args.agent_context,
         "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)
@@ -91,7 +89,6 @@ def assemble(
     env_workers: int = 32,
     isolated: bool = False,
     probes_play: bool = True,
-    agent_context: str = "grow",
     agent_endpoint: bool = False,
     **options: Any,
 ) -> RolloutEngine:
@@ -113,27 +110,23 @@ def assemble(
         probe = rollout.probes[name]
         drivers[name] = ToolDriver(pool, name, probe, tools, parse, run_async, **shared)
     if rollout.agent is not None:
-        renders = agent_context == "render"
         endpoint = AgentEndpoint() if agent_endpoint else None
-        drivers[None] = AgentDriver(
-            rollout.agent, renderer, parse, limits, renders=renders, endpoint=endpoint
-        )
+        drivers[None] = AgentDriver(rollout.agent, renderer, parse, limits, endpoint=endpoint)
     if not drivers:
         drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, **shared)
     return RolloutEngine(drivers, pool, calls, limits, **options)
 
 
-def agent_template(renderer: ChatRenderer, *, grows: bool) -> str | None:
+def agent_template(renderer: ChatRenderer) -> str | None:
     """Return the chat template for an agent's calls, or None for the tokenizer's own template.
 
     Tool calls are read from now on if TRL has a format for the tokenizer; else they stay in the text.
-    `grows`: whether the template must preserve prefixes.
     """
     try:
         template = prepare_tool_tokenizer(renderer.tokenizer)
     except ValueError:
         template = None
-    return (template or growing_template(renderer)) if grows else None
+    return template or growing_template(renderer)
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:

@@ -107,7 +107,8 @@ def test_adam_cannot_undo_a_scale_on_the_update(adam_steps):
     (trainer, scaled_run), (_, plain_run) = adam_steps["update"], adam_steps["none"]
     s = last(trainer, "scale")
     assert s < 0.7
-    assert_same(scaled_run.moved("policy"), scaled(plain_run.moved("policy"), s), 1e-12)
+    # A move is a difference of weights, so its relative rounding error grows as it becomes smaller.
+    assert_same(scaled_run.moved("policy"), scaled(plain_run.moved("policy"), s), 1e-12 / s)
     # Where no gradient arrives the decay is the whole step.
     decayed = -1e-3 * 0.5 * s * scaled_run.before["policy/transformer.wte.weight"][1]
     torch.testing.assert_close(

@@ -77,7 +77,9 @@ def test_weights_that_are_not_finite_are_not_saved(critic, value, tmp_path):
 
 def test_a_learning_rate_beyond_all_bounds_leaves_no_checkpoint(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 1}
-    trainer, _ = scripted_trainer(tmp_path, optim="adamw_torch", learning_rate=1e308, **save)
+    trainer, _ = scripted_trainer(
+        tmp_path, variant="ppo", optim="adamw_torch", learning_rate=1e308, **save
+    )
     trainer.args.max_steps = 3
     with pytest.raises(NonFiniteError, match=r"after step 1.*last good checkpoint is none"):
         trainer.train()

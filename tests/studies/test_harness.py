@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,13 +227,15 @@ def test_recorded_figures_are_those_of_the_page(script):
 
 # Reads a job as the harness's own worker does, and does what its arm says.
 WORKER = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 job = json.loads(sys.stdin.readline())
 cell, folder = job["cell"], pathlib.Path(job["folder"])
-if cell["arm"] == "waits" and not (folder / "go").exists():
+if cell["arm"] in ("waits", "deaf") and not (folder / "go").exists():
     (folder / "waiting").write_text(str(os.getpid()))
-    sys.stdin.read()
+    sys.stdin.read() if cell["arm"] == "waits" else time.sleep(600)
     sys.exit("nobody waits")
+if cell["arm"] == "slow":
+    time.sleep(0.3)
 if cell["arm"] == "dies":
     sys.exit("no memory")
 row = {**cell, "measure": "success", "evaluation": None, "error": None, "seconds": 2.0}
@@ -261,9 +265,9 @@ waits = {}
 
 
 @pytest.fixture
-def begun(tmp_path, study):
-    """A runner in a process of its own, whose workers of the arm `waits` wait."""
-    study(ARMS)
+def begun(tmp_path, study, request):
+    """A runner in a process of its own, whose workers of the arm `waits`, or of another one, wait."""
+    study(ARMS.replace("waits", getattr(request, "param", "waits")))
     (tmp_path / "worker.py").write_text(WORKER)
     paths = [str(STUDIES), str(ROOT), str(tmp_path / "mine.toml"), str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-c", RUNNER, *paths], stdout=subprocess.PIPE)
@@ -272,7 +276,10 @@ def begun(tmp_path, study):
     process.wait()
 
 
-def test_a_killed_runner_ends_its_workers_and_goes_on_where_it_was(begun, script, study, tmp_path):
+def test_a_killed_runner_ends_its_workers_and_goes_on_where_it_was(
+    begun, script, study, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
     records = script("_records")
     path = tmp_path / "mine.jsonl.gz"
     assert wait_until(
@@ -304,6 +311,7 @@ def running(process: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.parametrize("begun", ["deaf"], indirect=True)
 def test_an_interrupted_runner_kills_its_workers(begun, tmp_path):
     assert wait_until(
         lambda: (tmp_path / "waiting").is_file() and (tmp_path / "waiting").read_text()
@@ -337,22 +345,32 @@ def test_a_worker_that_breaks_down_leaves_no_record_and_the_others_run(
     assert "t quick default 0: 0.500, 2 s; 0:00:04 left" in shown[1]
 
 
-def test_no_cell_starts_after_the_minutes(script, study, tmp_path):
+def test_no_cell_starts_after_the_minutes(script, study, tmp_path, monkeypatch):
     outcome, records = run_arms(script, study, tmp_path, ["quick"], minutes=0)
     assert outcome == {"ran": 0, "left": 2, "failed": []}
     assert records.rows == []
 
+    def clock():
+        """The minute ends with the first record, while another worker runs."""
+        return 1000.0 if script("_records").Records(records.path).rows else 0.0
+
+    own = SimpleNamespace(monotonic=clock, sleep=time.sleep)
+    monkeypatch.setattr(script("_runner"), "time", own)
+    outcome, _ = run_arms(script, study, tmp_path, ["quick", "slow"], minutes=1, workers=2)
+    assert outcome == {"ran": 2, "left": 2, "failed": []}
+
 
 @pytest.mark.parametrize(("cells", "workers", "left"), [
     ([("t", "a")], 1, "0:01:00"),
-    ([("t", "a"), ("t", "b"), ("u", "a")], 1, "0:04:30"),
-    ([("t", "a"), ("t", "b")], 2, "0:01:00"),
-    ([("t", "c")], 1, "0:01:00"),
+    ([("t", "a"), ("t", "b"), ("u", "a")], 1, "0:05:30"),
+    ([("t", "a"), ("t", "b")], 2, "0:01:30"),
+    ([("t", "c")], 1, "0:01:30"),
+    ([("v", "c")], 1, "0:01:50"),
     ([], 1, ""),
 ])  # fmt: skip
 def test_time_left_follows_the_records_of_the_same_task_and_arm(script, cells, workers, left):
     plan, runner = script("_plan"), script("_runner")
-    rows = [record_of("a"), record_of("b"), record_of("a", task="u", seconds=150.0)]
+    rows = [record_of("a"), record_of("b", seconds=120.0), record_of("a", task="u", seconds=150.0)]
     shown = runner.time_left(
         [plan.Cell("mine", task, arm, "s", 9) for task, arm in cells], rows, workers
     )
@@ -446,6 +464,17 @@ def test_the_quick_run_passes(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     outcome = json.loads(result.stdout.splitlines()[-1])
     assert (outcome["ran"], outcome["left"], outcome["failed"]) == (2, 0, [])
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_nobody_holds_its_input(script, tmp_path):
+    cell = script("_plan").Cell("mine", "hanoi", "a", "s", 0, {}, rollouts=10_000)
+    runner, mine = script("_runner"), script("_plan").Study("mine")
+    worker = runner.Worker(mine, cell, runner.Options(tmp_path, small=True))
+    worker.process.stdin.close()
+    assert worker.process.wait() == 1
+    assert worker.record() is None
+    assert "exit status 1" in worker.failure
 
 
 def test_the_program_reports_and_ends_in_json(script, monkeypatch, capsys):

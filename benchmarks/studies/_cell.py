@@ -221,7 +221,7 @@ def processor() -> str:
 
 
 def main() -> None:
-    """Read a job from standard input, and write its record into a file; end with the program that asked."""
+    """Read a job from standard input and write its record into a file; end when the input does."""
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
     cell, folder = Cell(**job["cell"]), Path(job["folder"])

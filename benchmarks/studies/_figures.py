@@ -13,24 +13,26 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _records import Record
 from _report import curve, final
+from matplotlib.ticker import MaxNLocator, NullLocator
 
-WINDOW = 3  # rollouts of a moving mean
+# Rollouts of a moving mean.
+WINDOW = 3
 # From this number of runs on a band leaves out the highest and the lowest one.
 MANY = 5
 
 
 def draw_curves(records: Sequence[Record], path: Path, metric: str | None = None) -> None:
-    """Draw a panel per task and setting: a line through the means over seeds, with a band.
+    """Draw a panel per study, task and setting: a line through the means over seeds, with a band.
 
     Args:
         records: of any studies.
         path: of the picture.
         metric: a curve of the records, by default the one by which a run is judged.
     """
-    panels = groups(records, "task", "setting")
+    panels = groups(records, "study", "task", "setting")
     styles = colours(records)
     figure, axes = panels_of(len(panels))
-    for axis, ((task, setting), runs) in zip(axes, panels.items(), strict=True):
+    for axis, (where, runs) in zip(axes, sorted(panels.items()), strict=True):
         for (arm,), own in groups(runs, "arm").items():
             lines = [smooth(curve(run, metric)) for run in own]
             points = [sorted(values) for values in zip(*filter(None, lines), strict=False)]
@@ -39,19 +41,20 @@ def draw_curves(records: Sequence[Record], path: Path, metric: str | None = None
             inner = [p[1:-1] if len(p) >= MANY else p for p in points]
             low, high = [p[0] for p in inner], [p[-1] for p in inner]
             axis.fill_between(rollouts, low, high, alpha=0.15, linewidth=0, **styles[arm])
-        axis.set_title(f"{task}, {setting}", fontsize=9)
+        axis.set_title(", ".join(where), fontsize=9)
         axis.set_xlabel("rollout")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylabel(metric or runs[0]["measure"])
     save(figure, axes, path, unit=metric is None)
 
 
 def draw_sweep(records: Sequence[Record], path: Path) -> None:
-    """Draw a panel per task: the final value over the learning rate, a dot per run, a line per arm."""
+    """Draw a panel per study and task: final values over the learning rate, a line per arm."""
     swept = [record for record in records if "learning_rate" in record["overrides"]]
-    panels = groups(swept, "task")
+    panels = groups(swept, "study", "task")
     styles = colours(records)
     figure, axes = panels_of(len(panels))
-    for axis, ((task,), runs) in zip(axes, panels.items(), strict=True):
+    for axis, (where, runs) in zip(axes, sorted(panels.items()), strict=True):
         for (arm,), own in groups(runs, "arm").items():
             finals: dict[float, list[float]] = {}
             for run in own:
@@ -62,7 +65,10 @@ def draw_sweep(records: Sequence[Record], path: Path) -> None:
             dots = [(rate, value) for rate in rates for value in finals[rate]]
             axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **styles[arm])
         axis.set_xscale("log")
-        axis.set_title(task, fontsize=9)
+        rates = sorted({run["overrides"]["learning_rate"] for run in runs})
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_title(", ".join(where), fontsize=9)
         axis.set_xlabel("learning rate")
         axis.set_ylabel(f"final {runs[0]['measure']}")
     save(figure, axes, path, unit=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-BLOCK = ("tasks", "arms", "settings", "seeds", "rollouts")  # what a block of the grid may name
+# A block of the grid may set these.
+BLOCK = ("tasks", "arms", "settings", "seeds", "rollouts")
 KEYS = (*BLOCK, "base", "level", "height", "curves", "grid")
 Key = tuple[str, str, str, int]
 

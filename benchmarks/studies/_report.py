@@ -10,7 +10,8 @@ from _records import Record
 
 from trl_stppo.statistics import mean_interval
 
-LAST = 5  # rollouts
+# Rollouts at the end of a run.
+LAST = 5
 Line = dict[str, Any]
 
 

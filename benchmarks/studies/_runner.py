@@ -23,7 +23,8 @@ from _report import final
 
 WORKER = (sys.executable, str(HERE / "_cell.py"))
 THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-PAUSE = 0.05  # seconds between two looks at the workers
+# Seconds between two looks at the workers.
+PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Worker:
             )
         assert self.process.stdin is not None
         try:
-            # The pipe stays open: its end tells the worker that nobody waits for it.
+            # The pipe stays open as long as this process lives; a worker ends with it.
             self.process.stdin.write(json.dumps(job).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
@@ -82,7 +83,7 @@ class Worker:
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def record(self) -> Record | None:
@@ -139,7 +140,7 @@ def run_all(
 
 
 def time_left(cells: Sequence[Cell], records: Sequence[Record], workers: int) -> str:
-    """Say how long these cells will take, by the records of the same task and arm, or else of any."""
+    """Return the time that cells will take, by records of the same task and arm, else task, else any."""
     if not cells or not records:
         return ""
     seconds: dict[tuple[str, ...], list[float]] = {}

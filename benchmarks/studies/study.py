@@ -17,7 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for _outcome
+# For _outcome.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from _outcome import finish
 from _plan import HERE, Study, numbers, read
@@ -108,6 +109,8 @@ def main() -> None:
     rows = [
         {**row, "study": study.name} if args.beside else row for row in rows if chosen(args, row)
     ]
+    order = {arm: number for number, arm in enumerate(dict.fromkeys(c.arm for c in study.cells))}
+    rows.sort(key=lambda row: order.get(row["arm"], len(order)))
     base = args.base or study.base
     found = lines(rows, base, study.level, study.height)
     if not args.dry:

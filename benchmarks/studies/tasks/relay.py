@@ -19,11 +19,14 @@ from transformers import Qwen2ForCausalLM, set_seed
 
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
-PAGES = 8  # after the one with the code
+# Pages after the one with the code.
+PAGES = 8
 SYMBOLS, FILLERS = [f"s{n}" for n in range(6)], [f"f{n}" for n in range(6)]
 WORDS = ["note", "none", "page", "code", "ask", *map(str, range(PAGES + 1)), *SYMBOLS, *FILLERS]
-PAGE, CONTEXT, NOTE = 17, 32, 4  # tokens of a page, of a context, of a turn
-MISTAKES = 0.25  # of the taught agent's turns
+# Tokens of a page, of a context, of a turn.
+PAGE, CONTEXT, NOTE = 17, 32, 4
+# The share of the demonstrations that is careless.
+MISTAKES = 0.25
 
 
 def codes(dice: random.Random) -> str:

@@ -41,6 +41,7 @@ class Rollouts:
         speaker = Speaker(self.model, self.tokenizer)
         self._player = Player(speaker, task.player["environment_factory"], limits)
         self._rows, self._seed, self.success = rows, seed, list[float]()
+        self._adapter = task.player.get("peft_config")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -52,6 +53,8 @@ class Rollouts:
             "train_dataset": Dataset.from_list(prompts),
             "reward_funcs": scores,
             "rollout_func": self,
+            # TRL puts an adapter into this very model, so that episodes are played with it.
+            "peft_config": self._adapter,
         }
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:

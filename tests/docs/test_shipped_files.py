@@ -30,12 +30,12 @@ def cases() -> list[tuple[Path, str]]:
 def small_games(tmp_path, monkeypatch):
     """What a benchmark makes for tiny.yaml of the text adventures, seen from where the file is started."""
     pytest.importorskip("textworld")
-    made = tmp_path / "runs" / "practitioner"
+    made = tmp_path / "runs" / "studies"
     kind = GameKind(rooms=2, objects=3, quest_length=3, step_points=True, theme="basic")
     rows = 64 * game_rows(make_games(made / "games", kind, [0]))
     for split in ("train", "test"):
-        write_rows(made / "rows" / f"{split}.jsonl", rows)
-    (made / "textworld-agent").symlink_to(AGENT)
+        write_rows(made / "textworld-rows" / f"{split}.jsonl", rows)
+    (made / "textworld-agent-0").symlink_to(AGENT)
     monkeypatch.chdir(tmp_path)
 
 

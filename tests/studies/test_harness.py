@@ -1,0 +1,487 @@
+"""The studies' harness: cells of a file, records that survive kills, workers, the report's numbers."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.kit.script_kit import ROOT
+from tests.kit.waiting import wait_until
+
+STUDIES = ROOT / "benchmarks" / "studies"
+FILES = sorted(STUDIES.glob("*.toml"))
+RECORDED = sorted((STUDIES / "records").glob("*.jsonl.gz"))
+
+STUDY = """
+base = "a"
+tasks = ["house"]
+seeds = ["3-4", 7]
+[arms]
+a = {}
+b = {trainer = "GRPOTrainer", learning_rate = 2e-3}
+[settings]
+slow = {learning_rate = 1e-3, num_iterations = 2}
+fast = {learning_rate = 1e-2}
+"""
+GRID = """
+[[grid]]
+settings = ["slow"]
+[[grid]]
+arms = ["b"]
+settings = ["fast"]
+seeds = [9]
+rollouts = 5
+"""
+
+
+@pytest.fixture
+def study(tmp_path, script):
+    def read(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return script("_plan").read(path)
+
+    return read
+
+
+# ---------------------------------------------------------------------------------- cells
+
+
+def test_a_study_without_a_grid_is_the_whole_product_seed_by_seed(study):
+    cells = study(STUDY).cells
+    expected = [(s, x, a) for s in (3, 4, 7) for x in ("slow", "fast") for a in "ab"]
+    assert [(cell.seed, cell.setting, cell.arm) for cell in cells] == expected
+
+
+def test_an_arm_overrides_its_setting(study):
+    first, second = study(STUDY).cells[:2]
+    assert first.overrides == {"learning_rate": 1e-3, "num_iterations": 2}
+    assert second.overrides == {**first.overrides, "trainer": "GRPOTrainer", "learning_rate": 2e-3}
+
+
+def test_blocks_of_a_grid_come_one_after_the_other(study):
+    cells = study(STUDY + GRID).cells
+    assert [cell.key for cell in cells[-2:]] == [
+        ("house", "b", "slow", 7),
+        ("house", "b", "fast", 9),
+    ]
+    assert len(cells) == 7
+    assert [cell.rollouts for cell in cells] == [None] * 6 + [5]
+
+
+@pytest.mark.parametrize(("text", "field"), [
+    ("speed = 1" + STUDY, "speed"),
+    (STUDY + '[[grid]]\narms = ["c"]', "arms"),
+    (STUDY + '[[grid]]\nsettings = ["c"]', "settings"),
+    (STUDY + "[[grid]]\nbase = 3", "grid"),
+    (STUDY.replace('base = "a"', 'base = "c"'), "base"),
+    (STUDY + "[[grid]]\n[[grid]]\nseeds = [3]", "grid"),
+])  # fmt: skip
+def test_a_wrong_name_is_refused(study, text, field):
+    with pytest.raises(ValueError, match=field):
+        study(text)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_cells_of_a_shipped_study_have_configurations(path, script, tmp_path):
+    cell_of, load = script("_cell"), script("_task").load
+    study = script("_plan").read(path)
+    kinds = {cell.key[:3]: cell for cell in study.cells}
+    for cell in kinds.values():
+        kind = cell_of.trainer_class(cell.overrides.get("trainer", "STPPOTrainer"), tmp_path)
+        config, _ = cell_of.config_of(kind, load(cell.task), cell, str(tmp_path))
+        assert config.learning_rate > 0
+    recorded = STUDIES / "records" / f"{path.stem}.jsonl.gz"
+    script("_records").Records(recorded).missing(study.cells)
+
+
+# --------------------------------------------------------------------------- configurations
+
+
+def config_of(script, trainer, folder, **overrides):
+    module = script("_cell")
+    cell = script("_plan").Cell("x", "hanoi", "a", "s", 3, {"trainer": trainer, **overrides}, 6)
+    task = script("_task").load("hanoi")
+    return module.config_of(module.trainer_class(trainer, folder), task, cell, str(folder))
+
+
+@pytest.mark.parametrize("trainer", ["STPPOTrainer", "STGRPOTrainer", "GRPOTrainer"])
+def test_every_trainer_has_the_same_rollouts_and_steps(script, trainer, tmp_path):
+    settings = {"episodes": 64, "mini_batches": 2, "num_iterations": 3, "rollout_staleness": 1}
+    config, left_out = config_of(script, trainer, tmp_path, **settings)
+    assert config.generation_batch_size == 64
+    assert (config.max_steps, config.logging_steps) == (6 * 3 * 2, 3 * 2)
+    assert (config.seed, config.learning_rate, config.lr_scheduler_type) == (3, 4e-3, "linear")
+    assert left_out == (["rollout_staleness"] if trainer == "GRPOTrainer" else [])
+    assert getattr(config, "critic_learning_rate", None) == (1e-3 if "PPO" in trainer else None)
+    assert config.num_generations == (1 if trainer == "STPPOTrainer" else 4)
+
+
+@pytest.mark.parametrize("trainer", ["STPPOTrainer", "GRPOTrainer"])
+def test_an_override_that_no_configuration_has_is_refused(script, trainer, tmp_path):
+    with pytest.raises(TypeError, match="speed"):
+        config_of(script, trainer, tmp_path, speed=1)
+
+
+def test_an_arm_may_name_a_trainer_beside_its_study(script, tmp_path):
+    (tmp_path / "prototypes.py").write_text("class Mine: ...\n")
+    kind = script("_cell").trainer_class("prototypes:Mine", tmp_path)
+    sys.path.remove(str(tmp_path))
+    assert kind.__name__ == "Mine"
+
+
+def test_curves_have_one_name_whatever_the_trainer(script):
+    curves_of = script("_cell").curves_of
+    ours = [
+        {"reward": 0.5, "episode/success_rate": 0.25, "mine/eta": 0.1, "other": 1.0},
+        {"reward": 1},
+    ]
+    assert curves_of(ours, None, ["mine/eta"]) == {
+        "reward": [0.5, 1.0],
+        "success": [0.25, None],
+        "mine/eta": [0.1, None],
+    }
+    theirs = [{"reward": 0.5, "clip_ratio/region_mean": 0.123456}]
+    found = {"reward": [0.5], "policy/clip_fraction": [0.1235], "success": [0.75]}
+    assert curves_of(theirs, [0.75], []) == found
+
+
+# ---------------------------------------------------------------------------------- records
+
+
+def record_of(arm="a", seed=0, **fields):
+    base = {"study": "mine", "task": "t", "arm": arm, "setting": "s", "seed": seed, "overrides": {}}
+    base |= {"rollouts": 3, "measure": "success", "evaluation": None, "error": None}
+    return {**base, "curves": {"success": [0.5]}, "seconds": 60.0, **fields}
+
+
+@pytest.mark.parametrize("torn", [0, 1, 20, -1])
+def test_a_torn_end_is_not_read_and_goes_with_the_next_writer(script, tmp_path, torn):
+    records = script("_records")
+    path = tmp_path / "mine.jsonl.gz"
+    for seed in (0, 1):
+        records.Records(path).add(record_of(seed=seed))
+    whole = path.read_bytes()
+    end = gzip.compress(b'{"seed": 2}\n')[:torn]
+    path.write_bytes(whole + end)
+    found = records.Records(path)
+    assert [row["seed"] for row in found.rows] == [0, 1]
+    with found.writing():
+        assert path.read_bytes() == whole
+        found.add(record_of(seed=3))
+    aside = tmp_path / "mine.jsonl.gz.torn"
+    assert (aside.read_bytes() if aside.exists() else b"") == end
+    assert [row["seed"] for row in records.Records(path).rows] == [0, 1, 3]
+    with gzip.open(path, "rt") as file:
+        assert [json.loads(line)["seed"] for line in file] == [0, 1, 3]
+
+
+def test_two_processes_do_not_write_one_file(script, tmp_path):
+    records = script("_records").Records(tmp_path / "mine.jsonl.gz")
+    with records.writing(), pytest.raises(BlockingIOError), records.writing():
+        pass
+    with records.writing():
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cell_with_a_record_is_not_missing_and_may_not_change(script, study, tmp_path):
+    records = script("_records").Records(tmp_path / "mine.jsonl.gz")
+    first, second, *_ = cells = study(STUDY).cells
+    records.add(record_of(task="house", setting="slow", seed=3, overrides=first.overrides))
+    assert records.missing(cells)[0] == second
+    changed = study(STUDY.replace("a = {}", "a = {cliprange = 0.1}")).cells
+    with pytest.raises(ValueError, match="overrides"):
+        records.missing(changed)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_the_recorded_runs_read_to_the_last_line(path, script):
+    with gzip.open(path, "rt") as file:
+        lines = sum(1 for _ in file)
+    rows = script("_records").Records(path).rows
+    assert len(rows) == lines == len({(r["study"], *script("_records").key_of(r)) for r in rows})
+    report = script("_report")
+    found = report.lines(rows, base=rows[0]["arm"])
+    assert sum(len(line["seeds"]) for line in found) == lines
+    assert report.markdown(found, rows[0]["arm"]).count("\n") > len(found)
+
+
+def test_recorded_figures_are_those_of_the_page(script):
+    rows = script("_records").Records(STUDIES / "records" / "start.jsonl.gz").rows
+    lines = script("_report").lines(rows, base="spread")
+    found = {(x["task"], x["setting"], x["arm"]): x["finals"] for x in lines}
+    shown = [f"{value:.2f}" for value in found["house", "0.001", "spread"]]
+    assert f"| {' '.join(shown)} |" in (ROOT / "docs" / "stability.md").read_text()
+    assert shown == ["0.73", "0.71", "0.76", "0.70", "0.73"]
+
+
+# ----------------------------------------------------------------------------------- runner
+
+# Reads a job as the harness's own worker does, and does what its arm says.
+WORKER = """
+import json, os, pathlib, sys, time
+job = json.loads(sys.stdin.readline())
+cell, folder = job["cell"], pathlib.Path(job["folder"])
+if cell["arm"] in ("waits", "deaf") and not (folder / "go").exists():
+    (folder / "waiting").write_text(str(os.getpid()))
+    sys.stdin.read() if cell["arm"] == "waits" else time.sleep(600)
+    sys.exit("nobody waits")
+if cell["arm"] == "slow":
+    time.sleep(0.3)
+if cell["arm"] == "dies":
+    sys.exit("no memory")
+row = {**cell, "measure": "success", "evaluation": None, "error": None, "seconds": 2.0}
+row |= {"curves": {"success": [0.5]}, "rollouts": 1, "threads": os.environ["OMP_NUM_THREADS"]}
+pathlib.Path(job["result"]).write_text(json.dumps(row))
+"""
+RUNNER = """
+import sys
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from pathlib import Path
+from _plan import read
+from _records import Records
+from _runner import Options, run_all
+study, folder = read(Path(sys.argv[3])), Path(sys.argv[4])
+records = Records(folder / "mine.jsonl.gz")
+options = Options(folder, 2, command=(sys.executable, "-c", (folder / "worker.py").read_text()))
+with records.writing():
+    print(run_all(study, records.missing(study.cells), records, options))
+"""
+ARMS = """
+tasks = ["t"]
+seeds = ["0-1"]
+[arms]
+quick = {}
+waits = {}
+"""
+
+
+@pytest.fixture
+def begun(tmp_path, study, request):
+    """A runner in a process of its own, whose workers of the arm `waits`, or of another one, wait."""
+    study(ARMS.replace("waits", getattr(request, "param", "waits")))
+    (tmp_path / "worker.py").write_text(WORKER)
+    paths = [str(STUDIES), str(ROOT), str(tmp_path / "mine.toml"), str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "-c", RUNNER, *paths], stdout=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_killed_runner_ends_its_workers_and_goes_on_where_it_was(
+    begun, script, study, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    records = script("_records")
+    path = tmp_path / "mine.jsonl.gz"
+    assert wait_until(
+        lambda: (tmp_path / "waiting").is_file() and (tmp_path / "waiting").read_text()
+    )
+    assert wait_until(lambda: len(records.Records(path).rows) == 2)
+    begun.kill()
+    begun.wait()
+    assert wait_until(lambda: not running(int((tmp_path / "waiting").read_text())))
+    with open(path, "ab") as file:
+        file.write(b"torn")
+
+    (tmp_path / "go").touch()
+    runner, mine, again = script("_runner"), study(ARMS), records.Records(path)
+    options = runner.Options(tmp_path, 2, command=(sys.executable, "-c", WORKER))
+    with again.writing():
+        outcome = runner.run_all(mine, again.missing(mine.cells), again, options)
+    assert outcome == {"ran": 2, "left": 0, "failed": []}
+    ran = {(row["arm"], row["seed"]) for row in records.Records(path).rows}
+    assert ran == {(arm, seed) for arm in ("quick", "waits") for seed in (0, 1)}
+    assert {row["threads"] for row in again.rows} == {"1"}
+
+
+def running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("begun", ["deaf"], indirect=True)
+def test_an_interrupted_runner_kills_its_workers(begun, tmp_path):
+    assert wait_until(
+        lambda: (tmp_path / "waiting").is_file() and (tmp_path / "waiting").read_text()
+    )
+    begun.send_signal(signal.SIGTERM)
+    assert begun.wait() == 143
+    assert wait_until(lambda: not running(int((tmp_path / "waiting").read_text())))
+
+
+def run_arms(script, study, folder, arms, **options):
+    runner = script("_runner")
+    mine = study(ARMS.split("[arms]")[0] + "[arms]\n" + "\n".join(f"{arm} = {{}}" for arm in arms))
+    records = script("_records").Records(folder / "mine.jsonl.gz")
+    made = runner.Options(folder, command=(sys.executable, "-c", WORKER), **options)
+    with records.writing():
+        return runner.run_all(mine, records.missing(mine.cells), records, made), records
+
+
+def test_a_worker_that_breaks_down_leaves_no_record_and_the_others_run(
+    script, study, tmp_path, capsys
+):
+    outcome, records = run_arms(script, study, tmp_path, ["dies", "quick"])
+    assert (outcome["ran"], outcome["left"]) == (2, 0)
+    assert [row["arm"] for row in records.rows] == ["quick", "quick"]
+    assert [failure["cell"] for failure in outcome["failed"]] == [
+        "t dies default 0",
+        "t dies default 1",
+    ]
+    assert all("no memory" in failure["error"] for failure in outcome["failed"])
+    shown = capsys.readouterr().out.splitlines()
+    assert "t quick default 0: 0.500, 2 s; 0:00:04 left" in shown[1]
+
+
+def test_no_cell_starts_after_the_minutes(script, study, tmp_path, monkeypatch):
+    outcome, records = run_arms(script, study, tmp_path, ["quick"], minutes=0)
+    assert outcome == {"ran": 0, "left": 2, "failed": []}
+    assert records.rows == []
+
+    def clock():
+        """The minute ends with the first record, while another worker runs."""
+        return 1000.0 if script("_records").Records(records.path).rows else 0.0
+
+    own = SimpleNamespace(monotonic=clock, sleep=time.sleep)
+    monkeypatch.setattr(script("_runner"), "time", own)
+    outcome, _ = run_arms(script, study, tmp_path, ["quick", "slow"], minutes=1, workers=2)
+    assert outcome == {"ran": 2, "left": 2, "failed": []}
+
+
+@pytest.mark.parametrize(("cells", "workers", "left"), [
+    ([("t", "a")], 1, "0:01:00"),
+    ([("t", "a"), ("t", "b"), ("u", "a")], 1, "0:05:30"),
+    ([("t", "a"), ("t", "b")], 2, "0:01:30"),
+    ([("t", "c")], 1, "0:01:30"),
+    ([("v", "c")], 1, "0:01:50"),
+    ([], 1, ""),
+])  # fmt: skip
+def test_time_left_follows_the_records_of_the_same_task_and_arm(script, cells, workers, left):
+    plan, runner = script("_plan"), script("_runner")
+    rows = [record_of("a"), record_of("b", seconds=120.0), record_of("a", task="u", seconds=150.0)]
+    shown = runner.time_left(
+        [plan.Cell("mine", task, arm, "s", 9) for task, arm in cells], rows, workers
+    )
+    assert (left in shown) is True
+    assert bool(shown) is bool(left)
+
+
+# ----------------------------------------------------------------------------------- report
+
+
+def test_a_line_has_the_figures_of_its_seeds(script):
+    values = [0.0, 0.5, 1.0, 0.75, 0.75, 1.0, 0.5]
+    runs = [
+        record_of(seed=4, curves={"success": values}, evaluation={"before": 0.25, "after": 0.875}),
+        record_of(seed=3, curves={"success": [1.0, 0.0]}),
+    ]
+    (line,) = script("_report").lines(runs, base=None, level=0.75)
+    assert (line["seeds"], line["before"]) == ([3, 4], 0.25)
+    assert line["finals"] == [0.5, 0.875]
+    assert line["lasts"] == [0.5, 0.8]
+    assert line["alls"] == pytest.approx([0.5, 4.5 / 7])
+    assert line["drops"] == [1.0, 0.5]
+    # Means of five end at 0.6, 0.8 and 0.8.
+    assert line["reached"] == [None, 6]
+
+
+def test_a_drop_counts_from_a_height_on(script):
+    drop = script("_report").drop
+    assert drop([0.5, 0.0, 0.75, 1.0, 0.75]) == 0.75 - 0.0 - 0.25
+    assert drop([0.5, 0.0, 0.75, 1.0, 0.75], height=0.9) == 0.25
+    assert drop([0.5, 0.0], height=0.9) == 0.0
+
+
+def test_a_run_that_died_counts_as_zero_from_there_on(script):
+    died = record_of(
+        curves={"success": [0.75]}, evaluation={"before": 0.5, "after": 0.5}, error="nan"
+    )
+    (line,) = script("_report").lines([died], base=None)
+    assert (line["finals"], line["alls"], line["drops"], line["died"]) == ([0.0], [0.25], [0.75], 1)
+    (line,) = script("_report").lines([record_of(curves={}, error="nan")], base=None)
+    assert (line["finals"], line["alls"]) == ([0.0], [0.0])
+
+
+def test_differences_are_paired_by_seed(script):
+    def ends(arm, **finals):
+        return [
+            record_of(arm, int(seed[1:]), evaluation={"before": 0.0, "after": value})
+            for seed, value in finals.items()
+        ]
+
+    rows = ends("b", s1=0.5, s2=0.75, s3=1.0, s9=0.0) + ends("a", s1=0.25, s2=0.25, s3=0.25)
+    base, other = script("_report").lines(rows, base="a")
+    assert (base["arm"], "final_difference" in base) == ("a", False)
+    found = other["final_difference"]
+    assert (found["pairs"], found["mean"]) == (3, 0.5)
+    # Differences 0.25, 0.5 and 0.75: t(2) is 4.303, the standard error 0.25 / sqrt(3).
+    half = 4.303 * 0.25 / 3**0.5
+    assert (found["low"], found["high"]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
+    table = script("_report").markdown([base, other], "a")
+    assert "| `b` | 1-3 9 | 0.00 | 0.56 | 0.50 0.75 1.00 0.00 |" in table
+    assert "+0.50 (-0.12 to +1.12) [3]" in table
+
+
+def test_one_pair_has_no_interval_and_no_pair_no_difference(script):
+    difference = script("_report").difference
+    assert difference({1: 0.5, 2: 0.5}, {2: 0.25}) == {
+        "pairs": 1,
+        "mean": 0.25,
+        "low": None,
+        "high": None,
+    }
+    assert difference({1: 0.5}, {2: 0.25}) is None
+
+
+def test_figures_are_drawn_of_what_is_recorded(script, tmp_path):
+    pytest.importorskip("matplotlib")
+    figures = script("_figures")
+    rows = script("_records").Records(STUDIES / "records" / "start.jsonl.gz").rows
+    rows = [row for row in rows if row["task"] == "house"]
+    figures.draw_curves(rows, tmp_path / "curves.png")
+    figures.draw_sweep(rows, tmp_path / "sweep.png")
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("curves", "sweep"))
+
+
+@pytest.mark.slow
+def test_the_quick_run_passes(tmp_path):
+    words = [sys.executable, str(STUDIES / "study.py"), "--quick"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    outcome = json.loads(result.stdout.splitlines()[-1])
+    assert (outcome["ran"], outcome["left"], outcome["failed"]) == (2, 0, [])
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_nobody_holds_its_input(script, tmp_path):
+    cell = script("_plan").Cell("mine", "hanoi", "a", "s", 0, {}, rollouts=10_000)
+    runner, mine = script("_runner"), script("_plan").Study("mine")
+    worker = runner.Worker(mine, cell, runner.Options(tmp_path, small=True))
+    worker.process.stdin.close()
+    assert worker.process.wait() == 1
+    assert worker.record() is None
+    assert "exit status 1" in worker.failure
+
+
+def test_the_program_reports_and_ends_in_json(script, monkeypatch, capsys):
+    study = script("study")
+    flags = ["--report", "--seeds", "800-801", "--arms", "grpo", "spread"]
+    monkeypatch.setattr(sys, "argv", ["study.py", "start", *flags])
+    study.main()
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {line["arm"] for line in last["lines"]} == {"grpo", "spread"}
+    assert {seed for line in last["lines"] for seed in line["seeds"]} == {800, 801}

@@ -1,0 +1,194 @@
+"""The studies' tasks: their rules against scripted players, and a tiny training of each."""
+
+import asyncio
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from peft import LoraConfig
+
+# Between them every task, every trainer and every way to play.
+SMALL = [
+    ("hanoi", "STPPOTrainer"),
+    ("hanoi", "GRPOTrainer"),
+    ("guess", "STGRPOTrainer"),
+    ("corridor", "STPPOTrainer"),
+    ("demo", "STPPOTrainer"),
+    ("house", "GRPOTrainer"),
+    ("relay", "STPPOTrainer"),
+    ("textworld", "STPPOTrainer"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.mark.parametrize(("task", "trainer"), SMALL, ids=lambda value: value)
+def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
+    if task == "textworld":
+        pytest.importorskip("textworld")
+    cell = script("_plan").Cell("quick", task, "arm", "default", 5, {"trainer": trainer})
+    record = script("_cell").run(cell, folder, small=True)
+    assert record["error"] is None
+    assert (record["trainer"], record["rollouts"], record["seed"]) == (trainer, 2, 5)
+    curve = record["curves"][record["measure"]]
+    assert len(curve) == 2
+    assert all(0.0 <= value <= 1.0 for value in curve)
+    tested = record["evaluation"]
+    assert (tested is not None) is (task not in ("house", "relay"))
+    assert tested is None or 0.0 <= tested["after"] <= 1.0
+    assert {"commit", "date", "versions", "processor", "seconds", "cpu"} <= set(record)
+
+
+@pytest.mark.parametrize("trainer", ["STPPOTrainer", "GRPOTrainer"])
+def test_an_adapter_of_a_task_plays_and_trains(trainer, folder, script, monkeypatch):
+    module, before = script("_cell"), {}
+    task = script("_task").load("guess")
+    player = {**task.player, "peft_config": LoraConfig(r=4, target_modules="all-linear")}
+    monkeypatch.setattr(module, "load", lambda name: replace(task, player=player))
+
+    class Kept(module.trainer_class(trainer, folder)):
+        def train(self):
+            before.update({n: p.clone() for n, p in self.model.named_parameters()})
+            super().train()
+            moved = {n for n, p in self.model.named_parameters() if not p.equal(before[n])}
+            assert moved
+            assert all("lora" in name for name in moved)
+
+    monkeypatch.setattr(module, "trainer_class", lambda *_: Kept)
+    settings = {"learning_rate": 0.1, "max_grad_norm": 100.0}
+    cell = script("_plan").Cell("quick", "guess", "arm", "default", 5, settings)
+    assert module.run(cell, folder, small=True)["error"] is None
+
+
+def test_a_training_that_dies_is_a_result(folder, script, monkeypatch):
+    module = script("_cell")
+
+    class Dies(module.trainer_class("STPPOTrainer", folder)):
+        def training_step(self, *args, **kwargs):
+            raise FloatingPointError("nothing left")
+
+    monkeypatch.setattr(module, "trainer_class", lambda *_: Dies)
+    cell = script("_plan").Cell("quick", "hanoi", "arm", "default", 5)
+    record = module.run(cell, folder, small=True)
+    assert "nothing left" in record["error"]
+    assert script("_report").final(record) == 0.0
+
+
+def test_an_unknown_task_is_refused(script):
+    for name in ("chess", "relay-chess"):
+        with pytest.raises(ValueError, match=name):
+            script("_task").load(name)
+
+
+def test_an_agent_is_taught_once_and_never_half(folder, script, tmp_path):
+    module, taught = script("_task"), []
+
+    class Part:
+        def save_pretrained(self, target):
+            (target / "weights").write_text("w")
+            if len(taught) == 1:
+                raise OSError("disk full")
+
+    def teach(number, steps):
+        taught.append((number, steps))
+        return Part(), Part()
+
+    agent = module.taught("x", teach, steps=300)
+    with pytest.raises(OSError, match="full"):
+        agent(tmp_path, 2, None)
+    paths = [agent(tmp_path, 2, None), agent(tmp_path, 2, None), agent(tmp_path, 2, 10)]
+    assert taught == [(2, 300), (2, 300), (2, 10)]
+    assert paths[0] == paths[1] != paths[2]
+    assert all((path / "weights").is_file() for path in paths)
+
+
+# ------------------------------------------------------------------------------------ rules
+
+
+def test_the_corridor_rewards_seven_right_doors_alone(script):
+    corridor = script("tasks.corridor")
+    for wrong in (None, 6):
+        env = corridor.CorridorEnv()
+        env.reset(seed=3, colour="pink")
+        for room in range(corridor.ROOMS):
+            right = env.right_door
+            door = next(d for d in corridor.DOORS if d != right) if room == wrong else right
+            *_, reward, _, _, info = env.step(f"i seek pink {door}")
+        assert reward == float(wrong is None) == float(info["success"])
+
+
+def test_the_best_moves_solve_hanoi_from_everywhere_within_its_moves(script):
+    hanoi = script("tasks.hanoi")
+    far = hanoi.distances()
+    assert (len(far), max(far.values())) == (27, 7)
+    for start in hanoi.STARTS:
+        env, over = hanoi.HanoiEnv(), False
+        env.reset(start=start)
+        while not over:
+            moves = {move: hanoi.moved(env.where, move) for move in hanoi.ACTIONS}
+            best = min(filter(moves.get, moves), key=lambda move: far[moves[move]])
+            _, reward, over, _, _ = env.step(best)
+        assert reward == 1.0
+    # A larger disc does not lie upon a smaller one.
+    assert hanoi.moved("ABB", "BA") is None
+    assert hanoi.moved("ABB", "AC") == "CBB"
+
+
+def test_halving_the_interval_finds_every_number(script):
+    guess = script("tasks.guess")
+    for number in range(1, guess.NUMBERS + 1):
+        env, low, high, over = guess.GuessEnv(), 1, guess.NUMBERS, False
+        env.reset(number=number)
+        while not over:
+            middle = (low + high) // 2
+            answer, reward, over, _, _ = env.step(str(middle))
+            low, high = (middle + 1, high) if answer == "higher" else (low, middle - 1)
+        assert reward == 1.0
+
+
+def test_the_house_rewards_the_share_of_the_plan(script):
+    house = script("tasks.house")
+    for calls, share in (("attic hall attic", 3), ("attic attic hall attic", 3), ("hall attic", 1)):
+        env = house.House()
+        env.reset(plan="attic hall attic")
+        for room in calls.split():
+            env.go(room)
+        assert house.visited([env]) == [share / 3]
+
+
+class Scripted:
+    """A client whose policy copies the code that it reads, or carries its note; `forgets` one call."""
+
+    def __init__(self, forgets: int | None = None) -> None:
+        self.asked, self._forgets = list[str](), forgets
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, *, model: str, messages: list[dict[str, str]]) -> SimpleNamespace:
+        text = messages[0]["content"]
+        self.asked.append(text)
+        source = text.split("code")[1] if "code" in text else text.removeprefix("note")
+        answer = "f0f0" if len(self.asked) - 1 == self._forgets else source[:4]
+        message = SimpleNamespace(content=answer)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
+
+
+@pytest.mark.parametrize("forgets", [None, 0, 4, 9])
+def test_the_code_stands_on_the_first_page_and_is_asked_for_at_the_end(script, forgets):
+    task, client = script("tasks.relay"), Scripted(forgets)
+    result = asyncio.run(task.relay(client, {"seed": 3}))
+    assert result == {"reward": float(forgets is None), "success": forgets is None}
+    assert ["code" in text for text in client.asked] == [True] + [False] * (task.PAGES + 1)
+    code = task.codes(random.Random(3))
+    assert forgets is not None or all(f"note{code}" in text for text in client.asked[1:])
+
+
+def test_each_fact_has_its_share_when_it_is_asked_for(script):
+    task, client = script("tasks.relay"), Scripted(forgets=2)
+    result = asyncio.run(task.facts(client, {"seed": 3}))
+    shares = [reward * task.PAGES for reward in result["turn_rewards"]]
+    assert shares == [0.0, 1.0, 0.0, 0.0] + [0.0, 1.0] * (task.PAGES - 2)
+    assert not result["success"]

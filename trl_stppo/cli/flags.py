@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -175,4 +175,14 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
         found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
     except ValueError as error:  # a configuration rejects a value
         raise UsageError(str(error)) from error
-    return list(found[: len(types)])
+    return [_with_home(part) for part in found[: len(types)]]
+
+
+def _with_home(value: Any) -> Any:
+    """Replace the `~` with which texts begin, in lists and dataclasses too; YAML does not."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if value.startswith("~/") else value
+    if is_dataclass(value):
+        for spec in fields(value):
+            setattr(value, spec.name, _with_home(getattr(value, spec.name)))
+    return [_with_home(item) for item in value] if isinstance(value, list) else value

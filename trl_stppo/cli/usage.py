@@ -15,6 +15,22 @@ from ..redaction import redacted
 ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
+# Settings of other versions and trainers that have no namesake here -> what to do.
+GONE = {
+    "torch_dtype": "set `dtype`",
+    "no_cuda": "set `use_cpu`",
+    "use_auth_token": "set `hub_token`",
+    "max_prompt_length": "prompts are not cut",
+    "max_length": "`max_completion_length` limits an episode",
+    "max_seq_length": "`max_completion_length` limits an episode",
+    "overwrite_output_dir": "`resume_from_checkpoint` decides",
+    "save_safetensors": "checkpoints are in this format",
+    "batch_size": "set `per_device_train_batch_size`",
+    **dict.fromkeys(("group_by_length", "use_ipex", "vllm_dtype", "fp16_backend"), "leave it out"),
+    **dict.fromkeys(("half_precision_backend", "jit_mode_eval"), "leave it out"),
+}
+
+
 class UsageError(ValueError):
     """A wrong flag, or a wrong key in a settings file."""
 
@@ -32,7 +48,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown flag or key: the closest known name, or `--help_all`."""
+    """Return a hint for an unknown flag or key: what replaces it, the closest known name, or `--help_all`."""
+    if name in GONE:
+        return f"It does not exist here: {GONE[name]}."
     close = difflib.get_close_matches(name, known, 1)
     return f"Did you mean `{close[0]}`?" if close else "--help_all lists all flags."
 

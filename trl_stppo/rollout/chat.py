@@ -155,12 +155,6 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
         )
 
 
-def has_image(content: Any) -> bool:
-    """Return whether a message's content holds an image."""
-    blocks = content if isinstance(content, list) else []
-    return any(isinstance(block, dict) and block.get("type") == "image" for block in blocks)
-
-
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
     """Append an environment's opening text to the prompt's last message."""
     if not opening:

@@ -75,13 +75,16 @@ class ControlTokens:
         return self._ids(self.tokenizer.apply_chat_template(messages, **options))
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text. `special` adds the tokens that begin and end a row."""
+        """Return the token ids of a text that continues a row, or if `special` of a row from begin to end."""
         if not special:
-            return self._ids(text)
-        if MARK not in text:
-            return list(self.tokenizer(text)["input_ids"])
-        bare = self._plain(first := text.split(MARK)[0])
+            return self._ids(MARK + text)
+        first, begin = text.split(MARK)[0], self.tokenizer.bos_token
         row = list(self.tokenizer(first)["input_ids"])
+        if begin and first.startswith(begin) and row[1:2] == [self.tokenizer.bos_token_id]:
+            row = row[1:]  # a rendered text has it already
+        if MARK not in text:
+            return row
+        bare = self._plain(first)
         start = next(i for i in range(len(row) + 1) if row[i : i + len(bare)] == bare)
         return [*row[:start], *self._ids(text), *row[start + len(bare) :]]
 
@@ -123,7 +126,7 @@ class ControlTokens:
             return []
         contents = {t.content for t in added if t.special} | set(self.tokenizer.all_special_tokens)
         if self._written:
-            template = self._written_by_template()
+            template = self.written_by_template()
             others = {t.content for t in added if not t.content.isspace()}
             contents |= {content for content in others if content in template}
         if self._normalize is not None:
@@ -152,7 +155,8 @@ class ControlTokens:
         added = self.tokenizer.added_tokens_decoder.values()
         return normalizer.normalize_str if any(token.normalized for token in added) else None
 
-    def _written_by_template(self) -> str:
+    def written_by_template(self) -> str:
+        """Return the chat template's source, and what it renders."""
         own, given = self.tokenizer.chat_template, self._template.get("chat_template")
         known = [str(template) for template in (own, given) if template]
         options = {**self._template, "tokenize": False, "add_generation_prompt": True}

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ...envs.base import without_prompt
 from ...errors import EnvironmentContractError
-from ...rollout.reward_funcs import unmatched
+from ...rollout.reward_funcs import GIVEN, is_function, unmatched
+from ...rollout.turns import RESERVED
 from ..ppo_config import PPOConfig
 from . import text_only
 from .plan import RolloutPlan
 from .rows import PLACEHOLDER_PROMPT, is_conversational
 
 logger = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1000  # that are decoded together
+# Columns that reward functions would get twice.
+TAKEN = {*GIVEN} - {*RESERVED}
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,24 @@ class DataPlan:
 
 
 def plan_data(
-    args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
+    args: PPOConfig,
+    train: Any,
+    evaluation: Any,
+    rollout: RolloutPlan,
+    evaluation_plan: RolloutPlan,
+    functions: Iterable[Any] = (),
 ) -> DataPlan:
-    """Check the training and evaluation rows against their environments, and return the plan."""
+    """Check the rows against their environments and reward functions, and return the plan."""
     from datasets import Dataset
 
     rows = training_rows(train, args, rollout)
     check_eval_dataset(evaluation, rollout, evaluation_plan)
     parts = [("train_dataset", rows), *_parts(evaluation)]
+    if args.remove_unused_columns:
+        takers = [func for func in functions if is_function(func)]
+        takers += [lambda **row: None] if rollout.owns_prompts else []
+        for name, part in parts:
+            _check_removed(name, getattr(part, "column_names", None) or [], takers)
     if rollout.user_func is not None:
         return DataPlan(rows, evaluation, None, None, None)
     rendered = [
@@ -113,15 +128,11 @@ def _check_rows(
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
         )
-    if "prompt" in columns:
-        text_only.check_prompt(dataset[0]["prompt"])
-    if rollout.user_func is None and {"prompt", "input_ids"} & columns:
-        column = "prompt" if "prompt" in columns else "input_ids"
-        for row, value in enumerate(dataset[column]):
-            if not value and (not owns_prompt or value == []):
-                raise ValueError(
-                    f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
-                )
+    if taken := columns & TAKEN:
+        raise ValueError(
+            f"`{name}` has a column `{min(taken)}`, which is an argument of reward functions; rename it."
+        )
+    _check_each_row(dataset, name, rollout)
     _check_resets(name, dataset.column_names, evaluation_plan)
     warning = without_prompt(name, dataset.column_names) if rollout.probes else None
     if warning is not None:
@@ -130,6 +141,53 @@ def _check_rows(
         raise ValueError(
             f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
         )
+
+
+def _check_removed(name: str, columns: list[str], takers: list[Any]) -> None:
+    """Refuse `remove_unused_columns=True` if one of the functions takes a removed column."""
+    removed = [column for column in columns if column not in ("prompt", *text_only.IMAGE_COLUMNS)]
+    for taker in takers:
+        taken = [column for column in removed if column not in unmatched(taker, removed)[1]]
+        if taken:
+            raise ValueError(
+                f"`remove_unused_columns=True` removes the column `{taken[0]}` of `{name}`, which the "
+                f"environment, agent or reward functions take; leave it out."
+            )
+
+
+def _check_each_row(dataset: Any, name: str, rollout: RolloutPlan) -> None:
+    """Refuse rows without a usable prompt, and rows that name an unknown environment."""
+    column = next((c for c in ("prompt", "input_ids") if c in dataset.column_names), None)
+    named = bool(rollout.probes) and None not in rollout.probes
+    if dataset.format["type"] != "custom":  # a transform may make these columns of others
+        wanted = [c for c in (column, "environment") if c in dataset.column_names]
+        dataset = dataset.with_format(None).select_columns(wanted)
+    for first in range(0, len(dataset), ROWS_AT_ONCE):
+        part = dataset[first : first + ROWS_AT_ONCE]
+        nothing = [None] * min(ROWS_AT_ONCE, len(dataset) - first)
+        pairs = zip(part.get(column, nothing), part.get("environment", nothing), strict=True)
+        for row, (value, environment) in enumerate(pairs, first):
+            where = f"row {row} of `{name}`"
+            if named and environment not in rollout.probes:
+                raise ValueError(
+                    f"`environment` of {where} is {environment!r}; allowed are {list(rollout.probes)}."
+                )
+            if column is not None:
+                _check_prompt(column, value, where, rollout, environment if named else None)
+
+
+def _check_prompt(
+    column: str, value: Any, where: str, rollout: RolloutPlan, environment: str | None
+) -> None:
+    """Refuse a prompt that cannot be played with the row's environment."""
+    if rollout.user_func is None and not value and (not rollout.owns_prompts or value == []):
+        raise ValueError(f"`{column}` of {where} is {value!r}; drop such rows.")
+    if column == "prompt":
+        # Environments may add a message to it.
+        complete = rollout.user_func is None and not rollout.owns_prompts
+        text_only.read_prompt(value, where, complete=complete)
+        if isinstance(value, str) and rollout.calls_tools(environment):
+            raise ValueError(f"The `prompt` of {where} is a string; tools need messages.")
 
 
 def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:

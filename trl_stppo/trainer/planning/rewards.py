@@ -44,6 +44,12 @@ class RewardPlan:
         return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
 
 
+def listed(funcs: Any) -> list[Any]:
+    """Return one function or several, or None, as a list."""
+    funcs = [] if funcs is None else funcs
+    return list(funcs) if isinstance(funcs, list | tuple) else [funcs]
+
+
 def check_scores(model: Any, name: str) -> None:
     """Refuse a model that generates text in place of a score."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -75,8 +81,7 @@ def plan_rewards(
     scores_turns: bool,
 ) -> RewardPlan:
     """Collect all sources of reward; `columns` are the columns that functions receive, None if unknown."""
-    funcs = [] if reward_funcs is None else reward_funcs
-    funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
+    funcs = listed(reward_funcs)
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
     classes = [None] * len(funcs) if processing_classes is None else list(classes)
     check_reward_weights(args, len(funcs))

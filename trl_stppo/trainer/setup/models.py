@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch import nn
 from ...models import adapter_checks, adapters
 from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
+from ...rollout.chat import ChatRenderer
 from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
 from ..bridge import Bridge
-from ..planning import text_only
+from ..loop.player import renderer
+from ..planning.rows import rows_with_prompts
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
 from . import continuing
@@ -76,7 +79,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 def install_models(host: Bridge, reference: ReferencePlan, given: continuing.GivenCritic) -> Critic:
     """Install reference policy and stop token on GRPOTrainer; build and return the critic."""
-    text_only.check_vocabulary(host.model, host.processing_class)
+    check_vocabulary(host)
     keep_trainable(host.model)
     install_reference(host, reference)
     for model in (host.model, host.ref_model):
@@ -88,7 +91,40 @@ def install_models(host: Bridge, reference: ReferencePlan, given: continuing.Giv
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False  # only the loss needs them, and requests them
     install_stop_token(host)
+    if not hasattr(host.model, "peft_config"):  # checkpoints of an adapter have none
+        with TemporaryDirectory() as folder:  # or the first checkpoint fails
+            host.model.generation_config.save_pretrained(folder)
     return build_critic(host, given)
+
+
+def check_vocabulary(host: Bridge) -> None:
+    """Refuse a tokenizer with more tokens than the model's vocabulary, except unused special tokens."""
+    tokenizer, known = host.processing_class, host.processing_class.added_tokens_decoder
+    rows = host.model.config.get_text_config().vocab_size
+    extra = range(rows, len(tokenizer))
+    for token in extra:
+        if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
+            raise ValueError(
+                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows; resize it."
+            )
+    chat = renderer(host, tokenizer)
+    template, ids = (
+        (chat.control.written_by_template(), first_prompt(host, chat)) if extra else ("", [])
+    )
+    for token in extra:
+        if known[token].content in template or token in ids:
+            raise ValueError(
+                f"`processing_class` has the token {known[token].content!r}, which the chat template or the "
+                f"first prompt writes, but `model` has {rows} rows; resize it."
+            )
+
+
+def first_prompt(host: Bridge, chat: ChatRenderer) -> list[int]:
+    """Return the token ids of the first training row's prompt, if it can be rendered."""
+    with suppress(Exception):  # a stream has no first row, a template may refuse the row
+        (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
+        return ids[0] if ids else chat.prompt_ids(row["prompt"])
+    return []
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:

@@ -296,3 +296,32 @@ def test_random_mixes_hold_no_control_token_and_read_as_written(name, times):
         text = unicodedata.normalize("NFC", hostile_text(kind, draw))
         if text.strip():
             assert_said(kind, text, draw.choice(renders))
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("text", ["a door", " a door", "\na door", "</s> <|im_end|>", "", "東京"])
+def test_plain_observations_continue_the_text_without_a_space_of_their_own(name, text):
+    kind = kind_of(name)
+    tokenizer = kind.tokenizer
+    before = tokenizer("You say go.", add_special_tokens=False)["input_ids"]
+    whole = tokenizer.decode(
+        [*before, *kind.renderer.observation_ids(text, conversational=False, turn_ended=True)]
+    )
+    assert whole == "You say go." + text
+
+
+@pytest.mark.parametrize("name", ["mistral", "mistral, always"])
+@pytest.mark.parametrize("opening", ["", " a door", "</s>"])
+def test_a_text_that_was_rendered_before_begins_once(name, opening):
+    kind = kind_of(name)
+    tokenizer = kind.tokenizer
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False)
+    assert tokenizer(text)["input_ids"][:2] == [tokenizer.bos_token_id] * 2
+    ids = kind.renderer.prompt_ids(text, opening=opening)
+    rendered = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[: len(rendered) - 1] == rendered[:-1]
+    bare = kind.renderer.prompt_ids("go", opening=opening)
+    assert bare[: len(tokenizer("g")["input_ids"]) - 1][0] == tokenizer.bos_token_id
+    twice = kind.renderer.prompt_ids(tokenizer.bos_token + text)  # as it was written
+    assert twice.count(tokenizer.bos_token_id) == 2

@@ -109,10 +109,17 @@ class ControlTokens:
     def _ids(self, text: str) -> list[int]:
         first, *rest = text.split(MARK)
         ids = self._plain(first)
-        for piece in rest:  # in a line, or some tokenizers put a space first
-            line, more = self._plain("\n"), self._plain("\n" + piece)
-            ids += more[len(line) :] if more[: len(line)] == line else self._plain(piece)
+        for piece in rest:
+            ids += self._inside(piece)
         return ids
+
+    def _inside(self, piece: str) -> list[int]:
+        """Return the token ids of a text behind another; some tokenizers put a space before the first."""
+        for before in "\n)x":  # one of them is a token of its own
+            line, more = self._plain(before), self._plain(before + piece)
+            if more[: len(line)] == line:
+                return more[len(line) :]
+        return self._plain(piece)
 
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

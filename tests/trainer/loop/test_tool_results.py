@@ -1,0 +1,137 @@
+"""What tools return, and calls that no parser survives, with TRL's own templates."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from transformers import Qwen2ForCausalLM
+
+from tests.kit.builders import Kept, build, prompts
+from tests.kit.fakes import char_tokenizer
+from trl_stppo.models.small import tiny_config, tiny_tokenizer
+from trl_stppo.trainer._trl import prepare_tool_tokenizer, read_message
+from trl_stppo.trainer.loop import sampler
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "x"}}\n</tool_call><|im_end|>'
+XML = (
+    "</think>\n\n<tool_call>\n<function=search>\n<parameter=q>\nx\n</parameter>\n</function>\n</tool_call>"
+    "<|im_end|>"
+)
+
+
+def search(q: str) -> list:
+    """Search.\n\nArgs:\n    q: query."""
+    return ["passage one", {"title": "two"}]
+
+
+def blocks(q: str) -> list:
+    """Search.\n\nArgs:\n    q: query."""
+    return [{"type": "text", "text": "passage one"}]
+
+
+def tokenizer_of(template):
+    text = (TEMPLATES / f"{template}.jinja").read_text()
+    tokenizer = tiny_tokenizer([text[:5000]] * 3, vocab_size=700)
+    tags = {*re.findall(r"<\|[a-z_]+\|>", text), "<|endoftext|>"}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(tags)})
+    tokenizer.chat_template, tokenizer.eos_token = text, "<|im_end|>"
+    return tokenizer
+
+
+def played(folder, monkeypatch, template, says, tool, **options):
+    """The episodes of a model that says the same in every turn."""
+    tokenizer = tokenizer_of(template)
+
+    class Scripted(Kept):
+        def _generate_single_turn(self, ids, *rest):
+            return [tokenizer.encode(says) for _ in ids], None
+
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 8192}
+    arguments = {
+        "processing_class": tokenizer, "model": Qwen2ForCausalLM(tiny_config(tokenizer, **small)),
+        "train_dataset": prompts(4), "tools": [tool],
+        "reward_funcs": lambda completions, **kwargs: [0.0] * len(completions),
+    }  # fmt: skip
+    sizes = {"max_completion_length": 4000, "max_steps": 1, "per_device_train_batch_size": 2}
+    trainer = build(folder, Scripted, arguments=arguments, **sizes, **options)
+    trainer.train()
+    return trainer.episodes, tokenizer
+
+
+@pytest.mark.parametrize(("template", "says"), [("qwen3", CALL), ("qwen3_5_think", XML)])
+@pytest.mark.parametrize(("tool", "shown"), [
+    (search, '["passage one", {"title": "two"}]'),
+    (blocks, "passage one"),
+])  # fmt: skip
+def test_the_model_reads_a_list(template, says, tool, shown, tmp_path, monkeypatch):
+    says = says.replace("search", tool.__name__)
+    episodes, tokenizer = played(tmp_path, monkeypatch, template, says, tool, max_turns=2)
+    for episode in episodes:
+        assert [m["content"] for m in episode.messages if m["role"] == "tool"] == [shown]
+        assert f"<tool_response>\n{shown}\n</tool_response>" in tokenizer.decode(episode.ids)
+
+
+@pytest.mark.parametrize("brackets", [100, 500, 900, 3000])
+@pytest.mark.parametrize("end", ["", "]"])
+def test_a_call_of_brackets_is_plain_text(brackets, end, tmp_path, monkeypatch):
+    body = "[" * brackets + end * brackets
+    says = (
+        f'<tool_call>\n{{"name": "search", "arguments": {{"q": {body}}}}}\n</tool_call><|im_end|>'
+    )
+    tokenizer = tokenizer_of("qwen3")
+    prepare_tool_tokenizer(tokenizer)
+    message = read_message(tokenizer, tokenizer.encode(says), [], [search])
+    assert "tool_calls" not in message
+    assert body in message["content"]
+
+
+def test_nested_arguments_of_a_usual_depth_are_a_call():
+    tokenizer = tokenizer_of("qwen3")
+    prepare_tool_tokenizer(tokenizer)
+    says = CALL.replace('"x"', "[" * 20 + "]" * 20)
+    (call,) = read_message(tokenizer, tokenizer.encode(says), [], [search])["tool_calls"]
+    assert call["function"]["arguments"]["q"] == eval("[" * 20 + "]" * 20)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_goes_on_after_such_a_call(ends, tmp_path, monkeypatch):
+    says = '<tool_call>\n{"name": "search", "arguments": ' + "[" * 1100 + "<|im_end|>" * ends
+    episodes, _ = played(tmp_path, monkeypatch, "qwen3", says, search, trace_episodes=4)
+    assert {str(episode.stop_reason) for episode in episodes} == {
+        "no_action" if ends else "token_budget"
+    }
+
+
+class Speaker:
+    """A text environment, for which the template below has no words after its first turn."""
+
+    def reset(self, **row):
+        self.turns = 0
+        return ""
+
+    def step(self, action):
+        self.turns += 1
+        return "odd" if action else "", 1.0, self.turns > 1, False, {}
+
+
+def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path):
+    tokenizer = char_tokenizer()
+    refusal = (
+        "{% if 'odd' in messages[-1].content %}{{ raise_exception('no odd words') }}{% endif %}"
+    )
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    arguments = {"processing_class": tokenizer, "environment_factory": Speaker}
+    trainer = build(
+        tmp_path, Kept, arguments=arguments, max_steps=2, max_turns=3, max_turn_tokens=6,
+        max_completion_length=60, max_env_error_rate=1.0, on_env_error="penalise 0.5",
+    )  # fmt: skip
+    trainer.train()
+    for episode in trainer.episodes:
+        assert str(episode.stop_reason) == "env_error"
+        assert "no odd words" in episode.error
+        assert episode.turn_rewards == [0.5]  # 1.0, less the penalty

@@ -3,7 +3,7 @@
 import pytest
 from transformers import GenerationConfig
 
-from trl_stppo.generation.sampling import _HANDLED, _NEUTRAL, SamplingSettings, hidden_settings
+from trl_stppo.generation.sampling import _HANDLED, _NEUTRAL, SamplingSettings, shaping
 
 read = SamplingSettings.from_generation_config
 
@@ -68,16 +68,9 @@ def test_impossible_values_are_refused(bad: dict) -> None:
         SamplingSettings(**bad)
 
 
-def test_settings_that_a_model_hides_are_named() -> None:
-    given = ["do_sample", "temperature", "top_k", "top_p", "repetition_penalty"]
-    hidden = GenerationConfig(min_p=0.1, typical_p=0.9, epsilon_cutoff=0.02, suppress_tokens=[3])
-    hidden.update(temperature=0.5, top_k=20, repetition_penalty=1.2, eos_token_id=2)
-    names = [found.split("=")[0] for found in hidden_settings(hidden, given)]
-    assert names == ["epsilon_cutoff", "min_p", "suppress_tokens", "typical_p"]
-    assert [found.split("=")[0] for found in hidden_settings(hidden, given[:1])] == [
-        "epsilon_cutoff", "min_p", "repetition_penalty", "suppress_tokens", "temperature", "top_k",
-        "typical_p",
-    ]  # fmt: skip
-    plain = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, temperature=1.0, typical_p=1.0)
-    for config in (plain, GenerationConfig()):
-        assert hidden_settings(config, ["do_sample"]) == []
+def test_settings_that_shape_the_samples_are_named() -> None:
+    config = GenerationConfig(min_p=0.1, typical_p=0.9, epsilon_cutoff=0.02, suppress_tokens=[3])
+    config.update(temperature=0.5, top_k=20, eos_token_id=2, no_repeat_ngram_size=0)
+    found = shaping(config.to_diff_dict(), ["temperature", "top_k"])
+    assert found == ["epsilon_cutoff=0.02", "min_p=0.1", "suppress_tokens=[3]", "typical_p=0.9"]
+    assert shaping(GenerationConfig().to_diff_dict(), []) == []

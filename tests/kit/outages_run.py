@@ -66,7 +66,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
 
         def raising(*args: Any, **kwargs: Any) -> Any:
             if trainer.state.global_step == 4:
-                raise OSError("no rows")
+                raise ValueError("no rows")
             return play(*args, **kwargs)
 
         trainer._player.engine.run = raising

@@ -48,7 +48,7 @@ class Tools:
     def give(self, x: str) -> str:
         """Return something that is no text.\n\nArgs:\n    x: what."""
         things = {"none": None, "bytes": b"b", "tuple": (1,)}
-        things["list"] = ["a", {"b": "é"}]
+        things["list"] = ["a", {"b": "e"}]
         things["blocks"] = [{"type": "text", "text": "t"}, {"type": "text", "text": "u"}]
         things["image"] = [{"type": "image", "image": "a.png"}]
         return things[x]
@@ -86,7 +86,7 @@ MISSING = "{'error': \"Tools.ask() missing 1 required positional argument: 'x'\"
     ("!fail_later a;ask b]", [("fail_later", "{'error': 'a'}"), ("ask", "told b")], False),
     ("!give none;give bytes]", [("give", "null"), ("give", "b'b'")], False),
     ("!give tuple]", [("give", "[1]")], False),
-    ("!give list]", [("give", '["a", {"b": "é"}]')], False),
+    ("!give list]", [("give", '["a", {"b": "e"}]')], False),
     ("!give blocks]", [("give", "tu")], False),
     ("!step x]", [("step", "went x")], False),
 ])  # fmt: skip

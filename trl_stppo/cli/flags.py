@@ -179,10 +179,9 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
 
 
 def _with_home(value: Any) -> Any:
-    """Replace the `~` with which texts begin, in lists and dataclasses too; YAML does not."""
-    if isinstance(value, str):
-        return os.path.expanduser(value) if value.startswith("~/") else value
+    """Return a value whose texts, in lists and dataclasses too, do not begin with `~`."""
     if is_dataclass(value):
-        for spec in fields(value):
-            setattr(value, spec.name, _with_home(getattr(value, spec.name)))
-    return [_with_home(item) for item in value] if isinstance(value, list) else value
+        vars(value).update({name: _with_home(part) for name, part in vars(value).items()})
+    if isinstance(value, list):
+        return [_with_home(part) for part in value]
+    return os.path.expanduser(value) if str(value).startswith("~/") else value

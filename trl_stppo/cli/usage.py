@@ -14,20 +14,14 @@ from ..redaction import redacted
 # Endings of files with rows -> the loader that datasets has for them.
 ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
-
-# Settings of other versions and trainers that have no namesake here -> what to do.
+# Settings of other versions whose closest name means another thing -> what to do.
 GONE = {
-    "torch_dtype": "set `dtype`",
-    "no_cuda": "set `use_cpu`",
-    "use_auth_token": "set `hub_token`",
-    "max_prompt_length": "prompts are not cut",
-    "max_length": "`max_completion_length` limits an episode",
-    "max_seq_length": "`max_completion_length` limits an episode",
-    "overwrite_output_dir": "`resume_from_checkpoint` decides",
-    "save_safetensors": "checkpoints are in this format",
-    "batch_size": "set `per_device_train_batch_size`",
-    **dict.fromkeys(("group_by_length", "use_ipex", "vllm_dtype", "fp16_backend"), "leave it out"),
-    **dict.fromkeys(("half_precision_backend", "jit_mode_eval"), "leave it out"),
+    **{"torch_dtype": "set `dtype`", "max_prompt_length": "prompts are not cut"},
+    **{"use_auth_token": "set `hub_token`", "batch_size": "set `per_device_train_batch_size`"},
+    **dict.fromkeys(
+        ("overwrite_output_dir", "group_by_length", "save_safetensors"), "leave it out"
+    ),
+    **dict.fromkeys(("max_length", "max_seq_length"), "`max_completion_length` limits an episode"),
 }
 
 

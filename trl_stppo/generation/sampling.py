@@ -94,7 +94,7 @@ class SamplingSettings:
         """
         values = {} if model_config is None else _given(model_config)
         values.update(_given(config))
-        refused = _shaping(values, _HANDLED)
+        refused = shaping(values, _HANDLED)
         if refused:
             return None, f"the generation configuration sets {', '.join(refused)}"
         handled: dict[str, Any] = {name: values.get(name, _HANDLED[name]) for name in _HANDLED}
@@ -129,17 +129,12 @@ class SamplingSettings:
         return chain
 
 
-def hidden_settings(config: GenerationConfig, given: Collection[str]) -> list[str]:
-    """Return as `name=value` the settings of a model that shape what is sampled, without the `given` ones."""
-    values, neutral = _given(config), {**_HANDLED, "top_k": 0}
-    return _shaping(values, {*given, *(n for n, v in values.items() if v == neutral.get(n))})
-
-
-def _shaping(values: dict[str, Any], others: Collection[str]) -> list[str]:
+def shaping(config: dict[str, Any], others: Collection[str]) -> list[str]:
+    """Return the settings that change the distribution, without the names in `others`, as `name=value`."""
     return sorted(
         f"{name}={value!r}"
-        for name, value in values.items()
-        if name not in others and name not in _HARMLESS and value not in _NEUTRAL.get(name, ())
+        for name, value in config.items()
+        if name not in others and name not in _HARMLESS and value not in _NEUTRAL.get(name, (None,))
     )
 
 

@@ -169,16 +169,6 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
     return [*prompt[:-1], {**last, "content": content + opening}]
 
 
-def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
-    """Cut each text of an opening to its first `chars` characters."""
-    if isinstance(opening, str):
-        return opening[:chars]
-    return [
-        {**block, "text": block["text"][:chars]} if isinstance(block.get("text"), str) else block
-        for block in opening
-    ]
-
-
 def _end_of(prompt: list[Message] | str) -> str:
     """Return the text at the end of a prompt, to which an opening is appended."""
     content = prompt if isinstance(prompt, str) else prompt[-1]["content"]

@@ -51,8 +51,7 @@ class RolloutEngine(Parts):
         """Play one episode per data set row.
 
         `rows` are columns for `reset`. `seed` and `first_row` (or `names`) are the seeds of the
-        episodes. `prompt_ids` replace the rendered prompts. `label` returns a row's name for messages, by
-        default from its seed's first number.
+        episodes. `prompt_ids` replace the rendered prompts. `label` names the rows, by default by `names`.
         """
         episodes, indices = self._episodes(rows, prompts)
         if prompt_ids is not None:

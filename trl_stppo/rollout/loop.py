@@ -17,7 +17,7 @@ from ..redaction import redacted
 from ..threads import DaemonThread
 from .agent_driver import AgentDriver
 from .calls import CallResult
-from .chat import ChatRenderer, Message, beginning, with_opening
+from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Episode, Limits
@@ -65,10 +65,7 @@ class Parts:
 
 
 class EpisodeLoop:
-    """Plays one rollout. `_calls` has the kind of each episode's running call: open, turn or score.
-
-    `label` returns the name of a row of the rollout, for messages.
-    """
+    """Plays one rollout; `label` names its rows. `_calls` has the kind of each episode's running call."""
 
     def __init__(
         self,
@@ -248,7 +245,7 @@ class EpisodeLoop:
         shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
         while True:
             if context is not None:
-                shown = beginning(opening, most)
+                shown = opening[:most]
             episode.prompt_ids = self._prompt_ids(episode, shown)
             if context is None or shown == opening:
                 return True
@@ -261,14 +258,6 @@ class EpisodeLoop:
         driver, render = self._driver(episode), self._renderer.prompt_ids
         trusted = driver.trusted_text
         return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
-
-    def _row_prompt_ids(self, episode: Episode) -> list[int]:
-        """Return the ids of a failed episode's prompt without opening; of a bad prompt a single id."""
-        with suppress(Exception):
-            ids, context = self._prompt_ids(episode), self._limits.max_context_tokens
-            if context is None or len(ids) < context:
-                return ids
-        return [self._renderer.tokenizer.eos_token_id]
 
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
         """Request the next turn from the backend, with at most `limit` tokens."""
@@ -452,7 +441,10 @@ class EpisodeLoop:
         self._driver(episode).release(episode)
         self._deadlines.pop(episode.row, None)
         if not episode.prompt_ids:  # `reset` never returned, or the prompt cannot be played
-            episode.prompt_ids = self._row_prompt_ids(episode)
+            with suppress(Exception):
+                episode.prompt_ids = self._prompt_ids(episode)
+            if not episode.prompt_ids or episode.turn_limit(self._limits) < 1:
+                episode.prompt_ids = [self._renderer.tokenizer.eos_token_id]
         episode.more = [context for context in episode.more if context.turns]
         for context in episode.contexts:
             if not context.ids:  # TRL cannot collate an empty row; no mask covers this token

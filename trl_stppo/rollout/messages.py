@@ -53,14 +53,13 @@ def check_turn(prompt: list[dict[str, Any]] | str) -> None:
 
 def result_text(result: Any) -> str:
     """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON."""
-    if isinstance(result, str):
-        return readable(result)
-    if result and _are_texts(result):
-        return readable(_text(result))
-    try:
-        return readable(json.dumps(result, ensure_ascii=False))
-    except (TypeError, ValueError, RecursionError):
-        return readable(str(result))
+    text = result if isinstance(result, str) else _joined(result) if result else None
+    if text is None:
+        try:
+            text = json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            text = str(result)
+    return readable(text)
 
 
 def readable(text: str) -> str:
@@ -81,24 +80,19 @@ def _given(value: Any) -> Any:
     return [_given(item) for item in value] if isinstance(value, list) else value
 
 
-def _are_texts(content: Any) -> bool:
-    """Return whether content is a list of text blocks."""
-    return isinstance(content, list) and all(
-        isinstance(block, Mapping)
-        and block.get("type") == "text"
-        and isinstance(block.get("text"), str)
-        for block in content
-    )
+def _joined(content: Any) -> str | None:
+    """Return the text of a list of text blocks, or None for other content."""
+    blocks = content if isinstance(content, list) else [content]
+    texts = [b.get("text") for b in blocks if isinstance(b, Mapping) and b.get("type") == "text"]
+    given = [text for text in texts if isinstance(text, str)]
+    return "".join(given) if len(given) == len(blocks) else None
 
 
 def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not _are_texts(content):
-        raise ValueError(
-            f"`content` is {content!r:.80}; allowed are text and blocks of the type 'text'"
-        )
-    return "".join(block["text"] for block in content)
+    text = content or "" if isinstance(content, str | None) else _joined(content)
+    if text is None:
+        raise ValueError(f"`content` is {content!r:.80}; allowed are text and blocks of text")
+    return text
 
 
 def _call(call: Any) -> dict[str, Any]:

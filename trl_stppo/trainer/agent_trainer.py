@@ -27,7 +27,7 @@ from .optimizers import Optimizers, policy_parameters
 from .overlap import OverlappedSource
 from .planning import plan
 from .planning.data import plan_data
-from .planning.rewards import listed, plan_rewards
+from .planning.rewards import plan_rewards
 from .planning.rows import Row
 from .ppo_config import PPOConfig
 from .publishing import publisher
@@ -79,8 +79,7 @@ class AgentTrainer(Bridge):
         plan.check_overrides(self)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
-        functions = [*listed(reward_funcs), *listed(turn_reward_funcs)]
-        data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation, functions)
+        data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )

@@ -217,7 +217,7 @@ ENDS = {
     "all of rank 1 fail at once": (4, "EnvironmentFailureError: The last 8 episodes all"),
     # Half of the episodes of all processes.
     "all of rank 1 fail, too many": (8, "EnvironmentFailureError: 40 of 80 episodes"),
-    RAISED: (4, "RolloutError: OSError: no rows"),
+    RAISED: (4, "RolloutError: ValueError: no rows"),
     "weights of rank 1": (4, "NonFiniteError: Weights are not finite after step 4"),
 }
 

@@ -97,10 +97,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context manager of a rollout or evaluation; an error that ends the training saves a checkpoint.
-
-        With several processes these are errors that all processes have.
-        """
+        """Context manager of a rollout or evaluation; an error of all processes saves a checkpoint."""
         if self.training:
             self.check_weights()
         try:

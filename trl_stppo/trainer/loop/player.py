@@ -109,25 +109,21 @@ class EpisodePlayer:
                 prompt_ids,
                 None if names is not None else lambda row: self._label(inputs[row]),
             )
-        except Exception as error:  # all processes end with it
+        except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
             failure = error
         return Rollout(rows, *played, seed, False, names, repeated), failure
 
     def _label(self, row: Row) -> str:
-        """Return the name of a training row for messages: its number in the data set, if it is known."""
+        """Return the name of a training row for messages."""
         number = self._numbers.get(hash(repr(row)))
         return f"row {number} of `train_dataset`" if number is not None else f"the row {row!r:.80}"
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """Numbers of the training rows, by their hash."""
+        """Numbers of the training rows by hash, of equal rows the first; empty for a stream."""
         rows = self._host.train_dataset
-        if not hasattr(rows, "__len__"):  # a stream
-            return {}
-        numbers: dict[int, int] = {}
-        for number, row in enumerate(rows):
-            numbers.setdefault(hash(repr(row)), number)  # a small data set is repeated
-        return numbers
+        hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
+        return {found: number for number, found in reversed([*enumerate(hashes)])}
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
         """Complete a played rollout with environment types and metrics; not thread-safe."""
@@ -215,10 +211,10 @@ def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
 
 def raise_first(local: Exception | None) -> None:
     """Raise one process's error on all processes, of several processes as a RolloutError."""
-    if PartialState().num_processes == 1 and local is not None:
+    if local is not None and PartialState().num_processes == 1:
         raise local
-    known = isinstance(local, EnvironmentFailureError | NonFiniteError)  # others may not be pickled
-    sent = local if local is None or known else RolloutError(described(local))
+    # A subclass of ValueError may not be pickled.
+    sent = RolloutError(described(local)) if isinstance(local, ValueError) else local
     for error in gather_object([sent]):
         if error is not None:
-            raise error from local
+            raise error

@@ -38,10 +38,10 @@ class EpisodeRewards:
             self._host.internals.pending_columns["stop_reason"].extend(endings)
         completions = rollout.completions(self._host.internals.decode)
         ids = [e.completion_ids for e in episodes]
-        # Reward models render all prompts, also one that the template refuses.
+        # Reward models render all prompts, and a template may refuse that of a failed episode.
+        hidden = [e.conversational and not e.num_turns for e in episodes]
         prompts = [
-            e.prompt if e.num_turns or not e.conversational else PLACEHOLDER_PROMPT
-            for e in episodes
+            PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
         ]
         with self.plan.current.about(episodes), self._environments_of(rollout):
             all_rewards = host.internals.calculate_rewards(

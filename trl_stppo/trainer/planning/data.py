@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...envs.base import without_prompt
+from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
-from ...rollout.reward_funcs import GIVEN, is_function, unmatched
+from ...rollout.reward_funcs import GIVEN, unmatched
 from ...rollout.turns import RESERVED
 from ..ppo_config import PPOConfig
 from . import text_only
 from .plan import RolloutPlan
-from .rows import PLACEHOLDER_PROMPT, is_conversational
+from .rows import PLACEHOLDER_PROMPT, Row, is_conversational
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1000  # that are decoded together
+PROMPTS = ("prompt", "input_ids")  # the first of these columns is the prompt
 # Columns that reward functions would get twice.
 TAKEN = {*GIVEN} - {*RESERVED}
 
@@ -36,24 +36,14 @@ class DataPlan:
 
 
 def plan_data(
-    args: PPOConfig,
-    train: Any,
-    evaluation: Any,
-    rollout: RolloutPlan,
-    evaluation_plan: RolloutPlan,
-    functions: Iterable[Any] = (),
+    args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> DataPlan:
-    """Check the rows against their environments and reward functions, and return the plan."""
+    """Check the training and evaluation rows against their environments, and return the plan."""
     from datasets import Dataset
 
     rows = training_rows(train, args, rollout)
     check_eval_dataset(evaluation, rollout, evaluation_plan)
     parts = [("train_dataset", rows), *_parts(evaluation)]
-    if args.remove_unused_columns:
-        takers = [func for func in functions if is_function(func)]
-        takers += [lambda **row: None] if rollout.owns_prompts else []
-        for name, part in parts:
-            _check_removed(name, getattr(part, "column_names", None) or [], takers)
     if rollout.user_func is not None:
         return DataPlan(rows, evaluation, None, None, None)
     rendered = [
@@ -63,7 +53,7 @@ def plan_data(
     messages = [name for name, part in rendered if is_conversational(part)]
     plain = [part[0]["prompt"] for _, part in rendered if not is_conversational(part)]
     hidden, columns = ("prompt", "completion", "completion_ids"), None
-    if isinstance(train, Dataset):
+    if getattr(train, "column_names", None):
         columns = tuple(name for name in train.column_names if name not in hidden)
     first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
     return DataPlan(rows, evaluation, first_messages, first_plain, columns)
@@ -143,51 +133,37 @@ def _check_rows(
         )
 
 
-def _check_removed(name: str, columns: list[str], takers: list[Any]) -> None:
-    """Refuse `remove_unused_columns=True` if one of the functions takes a removed column."""
-    removed = [column for column in columns if column not in ("prompt", *text_only.IMAGE_COLUMNS)]
-    for taker in takers:
-        taken = [column for column in removed if column not in unmatched(taker, removed)[1]]
-        if taken:
-            raise ValueError(
-                f"`remove_unused_columns=True` removes the column `{taken[0]}` of `{name}`, which the "
-                f"environment, agent or reward functions take; leave it out."
-            )
-
-
 def _check_each_row(dataset: Any, name: str, rollout: RolloutPlan) -> None:
     """Refuse rows without a usable prompt, and rows that name an unknown environment."""
-    column = next((c for c in ("prompt", "input_ids") if c in dataset.column_names), None)
-    named = bool(rollout.probes) and None not in rollout.probes
-    if dataset.format["type"] != "custom":  # a transform may make these columns of others
-        wanted = [c for c in (column, "environment") if c in dataset.column_names]
+    if dataset.format["type"] != "custom":  # a transform makes these columns of others
+        wanted = [c for c in (*PROMPTS, "environment") if c in dataset.column_names]
         dataset = dataset.with_format(None).select_columns(wanted)
-    for first in range(0, len(dataset), ROWS_AT_ONCE):
-        part = dataset[first : first + ROWS_AT_ONCE]
-        nothing = [None] * min(ROWS_AT_ONCE, len(dataset) - first)
-        pairs = zip(part.get(column, nothing), part.get("environment", nothing), strict=True)
-        for row, (value, environment) in enumerate(pairs, first):
-            where = f"row {row} of `{name}`"
-            if named and environment not in rollout.probes:
-                raise ValueError(
-                    f"`environment` of {where} is {environment!r}; allowed are {list(rollout.probes)}."
-                )
-            if column is not None:
-                _check_prompt(column, value, where, rollout, environment if named else None)
+    named = bool(rollout.probes) and None not in rollout.probes
+    parts = dataset.iter(ROWS_AT_ONCE)
+    rows = ((part, values) for part in parts for values in zip(*part.values(), strict=True))
+    for number, (names, values) in enumerate(rows):
+        row, where = dict(zip(names, values, strict=True)), f"row {number} of `{name}`"
+        environment = row.get("environment") if named else None
+        if named and environment not in rollout.probes:
+            raise ValueError(
+                f"`environment` of {where} is {environment!r}; allowed are {list(rollout.probes)}."
+            )
+        _check_prompt(row, where, rollout, environment)
 
 
-def _check_prompt(
-    column: str, value: Any, where: str, rollout: RolloutPlan, environment: str | None
-) -> None:
-    """Refuse a prompt that cannot be played with the row's environment."""
+def _check_prompt(row: Row, where: str, rollout: RolloutPlan, environment: str | None) -> None:
+    """Refuse a row whose prompt cannot be played in its environment."""
+    column, value = next(((c, row[c]) for c in PROMPTS if c in row), ("prompt", None))
     if rollout.user_func is None and not value and (not rollout.owns_prompts or value == []):
         raise ValueError(f"`{column}` of {where} is {value!r}; drop such rows.")
-    if column == "prompt":
-        # Environments may add a message to it.
-        complete = rollout.user_func is None and not rollout.owns_prompts
-        text_only.read_prompt(value, where, complete=complete)
-        if isinstance(value, str) and rollout.calls_tools(environment):
-            raise ValueError(f"The `prompt` of {where} is a string; tools need messages.")
+    if column == "input_ids":
+        return
+    # Environments may add a message to it.
+    complete = rollout.user_func is None and not rollout.owns_prompts
+    text_only.read_prompt(value, where, complete=complete)
+    has_tools = environment in rollout.tools and tool_names(rollout.probes[environment])
+    if isinstance(value, str) and (rollout.standalone_tools or has_tools):
+        raise ValueError(f"The `prompt` of {where} is a string; tools need messages.")
 
 
 def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:

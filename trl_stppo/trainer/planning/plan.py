@@ -9,7 +9,6 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
-from ...envs.base import tool_names
 from ...rollout.environments import Factories, split_environments
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..ppo_config import PPOConfig
@@ -125,10 +124,6 @@ class RolloutPlan:
     def owns_prompts(self) -> bool:
         """Whether an environment or an agent may fill in the prompt of a row."""
         return bool(self.text or self.tools or self.agent)
-
-    def calls_tools(self, name: str | None) -> bool:
-        """Whether the model can call tools in the environment of this name, or without one."""
-        return bool(self.standalone_tools or (name in self.tools and tool_names(self.probes[name])))
 
     @property
     def pays(self) -> bool:

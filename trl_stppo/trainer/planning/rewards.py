@@ -44,12 +44,6 @@ class RewardPlan:
         return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
 
 
-def listed(funcs: Any) -> list[Any]:
-    """Return one function or several, or None, as a list."""
-    funcs = [] if funcs is None else funcs
-    return list(funcs) if isinstance(funcs, list | tuple) else [funcs]
-
-
 def check_scores(model: Any, name: str) -> None:
     """Refuse a model that generates text in place of a score."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -81,10 +75,17 @@ def plan_rewards(
     scores_turns: bool,
 ) -> RewardPlan:
     """Collect all sources of reward; `columns` are the columns that functions receive, None if unknown."""
-    funcs = listed(reward_funcs)
+    funcs = [] if reward_funcs is None else reward_funcs
+    funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
     classes = [None] * len(funcs) if processing_classes is None else list(classes)
     check_reward_weights(args, len(funcs))
+    takes_columns = rollout.owns_prompts or scores_turns or any(map(is_function, funcs))
+    if args.remove_unused_columns and takes_columns and columns:
+        raise ValueError(
+            f"`remove_unused_columns=True` removes `{'`, `'.join(columns)}`, which environments, agents and "
+            f"reward functions take; leave it out."
+        )
     check_scores(reward_model, "reward_model")
     for i, func in enumerate(funcs):
         check_scores(func, f"reward_funcs[{i}]")

@@ -14,7 +14,6 @@ from torch import nn
 from ...models import adapter_checks, adapters
 from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
-from ...rollout.chat import ChatRenderer
 from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
 from ..bridge import Bridge
 from ..loop.player import renderer
@@ -99,32 +98,26 @@ def install_models(host: Bridge, reference: ReferencePlan, given: continuing.Giv
 
 def check_vocabulary(host: Bridge) -> None:
     """Refuse a tokenizer with more tokens than the model's vocabulary, except unused special tokens."""
-    tokenizer, known = host.processing_class, host.processing_class.added_tokens_decoder
-    rows = host.model.config.get_text_config().vocab_size
-    extra = range(rows, len(tokenizer))
-    for token in extra:
-        if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
+    tokenizer, rows = host.processing_class, host.model.config.get_text_config().vocab_size
+    text = written(host) if len(tokenizer) > rows else ""
+    for number in range(rows, len(tokenizer)):
+        token = tokenizer.convert_ids_to_tokens(number)
+        known = tokenizer.added_tokens_decoder.get(number)
+        if known is None or not known.special or token == tokenizer.pad_token or token in text:
             raise ValueError(
-                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows; resize it."
-            )
-    chat = renderer(host, tokenizer)
-    template, ids = (
-        (chat.control.written_by_template(), first_prompt(host, chat)) if extra else ("", [])
-    )
-    for token in extra:
-        if known[token].content in template or token in ids:
-            raise ValueError(
-                f"`processing_class` has the token {known[token].content!r}, which the chat template or the "
-                f"first prompt writes, but `model` has {rows} rows; resize it."
+                f"`processing_class` has the token {token!r}, number {number}, but `model` has {rows} rows; "
+                f"resize it."
             )
 
 
-def first_prompt(host: Bridge, chat: ChatRenderer) -> list[int]:
-    """Return the token ids of the first training row's prompt, if it can be rendered."""
-    with suppress(Exception):  # a stream has no first row, a template may refuse the row
+def written(host: Bridge) -> str:
+    """Return what the chat template and the first prompt write."""
+    chat = renderer(host, host.processing_class)
+    text = chat.control.written_by_template()
+    with suppress(Exception):  # a stream has no first row, and a template may refuse it
         (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
-        return ids[0] if ids else chat.prompt_ids(row["prompt"])
-    return []
+        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
+    return text
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
+from datasets import Dataset
 from transformers import Qwen2ForCausalLM
 
 from tests.kit.builders import Kept, build, prompts
@@ -40,7 +41,7 @@ def tokenizer_of(template):
     return tokenizer
 
 
-def played(folder, monkeypatch, template, says, tool, **options):
+def played(folder, monkeypatch, template, says, tool=None, rows=None, **options):
     """The episodes of a model that says the same in every turn."""
     tokenizer = tokenizer_of(template)
 
@@ -53,7 +54,7 @@ def played(folder, monkeypatch, template, says, tool, **options):
     small = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 8192}
     arguments = {
         "processing_class": tokenizer, "model": Qwen2ForCausalLM(tiny_config(tokenizer, **small)),
-        "train_dataset": prompts(4), "tools": [tool],
+        "train_dataset": rows or prompts(4), "tools": tool and [tool],
         "reward_funcs": lambda completions, **kwargs: [0.0] * len(completions),
     }  # fmt: skip
     sizes = {"max_completion_length": 4000, "max_steps": 1, "per_device_train_batch_size": 2}
@@ -95,6 +96,41 @@ def test_a_turn_of_brackets_that_was_cut_is_plain_text(tmp_path, monkeypatch):
     says = '<tool_call>\n{"name": "search", "arguments": ' + "[" * 1100
     episodes, _ = played(tmp_path, monkeypatch, "qwen3", says, search)
     assert {str(episode.stop_reason) for episode in episodes} == {"token_budget"}
+
+
+ADD = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+LOG = [
+    {"role": "developer", "content": "Be exact."},
+    {"role": "user", "content": "1?"},
+    {"role": "assistant", "content": None, "tool_calls": [ADD]},
+    {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    {"role": "user", "content": "Sure?"},
+]  # fmt: skip
+BLOCKS = [{"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?"}]}]
+
+
+@pytest.mark.parametrize("template", ["qwen3", "qwen2_5", "qwen3_5_think", "llama3_2"])
+@pytest.mark.parametrize(("prompt", "shown"), [
+    (BLOCKS, ["What is 2 + 2?"]),
+    (LOG[1:], ["1?", "3", "Sure?"]),
+    (LOG, ["Be exact.", "1?", "3", "Sure?"]),
+])  # fmt: skip
+def test_rows_in_the_form_of_openai_are_read(template, prompt, shown, tmp_path, monkeypatch):
+    others = {"prompt": [{"role": "user", "content": prompt[0]["content"], "name": "me"}]}
+    rows = Dataset.from_list([{"prompt": prompt}, others] * 4)
+    assert "name" in rows[0]["prompt"][0]  # Arrow adds the keys of other rows
+    episodes, tokenizer = played(tmp_path, monkeypatch, template, "4<|im_end|>", rows=rows)
+    texts = {tokenizer.decode(episode.prompt_ids) for episode in episodes}
+    (text,) = [text for text in texts if all(part in text for part in shown)]
+    assert "None" not in text
+    assert "{'type'" not in text
+    if "tool_calls" in str(prompt):
+        compact = text.replace(" ", "")
+        assert (
+            '"arguments":{"a":1}' in compact
+            or "<parameter=a>\n1\n" in text
+            or '"parameters":{"a":1}' in compact
+        )
 
 
 class Speaker:

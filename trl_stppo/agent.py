@@ -269,6 +269,7 @@ class Agent:
             ValueError: the conversation fills the context, or the template has no tools.
         """
         from .rollout.chat import ChatRenderer
+        from .rollout.messages import read_messages
         from .trainer.play import prompt_template
 
         ends, kwargs = self._speaker.eos_token_ids, self.settings.chat_template_kwargs
@@ -277,6 +278,8 @@ class Agent:
         template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
         options: Any = {"chat_template": template, "template_kwargs": kwargs}
         renderer = ChatRenderer(self.tokenizer, ends, **options)
+        if not isinstance(messages, str):
+            messages = read_messages(messages)
         if not (trusted_text or isinstance(messages, str)):
             messages = renderer.without_control_tokens(messages)
         ids = renderer.prompt_ids(messages, tools)
@@ -301,7 +304,9 @@ class Agent:
             max_completion_tokens=settings.max_completion_length or DEFAULT_LENGTH,
             max_turns=settings.max_turns,
             max_turn_tokens=settings.max_turn_tokens,
-            max_context_tokens=getattr(self.model.config, "max_position_embeddings", None),
+            max_context_tokens=getattr(
+                self.model.config.get_text_config(), "max_position_embeddings", None
+            ),
             max_tool_rounds=settings.max_tool_rounds,
             max_malformed_actions=settings.max_malformed_actions,
             env_timeout_seconds=settings.env_timeout_seconds,

@@ -29,6 +29,10 @@ class EnvironmentFailureError(RuntimeError):
     """Environments that fail too often."""
 
 
+class RolloutError(RuntimeError):
+    """An error in the rollout of one of several processes, raised on all of them."""
+
+
 class ThreadStartError(RuntimeError):
     """A thread that could not be started, usually because of a memory limit."""
 

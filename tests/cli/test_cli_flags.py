@@ -1,6 +1,7 @@
 """Flags and files: what is read, and wrong words with exit code 2 and the name that is wrong."""
 
 import os
+import re
 
 import pytest
 
@@ -8,9 +9,9 @@ from tests.kit.script_kit import DEMO
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
-from trl_stppo.cli.flags import settings_in, wants_dry_run
+from trl_stppo.cli.flags import FlagParser, settings_in, types_of, wants_dry_run
 from trl_stppo.cli.main import main
-from trl_stppo.cli.usage import UsageError, hint
+from trl_stppo.cli.usage import GONE, UsageError, hint
 
 CPU = ("--use_cpu", "true", "--bf16", "false")
 RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:d")
@@ -111,6 +112,29 @@ def test_one_file_serves_all_commands(tmp_path):
 def test_a_hint_is_one_name():
     assert hint("max_turn", ["max_turns", "max_turn_tokens"]) == "Did you mean `max_turns`?"
     assert "--help_all" in hint("xyzzy", ["max_turns"])
+
+
+def test_a_setting_that_is_gone_has_no_namesake_as_its_hint():
+    known = [action.dest for action in FlagParser(types_of("train"))._actions]
+    for name in GONE:
+        assert name not in known
+        assert "Did you mean" not in hint(name, known)
+        assert all(word in known for word in re.findall("`(.*?)`", hint(name, known)))
+
+
+def test_a_home_folder_in_a_file_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "dataset_name: ~/rows.jsonl\nmodel_name_or_path: ~/model\nvalue_model_name_or_path: ~/critic\n"
+        "reward_funcs: [~/a.py, b~/c]\noutput_dir: ~/out\ndatasets: [{path: ~/more}]\n"
+    )
+    args, config, model = parse_flags(TrainArguments, ["--config", str(path), *CPU])[:3]
+    home = str(tmp_path)
+    assert (args.dataset_name, model.model_name_or_path) == (f"{home}/rows.jsonl", f"{home}/model")
+    assert (config.value_model_name_or_path, config.output_dir) == (f"{home}/critic", f"{home}/out")
+    assert args.reward_funcs == [f"{home}/a.py", "b~/c"]
+    assert args.row_sources == [f"{home}/more"]
 
 
 @pytest.mark.parametrize(("words", "trainer", "config"), [

@@ -3,7 +3,7 @@
 import pytest
 from transformers import GenerationConfig
 
-from trl_stppo.generation.sampling import _HANDLED, _NEUTRAL, SamplingSettings
+from trl_stppo.generation.sampling import _HANDLED, _NEUTRAL, SamplingSettings, shaping
 
 read = SamplingSettings.from_generation_config
 
@@ -66,3 +66,11 @@ def test_every_field_of_this_version_is_known() -> None:
 def test_impossible_values_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError):
         SamplingSettings(**bad)
+
+
+def test_settings_that_shape_the_samples_are_named() -> None:
+    config = GenerationConfig(min_p=0.1, typical_p=0.9, epsilon_cutoff=0.02, suppress_tokens=[3])
+    config.update(temperature=0.5, top_k=20, eos_token_id=2, no_repeat_ngram_size=0)
+    found = shaping(config.to_diff_dict(), ["temperature", "top_k"])
+    assert found == ["epsilon_cutoff=0.02", "min_p=0.1", "suppress_tokens=[3]", "typical_p=0.9"]
+    assert shaping(GenerationConfig().to_diff_dict(), []) == []

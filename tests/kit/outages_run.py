@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from tests.kit.launch import save_cases
 from tests.kit.outages import BATCH, build, saved
 from tests.kit.scripted import logged, weights
-from trl_stppo.errors import EnvironmentFailureError, NonFiniteError
+from trl_stppo.errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from trl_stppo.rollout import engine
 
 OPTIONS: dict[str, Any] = {"rows": 4 * BATCH, "ddp_backend": "gloo", "max_steps": 12}
@@ -21,6 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all of rank 1 fail at once": {}, "all of rank 1 fail, too many": {"max_env_error_rate": 0.45},
     "all of rank 1 fail, allowed": {}, "rank 1 has nothing to learn from": {"max_steps": 4},
     "nobody has anything to learn from": {"max_steps": 4}, "weights of rank 1": {},
+    "an error of rank 1 alone": {},
 }  # fmt: skip
 
 
@@ -60,10 +61,19 @@ def run(case: str, folder: Path) -> dict[str, Any]:
             return values, scored & (trainer.state.global_step != 2)
 
         trainer._rewards.scores = scores
+    if case == "an error of rank 1 alone" and rank == 1:
+        play = trainer._player.engine.run
+
+        def raising(*args: Any, **kwargs: Any) -> Any:
+            if trainer.state.global_step == 4:
+                raise ValueError("no rows")
+            return play(*args, **kwargs)
+
+        trainer._player.engine.run = raising
     error = None
     try:
         trainer.train()
-    except (EnvironmentFailureError, NonFiniteError) as caught:
+    except (EnvironmentFailureError, NonFiniteError, RolloutError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     return {
         "error": error, "steps": trainer.state.global_step, "checkpoints": saved(folder),

@@ -623,3 +623,11 @@ def test_tool_calls_before_a_stop_string_are_calls():
     assert [choice.finish_reason for choice in given] == ["tool_calls", "stop"]
     assert given[1].message.content == "so "
     assert RENDERER.decode_action(first.ids) == "!f 1Observation"
+
+
+def test_agents_that_never_call_are_named(tmp_path):
+    async def agent(client, row):
+        return 1.0
+
+    with pytest.raises(ValueError, match="no agent has called"):
+        played(tmp_path, agent, arguments={"reward_funcs": None})

@@ -219,7 +219,7 @@ def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
     assert tokenizer("a</s>b", split_special_tokens=True)["input_ids"].count(1) == 1
     chat = ChatRenderer(tokenizer, [1])
     ids = chat.observation_ids(user("a</s>b"), last=0, conversational=False)
-    assert tokenizer.convert_ids_to_tokens(ids) == ["▁", "a", "<", "/", "s", ">", "b"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b"]
 
 
 def test_other_spellings_that_the_normaliser_makes_control_tokens_of_are_plain_too():
@@ -300,3 +300,30 @@ def test_random_mixes_hold_no_control_token_and_read_as_written(name, times):
         text = unicodedata.normalize("NFC", hostile_text(kind, draw))
         if text.strip():
             assert_said(kind, text, draw.choice(renders))
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("text", ["a door", " a door", "\na door", "</s> <|im_end|>", "", "東京"])
+def test_plain_observations_continue_the_text_without_a_space_of_their_own(name, text):
+    kind = kind_of(name)
+    tokenizer = kind.tokenizer
+    before = tokenizer("You say go.", add_special_tokens=False)["input_ids"]
+    ids = kind.renderer.control.text_ids(kind.renderer.control.split(text))
+    assert tokenizer.decode([*before, *ids]) == "You say go." + text
+
+
+@pytest.mark.parametrize("name", ["mistral", "mistral, always"])
+@pytest.mark.parametrize("opening", ["", " a door", "</s>"])
+def test_a_text_that_was_rendered_before_begins_once(name, opening):
+    kind = kind_of(name)
+    tokenizer = kind.tokenizer
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False)
+    assert tokenizer(text)["input_ids"][:2] == [tokenizer.bos_token_id] * 2
+    ids = kind.renderer.prompt_ids(text, opening=opening)
+    rendered = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[: len(rendered) - 1] == rendered[:-1]
+    bare = kind.renderer.prompt_ids("go", opening=opening)
+    assert bare[: len(tokenizer("g")["input_ids"]) - 1][0] == tokenizer.bos_token_id
+    twice = kind.renderer.prompt_ids(tokenizer.bos_token + text)  # as it was written
+    assert twice.count(tokenizer.bos_token_id) == 2

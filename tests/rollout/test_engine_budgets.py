@@ -89,9 +89,11 @@ def test_text_cut_for_its_length_ends_the_episode_however_few_its_tokens(monkeyp
         assert text(played.only.ids) == tokens
 
 
-def test_a_prompt_that_fills_the_context_is_refused():
-    with pytest.raises(ValueError, match="prompt of row 0 has 8 tokens and leaves none"):
-        play_once(texts(done()), says(["a]"]), max_context_tokens=8)
+def test_a_prompt_that_fills_the_context_costs_only_its_episode():
+    played = play_once(texts(done()), says(["a]"]), max_context_tokens=8)
+    assert played.reasons == ["env_error"]
+    assert "prompt of row 0 has 8 tokens and leaves none" in played.record.errors[0]
+    assert shown(played.only) == "]|]"  # no room for the prompt, so none of it goes into the batch
     assert play_once(texts(done()), says(["a]"]), max_context_tokens=9).reasons == ["terminated"]
 
 

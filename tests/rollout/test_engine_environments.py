@@ -172,7 +172,7 @@ def test_a_prompt_of_content_blocks_gets_another_block():
     assert len(prompt[0]["content"]) == 1
 
 
-def test_a_tool_environment_may_open_with_blocks_but_with_nothing_else():
+def test_a_tool_environment_may_open_with_text_blocks():
     class Blocks(Tools):
         def reset(self, opening, **row):
             return opening
@@ -182,7 +182,7 @@ def test_a_tool_environment_may_open_with_blocks_but_with_nothing_else():
     rows = [{"opening": o} for o in (blocks, None, "", ("hi", {}), 3, [{"type": "image"}])]
     played = play(engine, lambda row, turn: "a]", rows)
     assert played.reasons == ["no_action"] * 3 + ["env_error"] * 3
-    assert played.episodes[0].prompt[0]["content"] == [{"type": "text", "text": "q"}, *blocks]
+    assert played.episodes[0].prompt[0]["content"] == "qhi"
     assert "Blocks.reset returned a tuple; allowed are a str" in played.record.errors[3]
     assert "`image`; images are not supported" in played.record.errors[5]
 

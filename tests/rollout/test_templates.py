@@ -32,7 +32,7 @@ def test_what_follows_a_turn_is_what_the_template_writes_there(name):
     for kind in CONVERSATIONS:
         renderer = renderer_of(template, kind)
         for turn in turns(renderer, kind, template.ends):
-            rest = renderer.control.inner_ids(turn.whole[turn.end :])
+            rest = renderer.control.text_ids(turn.whole[turn.end :])
             cut = renderer.suffix_ids(turn.messages, last=tokenizer.convert_tokens_to_ids("G"))
             assert tokenizer.decode(cut) == turn.whole[turn.end :]
             # Before its end a policy of `cohere2` writes a tag of its own.

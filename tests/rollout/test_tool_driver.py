@@ -1,7 +1,8 @@
 """Tool environments, turn by turn: what calls return to the model.
 
 TRL's contract: the synchronous calls in their order, then the asynchronous ones together; a call that
-raises, or that cannot be carried out, answers with `{"error": ...}`; all else is passed on as a str.
+raises, or that cannot be carried out, answers with `{"error": ...}`. All results but text are JSON, which
+TRL's are not.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Tools:
     def give(self, x: str) -> str:
         """Return something that is no text.\n\nArgs:\n    x: what."""
         things = {"none": None, "bytes": b"b", "tuple": (1,)}
-        things["list"] = [{"type": "text", "text": "t"}]
+        things["list"] = ["a", {"b": "e"}]
+        things["blocks"] = [{"type": "text", "text": "t"}, {"type": "text", "text": "u"}]
         things["image"] = [{"type": "image", "image": "a.png"}]
         return things[x]
 
@@ -81,9 +83,10 @@ MISSING = "{'error': \"Tools.ask() missing 1 required positional argument: 'x'\"
     ("!fail one;look a]", [("fail", "{'error': 'one'}"), ("look", "saw a")], False),
     ("!fail key]", [("fail", "{'error': \"'key'\"}")], False),
     ("!fail_later a;ask b]", [("fail_later", "{'error': 'a'}"), ("ask", "told b")], False),
-    ("!give none;give bytes]", [("give", "None"), ("give", "b'b'")], False),
-    ("!give tuple]", [("give", "(1,)")], False),
-    ("!give list]", [("give", [{"type": "text", "text": "t"}])], False),
+    ("!give none;give bytes]", [("give", "null"), ("give", "b'b'")], False),
+    ("!give tuple]", [("give", "[1]")], False),
+    ("!give list]", [("give", '["a", {"b": "e"}]')], False),
+    ("!give blocks]", [("give", "tu")], False),
     ("!step x]", [("step", "went x")], False),
 ])  # fmt: skip
 def test_a_turn_is_answered_as_by_trl(turn, expected, malformed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -175,4 +175,13 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
         found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
     except ValueError as error:  # a configuration rejects a value
         raise UsageError(str(error)) from error
-    return list(found[: len(types)])
+    return [_with_home(part) for part in found[: len(types)]]
+
+
+def _with_home(value: Any) -> Any:
+    """Return a value whose texts, in lists and dataclasses too, do not begin with `~`."""
+    if is_dataclass(value):
+        vars(value).update({name: _with_home(part) for name, part in vars(value).items()})
+    if isinstance(value, list):
+        return [_with_home(part) for part in value]
+    return os.path.expanduser(value) if str(value).startswith("~/") else value

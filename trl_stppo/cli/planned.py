@@ -15,6 +15,7 @@ from ..models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ..models.memory import FITS, GIB, Setup, estimate
 from ..models.memory_of_runs import settings_of, shared_out
 from ..models.shapes import critic_shape, policy_shape, read_setup
+from ..trainer.planning.text_only import read_prompt
 from .agent_models import local_config, model_options
 from .agents import parse_flags
 from .arguments import TrainArguments
@@ -59,7 +60,7 @@ def longest_prompt(run: Plan) -> int:
     try:
         tokenizer = local_tokenizer(run)
         rows = run.train.select(range(min(SAMPLED_ROWS, len(run.train))))
-        return max(_prompt_length(row["prompt"], tokenizer) for row in rows)
+        return max(_prompt_length(read_prompt(row["prompt"]), tokenizer) for row in rows)
     except Exception:
         return 0
 

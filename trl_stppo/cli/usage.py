@@ -14,6 +14,16 @@ from ..redaction import redacted
 # Endings of files with rows -> the loader that datasets has for them.
 ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
+# Settings of other versions whose closest name means another thing -> what to do.
+GONE = {
+    **{"torch_dtype": "set `dtype`", "max_prompt_length": "prompts are not cut"},
+    **{"use_auth_token": "set `hub_token`", "batch_size": "set `per_device_train_batch_size`"},
+    **dict.fromkeys(
+        ("overwrite_output_dir", "group_by_length", "save_safetensors"), "leave it out"
+    ),
+    **dict.fromkeys(("max_length", "max_seq_length"), "`max_completion_length` limits an episode"),
+}
+
 
 class UsageError(ValueError):
     """A wrong flag, or a wrong key in a settings file."""
@@ -32,7 +42,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown flag or key: the closest known name, or `--help_all`."""
+    """Return a hint for an unknown flag or key: what replaces it, the closest known name, or `--help_all`."""
+    if name in GONE:
+        return f"It does not exist here: {GONE[name]}."
     close = difflib.get_close_matches(name, known, 1)
     return f"Did you mean `{close[0]}`?" if close else "--help_all lists all flags."
 

@@ -317,7 +317,7 @@ class _Check:
                 self.warn(f"{name}.{tool} raised {_described(error)}")
                 continue
             if not isinstance(result, str | list):
-                self.warn(f"{name}.{tool} returned {short(result)}; the model reads its str.")
+                self.warn(f"{name}.{tool} returned {short(result)}; the model reads it as JSON.")
         if callable(getattr(env, "get_reward", None)):
             reward = self.call(env, "get_reward")
             if reward is not None:

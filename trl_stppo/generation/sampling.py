@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -93,13 +94,7 @@ class SamplingSettings:
         """
         values = {} if model_config is None else _given(model_config)
         values.update(_given(config))
-        refused = sorted(
-            f"{name}={value!r}"
-            for name, value in values.items()
-            if name not in _HANDLED
-            and name not in _HARMLESS
-            and value not in _NEUTRAL.get(name, ())
-        )
+        refused = shaping(values, _HANDLED)
         if refused:
             return None, f"the generation configuration sets {', '.join(refused)}"
         handled: dict[str, Any] = {name: values.get(name, _HANDLED[name]) for name in _HANDLED}
@@ -132,6 +127,15 @@ class SamplingSettings:
         if self.min_p is not None:
             chain.append(MinPLogitsWarper(self.min_p))
         return chain
+
+
+def shaping(config: dict[str, Any], others: Collection[str]) -> list[str]:
+    """Return the settings that change the distribution, without the names in `others`, as `name=value`."""
+    return sorted(
+        f"{name}={value!r}"
+        for name, value in config.items()
+        if name not in others and name not in _HARMLESS and value not in _NEUTRAL.get(name, (None,))
+    )
 
 
 def _given(config: GenerationConfig) -> dict[str, Any]:

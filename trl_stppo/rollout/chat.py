@@ -105,11 +105,11 @@ class ChatRenderer:
         results = takewhile(lambda message: message["role"] == "tool", messages)
         names = [message["name"] for message in results]
         _, asked, after = self._around_turn(messages, names)
-        ids, ended = self.control.inner_ids(after), self.ended([last])
-        ends_message = [last, *self.control.inner_ids(asked)[:1]]
+        ids, ended = self.control.text_ids(after), self.ended([last])
+        ends_message = [last, *self.control.text_ids(asked)[:1]]
         if names or (ended and not self.ended(ids[:1])):
             # The rest of a call, and whatever else the policy writes before an end, belongs to the turn.
-            alone = self.control.inner_ids(self._around_turn([], names)[2])
+            alone = self.control.text_ids(self._around_turn([], names)[2])
             pairs = enumerate(zip_longest(ids, alone))
             ids = ids[next(n for n, (a, b) in pairs if a != b or a in self.eos_token_ids) :]
         return ids[1:] if ended and ids[0] in ends_message else ids
@@ -130,7 +130,7 @@ class ChatRenderer:
         """
         *before, alone = self._around_turn([])
         *earlier, after = self._around_turn([{"role": "user", "content": "x"}])
-        ends = self.control.inner_ids(alone) + self.control.inner_ids(after)[:1]
+        ends = self.control.text_ids(alone) + self.control.text_ids(after)[:1]
         if self.eos_token_ids.isdisjoint(ends):
             raise ValueError(
                 f"The chat template of {self._template_name} does not end an assistant message with any of "
@@ -221,12 +221,6 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
         )
 
 
-def has_image(content: Any) -> bool:
-    """Return whether a message's content holds an image."""
-    blocks = content if isinstance(content, list) else []
-    return any(isinstance(block, dict) and block.get("type") == "image" for block in blocks)
-
-
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
     """Append an environment's opening text to the prompt's last message.
 
@@ -245,16 +239,6 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
     if isinstance(opening, str) and isinstance(content, list):
         opening = [{"type": "text", "text": opening}]
     return [*prompt[:-1], {**last, "content": content + opening}]
-
-
-def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
-    """Cut each text of an opening to its first `chars` characters."""
-    if isinstance(opening, str):
-        return opening[:chars]
-    return [
-        {**block, "text": block["text"][:chars]} if isinstance(block.get("text"), str) else block
-        for block in opening
-    ]
 
 
 def _end_of(prompt: list[Message] | str) -> str:

@@ -77,18 +77,17 @@ class ControlTokens:
         """Return the text of messages that the chat template renders, with the marks of their texts."""
         return self.tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
 
-    def inner_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text that stands inside a row."""
-        return self._ids(MARK + text)
-
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text. `special` adds the tokens that begin and end a row."""
+        """Return the token ids of a text that continues a row, or if `special` of a row from begin to end."""
         if not special:
-            return self._ids(text)
-        if MARK not in text:
-            return list(self.tokenizer(text)["input_ids"])
-        bare = self._plain(first := text.split(MARK)[0])
+            return self._ids(MARK + text)
+        first, begin = text.split(MARK)[0], self.tokenizer.bos_token
         row = list(self.tokenizer(first)["input_ids"])
+        if begin and first.startswith(begin) and row[1:2] == [self.tokenizer.bos_token_id]:
+            row = row[1:]  # a rendered text has it already
+        if MARK not in text:
+            return row
+        bare = self._plain(first)
         start = next(i for i in range(len(row) + 1) if row[i : i + len(bare)] == bare)
         return [*row[:start], *self._ids(text), *row[start + len(bare) :]]
 
@@ -113,10 +112,17 @@ class ControlTokens:
     def _ids(self, text: str) -> list[int]:
         first, *rest = text.split(MARK)
         ids = self._plain(first)
-        for piece in rest:  # in a line, or some tokenizers put a space first
-            line, more = self._plain("\n"), self._plain("\n" + piece)
-            ids += more[len(line) :] if more[: len(line)] == line else self._plain(piece)
+        for piece in rest:
+            ids += self._inside(piece)
         return ids
+
+    def _inside(self, piece: str) -> list[int]:
+        """Return the token ids of a text behind another; some tokenizers put a space before the first."""
+        for before in "\n)x":  # one of them is a token of its own
+            line, more = self._plain(before), self._plain(before + piece)
+            if more[: len(line)] == line:
+                return more[len(line) :]
+        return self._plain(piece)
 
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -142,7 +148,7 @@ class ControlTokens:
         return {
             id
             for id, text in self.special.items()
-            if id not in frame and text not in self._template_text
+            if id not in frame and text not in self.template_text
         }
 
     @functools.cached_property
@@ -153,7 +159,7 @@ class ControlTokens:
         contents = {*self.special.values(), *self.tokenizer.all_special_tokens}
         if self._written:
             others = {t.content for t in self._added.values() if not t.content.isspace()}
-            contents |= {content for content in others if content in self._template_text}
+            contents |= {content for content in others if content in self.template_text}
         if self._normalize is not None:
             contents |= {n for c in contents if c not in (n := self._normalize(c))}
         return sorted(content for content in contents if len(content) > 1)
@@ -181,7 +187,7 @@ class ControlTokens:
         return normalizer.normalize_str if any(token.normalized for token in added) else None
 
     @functools.cached_property
-    def _template_text(self) -> str:
+    def template_text(self) -> str:
         """The chat template's source and what it renders."""
         own, given = self.tokenizer.chat_template, self._template.get("chat_template")
         known = [str(template) for template in (own, given) if template]

@@ -20,11 +20,6 @@ Call = Callable[[], Any]
 TRUSTED_TEXT = "trusted_text"  # attribute of an environment, or of a tool
 
 
-def readable(text: str) -> str:
-    """Replace lone surrogates in a text. Undecodable output of other programs contains them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def trusts(*speakers: Any) -> bool:
     """Return whether each environment and tool declares that its text may hold control tokens."""
     return bool(speakers) and all(getattr(s, TRUSTED_TEXT, False) is True for s in speakers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import EnvironmentFailureError, ThreadStartError
@@ -46,11 +46,12 @@ class RolloutEngine(Parts):
         first_row: int = 0,
         names: Sequence[tuple[int, ...]] | None = None,
         prompt_ids: Sequence[list[int]] | None = None,
+        label: Callable[[int], str] | None = None,
     ) -> tuple[list[Episode], Durations]:
         """Play one episode per data set row.
 
         `rows` are columns for `reset`. `seed` and `first_row` (or `names`) are the seeds of the
-        episodes. `prompt_ids` replace the rendered prompts.
+        episodes. `prompt_ids` replace the rendered prompts. `label` names the rows, by default by `names`.
         """
         episodes, indices = self._episodes(rows, prompts)
         if prompt_ids is not None:
@@ -58,8 +59,9 @@ class RolloutEngine(Parts):
                 episode.prompt_ids = list(prompt_ids[episode.row])
         if names is None:
             names = [(first_row + row,) for row in range(len(rows))]
-        seeds = [(*seed, *name) for name in names]
-        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds)
+        seeds, numbers = [(*seed, *name) for name in names], [name[0] for name in names]
+        label = label or (lambda row: f"row {numbers[row]}")
+        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds, label)
         loop.play()
         self._report(episodes)
         if self.on_env_error == "drop":
@@ -106,7 +108,8 @@ class RolloutEngine(Parts):
             self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
         errors = [str(e.error) for e in episodes if e.stop_reason in FAILURES]
         agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
-        source = "agent" if agents else "environment"
+        plain = not any(driver.type_name for driver in self.drivers.values())
+        source = "agent" if agents else "prompt" if plain else "environment"
         who = culprit((e.stop_reason for e in episodes), source)
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from ..redaction import redacted
 from ..threads import DaemonThread
 from .agent_driver import AgentDriver
 from .calls import CallResult
-from .chat import ChatRenderer, Message, beginning, with_opening
+from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Episode, Limits
+from .messages import check_turn
 from .record import FINAL, StopReason
 from .turns import Selection, Turn, candidate
 from .workers import EnvironmentCalls
@@ -61,7 +63,7 @@ class Parts:
 
 
 class EpisodeLoop:
-    """Plays one rollout. `_calls` has the kind of each episode's running call: open, turn or score."""
+    """Plays one rollout; `label` names its rows. `_calls` has the kind of each episode's running call."""
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class EpisodeLoop:
         renderer: ChatRenderer,
         backend: Backend,
         seeds: list[tuple[int, ...]],
+        label: Callable[[int], str],
     ) -> None:
-        self._parts, self._limits = parts, parts.limits
+        self._parts, self._limits, self._label = parts, parts.limits, label
         self._indices = indices
         self._renderer, self._backend, chosen = renderer, backend, parts.selection
         if chosen is not None:
@@ -208,23 +211,25 @@ class EpisodeLoop:
         if opening.outcome is not None:
             self._played(episode, opening.outcome)
             return
-        complete = self._read_opening(episode, opening.text)
-        if episode.turn_limit(self._limits) >= 1:
-            episode.prompt = with_opening(episode.prompt, opening.text)
-            self._request(episode)
-            return
-        message = (
-            f"The prompt of row {episode.row} has {'' if complete else 'at least '}"
-            f"{len(episode.prompt_ids)} tokens and leaves none "
-            f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
-            f"prompt, or use a model with a longer context."
-        )
-        if opening.text:
-            episode.prompt_ids = self._prompt_ids(episode)
-        if episode.turn_limit(self._limits) < 1:
-            raise ValueError(message)
-        # The environment's opening is too long; another row's may fit.
-        self._fail(episode, StopReason.ENV_ERROR, message)
+        prompt = with_opening(episode.prompt, opening.text)
+        try:
+            check_turn(prompt)
+            complete = self._read_opening(episode, opening.text)
+        except Exception as error:  # templates refuse prompts in ways of their own
+            why = f"cannot be rendered: {described(error)}"
+        else:
+            if episode.turn_limit(self._limits) >= 1:
+                episode.prompt = prompt
+                self._request(episode)
+                return
+            why = (
+                f"has {'' if complete else 'at least '}{len(episode.prompt_ids)} tokens and leaves none to "
+                f"sample: the model's context has {self._limits.max_context_tokens}. Shorten the prompt, or "
+                f"use a model with a longer context."
+            )
+        episode.prompt_ids = []
+        name = self._label(episode.row)
+        self._fail(episode, StopReason.ENV_ERROR, f"The prompt of {name} {why}")
 
     def _read_opening(self, episode: Episode, opening: str | list[Any]) -> bool:
         """Tokenise the prompt with the environment's opening, but stop early if a long opening does not fit.
@@ -238,7 +243,7 @@ class EpisodeLoop:
         shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
         while True:
             if context is not None:
-                shown = beginning(opening, most)
+                shown = opening[:most]
             episode.prompt_ids = self._prompt_ids(episode, shown)
             if context is None or shown == opening:
                 return True
@@ -372,7 +377,12 @@ class EpisodeLoop:
         room = episode.room(self._limits)
         most = (room + 1) * MAX_CHARS_PER_TOKEN
         shown = [{**m, "content": m["content"][:most]} for m in messages]
-        ids = self._observation_ids(episode, shown)
+        try:
+            ids = self._observation_ids(episode, shown)
+        except Exception as error:  # templates refuse messages in ways of their own
+            message = f"The observation cannot be rendered: {described(error)}"
+            self._fail(episode, StopReason.ENV_ERROR, message)
+            return
         episode.append_observation(ids[:room])
         if len(ids) >= room or shown != messages:
             self._end(episode, StopReason.TOKEN_BUDGET)
@@ -425,8 +435,11 @@ class EpisodeLoop:
         del self._running[episode.row]
         self._driver(episode).release(episode)
         self._deadlines.pop(episode.row, None)
-        if not episode.prompt_ids:  # `reset` never returned
-            episode.prompt_ids = self._prompt_ids(episode)
+        if not episode.prompt_ids:  # `reset` never returned, or the prompt cannot be played
+            with suppress(Exception):
+                episode.prompt_ids = self._prompt_ids(episode)
+            if not episode.prompt_ids or episode.turn_limit(self._limits) < 1:
+                episode.prompt_ids = [self._renderer.tokenizer.eos_token_id]
         episode.more = [context for context in episode.more if context.turns]
         for context in episode.contexts:
             if not context.ids:  # TRL cannot collate an empty row; no mask covers this token

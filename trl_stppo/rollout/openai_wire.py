@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from typing import Any
 
+from . import messages
 from .chat import Message
 from .contexts import AgentRequest
 
@@ -78,35 +78,18 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
 
 
 def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
-    """Convert a message to the form of chat templates. `names` collects each tool's name by call id."""
-    role = {"developer": "system"}.get(message["role"], message["role"])
-    read: Message = {"role": role, "content": _text(message.get("content"))}
-    if message.get("reasoning_content"):
-        read["reasoning_content"] = message["reasoning_content"]
-    if role == "tool":
-        read["name"] = message.get("name") or names.get(message.get("tool_call_id", ""), "tool")
-    if calls := message.get("tool_calls"):
-        read["tool_calls"] = [_call(call) for call in calls]
-        names |= {call["id"]: call["function"]["name"] for call in calls if call.get("id")}
+    """Convert a client's message to what templates read of it. `names` collects names of tools by call id."""
+    given = messages.read_message(message, names)
+    read: Message = {"role": given["role"], "content": given.get("content", "")}
+    if given.get("reasoning_content"):
+        read["reasoning_content"] = given["reasoning_content"]
+    if given["role"] == "tool":
+        read["name"] = given.get("name", "tool")
+    functions = [call["function"] for call in given.get("tool_calls", ())]
+    if functions:
+        named = [{key: function[key] for key in ("name", "arguments")} for function in functions]
+        read["tool_calls"] = [{"type": "function", "function": function} for function in named]
     return read
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    arguments = call["function"].get("arguments") or "{}"
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # or it stays as the model wrote it
-            arguments = json.loads(arguments)
-    function = {"name": call["function"]["name"], "arguments": arguments}
-    return {"type": "function", "function": function}
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        other = [part.get("type") for part in content if part.get("type") != "text"]
-        if other:
-            raise RefusedRequest(400, f"`content` has a part {other[0]!r}; allowed is 'text'.")
-        return "".join(part["text"] for part in content)
-    return content or ""
 
 
 def completion(

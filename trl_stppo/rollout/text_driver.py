@@ -9,9 +9,10 @@ from typing import Any
 from ..envs._check_values import check_step, short
 from ..errors import EnvironmentContractError
 from .chat import Message
-from .driver import Call, Driver, Opening, Outcome, readable, trusts
+from .driver import Call, Driver, Opening, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
+from .messages import readable
 
 
 class TextDriver(Driver):

@@ -15,11 +15,12 @@ from typing import Any
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .calls import caught
-from .chat import Message, has_image
-from .driver import Call, Driver, Opening, Outcome, readable, trusts
+from .chat import Message
+from .driver import Call, Driver, Opening, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied
+from .messages import has_image, result_text
 from .record import check_reward
 
 TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
@@ -80,7 +81,7 @@ class ToolDriver(Driver):
                     f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
                 )
             _check_text(result, f"{self.type_name}.reset")
-            text = readable(result) if isinstance(result, str) else result or ""
+            text = result_text(result) if result else ""
             return Opening(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
@@ -250,7 +251,7 @@ class _ToolTurn:
     def _answer_with_error(self, name: str, message: str) -> None:
         def answer() -> None:
             self.failures += 1
-            self.results.append((name, {"error": message}))
+            self.results.append((name, str({"error": message})))
 
         self.now.append(answer)
 
@@ -268,7 +269,7 @@ class _ToolTurn:
         self.failures += 1
         if not isinstance(error, Exception) or isinstance(error, EnvironmentDied):
             self.fatal = error  # SystemExit and the like are not answers to the model
-        self.results.append((name, {"error": str(error)}))
+        self.results.append((name, str({"error": str(error)})))
 
 
 def _check_text(result: Any, name: str) -> None:
@@ -278,5 +279,4 @@ def _check_text(result: Any, name: str) -> None:
 
 def _tool_message(name: str, result: Any) -> Message:
     _check_text(result, f"The tool `{name}`")
-    content = result if isinstance(result, list) else readable(str(result))
-    return {"role": "tool", "name": name, "content": content}
+    return {"role": "tool", "name": name, "content": result_text(result)}

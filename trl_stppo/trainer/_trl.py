@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -137,6 +137,8 @@ BORROWED_ATTRIBUTES = (
 
 # Tokens of a tile of log-probabilities if TRL computes it without Triton.
 TORCH_TILE_TOKENS = 256
+# Levels of lists and dicts in a turn's tool calls, beyond which the turn is plain text.
+MAX_NESTING = 64
 
 
 class SingleGeneration(int):
@@ -216,7 +218,7 @@ def max_context_tokens(trainer: Any) -> int | None:
     """Return the maximum length of prompt plus completion of the generating model, in tokens."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
-    return getattr(trainer.model.config, "max_position_embeddings", None)
+    return getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def overrides(trainer: Any, name: str) -> bool:
@@ -231,8 +233,23 @@ def read_message(
     """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
     tokenizer = renderer.tokenizer
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
-        return parse_response(tokenizer, ids, prefix=before, tools=list(tools))
+        # Arguments such as `[[[[` nest more deeply than a parser can go.
+        with suppress(RecursionError):
+            message = parse_response(tokenizer, ids, prefix=before, tools=list(tools))
+            if not _is_deep(message.get("tool_calls")):
+                return message
     return {"role": "assistant", "content": renderer.decode_action(ids)}
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and dicts are nested too deeply for functions that recurse into them."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        parts = [
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        ]
+        level = [value for part in parts for value in part]
+    return bool(level)
 
 
 def training_template(tokenizer: Any) -> str | None:

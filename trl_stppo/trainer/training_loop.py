@@ -98,8 +98,7 @@ class RolloutSource:
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
         """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
         rollout = self.play(rows)
-        if rollout.has_environment:
-            self._guards.count_failures(rollout.episodes)
+        self._guards.count_failures(rollout.episodes)
         return rollout, self._rewards.add_rewards(rollout)
 
     def play(self, rows: list[Row]) -> Rollout:

@@ -134,7 +134,7 @@ def test_every_kind_of_rows_is_evaluated_before_any_training(kind, tmp_path):
         "tokens": tokens,
         "stream": IterableDataset.from_generator(lambda: iter(prompts(9))),
         "script": numbered_rows(9),
-        "selected columns": prompts(9, unused=list(range(9))),
+        "selected columns": prompts(9),
     }[kind]
     arguments = {"eval_dataset": rows.take(3) if kind == "stream" else rows.select(range(3))}
     if kind != "stream":

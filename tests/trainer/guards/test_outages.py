@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+import torch
+from datasets import IterableDataset
 from transformers import TrainerCallback
 
 from tests.kit.builders import prompts
@@ -68,6 +70,47 @@ class Saves(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         self.steps.append(state.global_step)
+
+
+class OwnError(Exception):
+    """Of a user's library; its arguments are its own."""
+
+    def __init__(self, code, *, text):
+        super().__init__(text)
+
+
+def test_any_error_of_a_rollout_saves_first(tmp_path, caplog):
+    def judged(breaks):
+        def judge(completions, trainer_state, **kwargs):
+            if breaks and trainer_state.global_step == 6:
+                torch.rand(3)
+                raise OwnError(5, text="the judge is asleep")
+            return [float(len(messages)) for messages in completions]
+
+        return {"reward_funcs": [judge]}
+
+    trainer = build(tmp_path, arguments=judged(True))
+    with pytest.raises(OwnError, match="asleep"):
+        trainer.train()
+    assert saved(tmp_path) == ["checkpoint-6"]
+    assert trainer.stop_reason == "the judge is asleep"
+    assert str(tmp_path / "checkpoint-6") in caplog.text
+    resumed = build(tmp_path, arguments=judged(False))
+    resumed.train(resume_from_checkpoint=True)
+    expected = build(tmp_path / "whole", arguments=judged(False))
+    expected.train()
+    assert same(weights(resumed), weights(expected))
+    assert comparable(resumed.state.log_history) == comparable(expected.state.log_history)
+
+
+def test_a_bad_row_of_a_stream_saves_first(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "say a "}], "n": n} for n in range(40)]
+    rows[30]["prompt"] = [{"role": "user", "content": None}]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    trainer = build(tmp_path, arguments={"train_dataset": stream}, shuffle_dataset=False)
+    with pytest.raises(ValueError, match="`prompt`"):
+        trainer.train()
+    assert saved(tmp_path) == ["checkpoint-6"]
 
 
 def test_what_is_saved_already_is_not_saved_again(impatient, tmp_path):
@@ -160,7 +203,8 @@ def test_the_count_goes_on_over_a_resume_and_begins_anew_after_the_end(tmp_path)
 
 # Two processes, of which one alone fails or can learn.
 NOTHING = "rank 1 has nothing to learn from"
-NOW = ("all of rank 1 fail at once", "all of rank 1 fail, too many", NOTHING)
+RAISED = "an error of rank 1 alone"
+NOW = ("all of rank 1 fail at once", "all of rank 1 fail, too many", RAISED, NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +217,12 @@ ENDS = {
     "all of rank 1 fail at once": (4, "EnvironmentFailureError: The last 8 episodes all"),
     # Half of the episodes of all processes.
     "all of rank 1 fail, too many": (8, "EnvironmentFailureError: 40 of 80 episodes"),
+    RAISED: (4, "RolloutError: ValueError: no rows"),
     "weights of rank 1": (4, "NonFiniteError: Weights are not finite after step 4"),
 }
 
 
-@pytest.mark.parametrize("case", quick(ENDS, *NOW[:2]))
+@pytest.mark.parametrize("case", quick(ENDS, *NOW[:3]))
 def test_both_end_with_the_same_message(case, ranks):
     step, message = ENDS[case]
     for rank in ranks(case):

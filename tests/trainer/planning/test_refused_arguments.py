@@ -255,7 +255,7 @@ EARLY = [
         for model in (tiny_policy(TOKENIZER), lora_policy())
     ),
     *(
-        (ValueError, {role: rows(prompt=value)}, rf"`prompt` of a row {words}")
+        (ValueError, {role: rows(prompt=value)}, rf"`prompt` of row 0 of `{role}` {words}")
         for role in ("train_dataset", "eval_dataset")
         for value, words in (
             *((MESSAGE, "is .*role"), (["a", "b"], "is .*'a'"), (7, "is .*7")),

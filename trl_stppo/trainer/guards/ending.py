@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from ...errors import EnvironmentFailureError, NonFiniteError
+from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ..bridge import Bridge
 from ..disk.files import checkpoints
 from . import finite_weights
@@ -96,18 +96,22 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context manager of a rollout or evaluation; an error that ends the training saves a checkpoint."""
+        """Context manager of a rollout or evaluation; an error of all processes saves a checkpoint."""
         if self.training:
             self.check_weights()
         try:
             yield
-        except (EnvironmentFailureError, NonFiniteError) as error:
-            if not self.training:
+        except Exception as error:
+            ours = isinstance(error, EnvironmentFailureError | NonFiniteError | RolloutError)
+            if not self.training or not (ours or self._host.accelerator.num_processes == 1):
                 raise
             self.reason = str(error)
             self._failures.clear()  # a resumed run counts anew
             self._save_as_before()
             end = f"The run ends after step {self._host.state.global_step}. {self._saved('these episodes')}"
+            if not ours:
+                logger.error("%s", end)
+                raise
             if isinstance(error, NonFiniteError):
                 end += " Try bf16=False or a model in float32."
             raise type(error)(f"{error} {end}") from error.__cause__

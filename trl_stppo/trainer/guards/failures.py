@@ -61,7 +61,7 @@ class FailureWatch:
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of the "
-            f"environment, agent or sampler; `max_env_error_rate={self._limit}`: {causes}.{advice}"
+            f"prompt, environment, agent or sampler; `max_env_error_rate={self._limit}`: {causes}.{advice}"
         )
 
     def clear(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from ...errors import EnvironmentFailureError, NonFiniteError
+from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...generation.cached import CachedBackend
 from ...generation.protocol import Backend
 from ...rollout.agent_driver import AgentDriver
@@ -18,6 +19,7 @@ from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
+from ...rollout.loop import described
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
@@ -86,15 +88,16 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
     ) -> tuple[Rollout, Exception | None]:
-        """Play the episodes, thread-safe; return the rollout, and an environment's error or None."""
-        rows, prompt_ids = self._prompts(inputs)
-        prompts = [row["prompt"] for row in rows]
-        if prompt_ids is None and not (all(prompts) or self._owns_prompts):
-            row = next(row for row in rows if not row["prompt"])  # of a stream
-            raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
+        """Play the episodes, thread-safe; return the rollout, and the error that ended it or None."""
         failure: Exception | None = None
         played: tuple[list[Episode], Durations] = [], Durations()
+        rows = inputs
         try:
+            rows, prompt_ids = self._prompts(inputs)
+            prompts = [row["prompt"] for row in rows]
+            if prompt_ids is None and not (all(prompts) or self._owns_prompts):
+                row = next(row for row in rows if not row["prompt"])  # of a stream
+                raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
             played = engine.run(
                 inputs,
                 prompts,
@@ -104,10 +107,23 @@ class EpisodePlayer:
                 self._host.accelerator.process_index * len(inputs),
                 names,
                 prompt_ids,
+                None if names is not None else lambda row: self._label(inputs[row]),
             )
-        except (EnvironmentFailureError, NonFiniteError) as error:
+        except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
             failure = error
         return Rollout(rows, *played, seed, False, names, repeated), failure
+
+    def _label(self, row: Row) -> str:
+        """Return the name of a training row for messages."""
+        number = self._numbers.get(hash(repr(row)))
+        return f"row {number} of `train_dataset`" if number is not None else f"the row {row!r:.80}"
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Numbers of the training rows by hash, of equal rows the first; empty for a stream."""
+        rows = self._host.train_dataset
+        hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
+        return {found: number for number, found in reversed([*enumerate(hashes)])}
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
         """Complete a played rollout with environment types and metrics; not thread-safe."""
@@ -194,7 +210,11 @@ def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
 
 
 def raise_first(local: Exception | None) -> None:
-    """Raise one process's error on all processes."""
-    for error in gather_object([local]):
+    """Raise one process's error on all processes, of several processes as a RolloutError."""
+    if local is not None and PartialState().num_processes == 1:
+        raise local
+    # A subclass of ValueError may not be pickled.
+    sent = RolloutError(described(local)) if isinstance(local, ValueError) else local
+    for error in gather_object([sent]):
         if error is not None:
             raise error

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...rollout.episode import Episode
 from ..bridge import Bridge
 from ..planning.rewards import RewardPlan
+from ..planning.rows import PLACEHOLDER_PROMPT
 from .rollout import Rollout
 from .turn_rewards import TurnRewardFuncs
 
@@ -37,9 +38,14 @@ class EpisodeRewards:
             self._host.internals.pending_columns["stop_reason"].extend(endings)
         completions = rollout.completions(self._host.internals.decode)
         ids = [e.completion_ids for e in episodes]
+        # Reward models render all prompts, and a template may refuse that of a failed episode.
+        hidden = [e.conversational and not e.num_turns for e in episodes]
+        prompts = [
+            PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
+        ]
         with self.plan.current.about(episodes), self._environments_of(rollout):
             all_rewards = host.internals.calculate_rewards(
-                rollout.rows_of_episodes(), rollout.prompts, completions, ids
+                rollout.rows_of_episodes(), prompts, completions, ids
             )
             for i, func in enumerate(host.reward_funcs):
                 if isinstance(func, nn.Module) and bool(all_rewards[:, i].isnan().any()):
@@ -110,6 +116,8 @@ def score(
     if turn_sum is not None:
         others = torch.arange(rewards.size(1), device=rewards.device) != turn_sum
         if rollout.turn_rewards is None and not others.any():
+            if not any(episode.num_turns for episode in rollout.episodes):
+                raise ValueError("No episode has a turn: no agent has called its client.")
             raise ValueError(
                 "No turn has a reward, and there are no `reward_funcs`. Pass reward_funcs or "
                 "turn_reward_funcs, pay in `rollout_func` or the environment, or return a number from "

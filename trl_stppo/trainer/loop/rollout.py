@@ -52,11 +52,6 @@ class Rollout:
         """Whether an environment, tools or an agent took part; False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
-    @property
-    def prompts(self) -> list[Any]:
-        """Return the prompts of the episodes, including the environments' opening text."""
-        return [episode.prompt for episode in self.episodes]
-
     def completions(self, decode: Callable[[list[int]], str]) -> list[Any]:
         """Return each episode's messages after the prompt, or its text if the prompt is text."""
         return [e.messages if e.conversational else decode(e.ids) for e in self.episodes]

@@ -15,7 +15,7 @@ from ...generation.cached import CachedBackend
 from ...generation.policy_copy import PolicyCopy
 from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
-from ...generation.sampling import SamplingSettings
+from ...generation.sampling import SamplingSettings, shaping
 from ...generation.slots import supports
 from .._trl import new_token_limit, overrides, prepare_frozen, unwrap_model_for_generation
 from ..bridge import Bridge
@@ -197,6 +197,19 @@ def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None
         return SamplingSettings(**{name: getattr(args, name) for name in names}), None
     model = host.accelerator.unwrap_model(host.model)
     return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
+
+
+def warn_of_hidden_settings(host: Bridge) -> None:
+    """Warn of settings in the model's own generation configuration that the ratios ignore."""
+    if host.use_vllm or host.rollout_func is not None or not host.accelerator.is_main_process:
+        return
+    own = host.accelerator.unwrap_model(host.model).generation_config.to_diff_dict()
+    given = [name for name, value in host.generation_kwargs.items() if value is not None]
+    if hidden := shaping(own, [*given, "cache_implementation"]):
+        logger.warning(
+            "`model.generation_config` has %s: it shapes what is sampled, and the ratios ignore it.",
+            ", ".join(hidden),
+        )
 
 
 def speaks_to_vllm(host: Bridge) -> bool:

@@ -6,15 +6,20 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from ...envs.base import without_prompt
+from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
-from ...rollout.reward_funcs import unmatched
+from ...rollout.reward_funcs import GIVEN, unmatched
+from ...rollout.turns import RESERVED
 from ..ppo_config import PPOConfig
 from . import text_only
 from .plan import RolloutPlan
-from .rows import PLACEHOLDER_PROMPT, is_conversational
+from .rows import PLACEHOLDER_PROMPT, Row, is_conversational
 
 logger = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1000  # that are decoded together
+PROMPTS = ("prompt", "input_ids")  # the first of these columns is the prompt
+# Columns that reward functions would get twice.
+TAKEN = {*GIVEN} - {*RESERVED}
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ def plan_data(
     messages = [name for name, part in rendered if is_conversational(part)]
     plain = [part[0]["prompt"] for _, part in rendered if not is_conversational(part)]
     hidden, columns = ("prompt", "completion", "completion_ids"), None
-    if isinstance(train, Dataset):
+    if getattr(train, "column_names", None):
         columns = tuple(name for name in train.column_names if name not in hidden)
     first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
     return DataPlan(rows, evaluation, first_messages, first_plain, columns)
@@ -113,15 +118,11 @@ def _check_rows(
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
         )
-    if "prompt" in columns:
-        text_only.check_prompt(dataset[0]["prompt"])
-    if rollout.user_func is None and {"prompt", "input_ids"} & columns:
-        column = "prompt" if "prompt" in columns else "input_ids"
-        for row, value in enumerate(dataset[column]):
-            if not value and (not owns_prompt or value == []):
-                raise ValueError(
-                    f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
-                )
+    if taken := columns & TAKEN:
+        raise ValueError(
+            f"`{name}` has a column `{min(taken)}`, which is an argument of reward functions; rename it."
+        )
+    _check_each_row(dataset, name, rollout)
     _check_resets(name, dataset.column_names, evaluation_plan)
     warning = without_prompt(name, dataset.column_names) if rollout.probes else None
     if warning is not None:
@@ -130,6 +131,39 @@ def _check_rows(
         raise ValueError(
             f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
         )
+
+
+def _check_each_row(dataset: Any, name: str, rollout: RolloutPlan) -> None:
+    """Refuse rows without a usable prompt, and rows that name an unknown environment."""
+    if dataset.format["type"] != "custom":  # a transform makes these columns of others
+        wanted = [c for c in (*PROMPTS, "environment") if c in dataset.column_names]
+        dataset = dataset.with_format(None).select_columns(wanted)
+    named = bool(rollout.probes) and None not in rollout.probes
+    parts = dataset.iter(ROWS_AT_ONCE)
+    rows = ((part, values) for part in parts for values in zip(*part.values(), strict=True))
+    for number, (names, values) in enumerate(rows):
+        row, where = dict(zip(names, values, strict=True)), f"row {number} of `{name}`"
+        environment = row.get("environment") if named else None
+        if named and environment not in rollout.probes:
+            raise ValueError(
+                f"`environment` of {where} is {environment!r}; allowed are {list(rollout.probes)}."
+            )
+        _check_prompt(row, where, rollout, environment)
+
+
+def _check_prompt(row: Row, where: str, rollout: RolloutPlan, environment: str | None) -> None:
+    """Refuse a row whose prompt cannot be played in its environment."""
+    column, value = next(((c, row[c]) for c in PROMPTS if c in row), ("prompt", None))
+    if rollout.user_func is None and not value and (not rollout.owns_prompts or value == []):
+        raise ValueError(f"`{column}` of {where} is {value!r}; drop such rows.")
+    if column == "input_ids":
+        return
+    # Environments may add a message to it.
+    complete = rollout.user_func is None and not rollout.owns_prompts
+    text_only.read_prompt(value, where, complete=complete)
+    has_tools = environment in rollout.tools and tool_names(rollout.probes[environment])
+    if isinstance(value, str) and (rollout.standalone_tools or has_tools):
+        raise ValueError(f"The `prompt` of {where} is a string; tools need messages.")
 
 
 def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:

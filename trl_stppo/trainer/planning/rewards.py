@@ -80,6 +80,12 @@ def plan_rewards(
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
     classes = [None] * len(funcs) if processing_classes is None else list(classes)
     check_reward_weights(args, len(funcs))
+    takes_columns = rollout.owns_prompts or scores_turns or any(map(is_function, funcs))
+    if args.remove_unused_columns and takes_columns and columns:
+        raise ValueError(
+            f"`remove_unused_columns=True` removes `{'`, `'.join(columns)}`, which environments, agents and "
+            f"reward functions take; leave it out."
+        )
     check_scores(reward_model, "reward_model")
     for i, func in enumerate(funcs):
         check_scores(func, f"reward_funcs[{i}]")

@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import AutoProcessor, ProcessorMixin
 
-from ...rollout.chat import check_template, has_image
+from ...rollout.chat import check_template
+from ...rollout.messages import check_turn, read_messages
 from .._trl import get_config_model_id
 from ..ppo_config import PPOConfig
 
@@ -55,16 +56,6 @@ def tokenizer_of(
     return processing_class
 
 
-def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer with more tokens than the model's vocabulary, except unused special tokens."""
-    rows, known = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
-    for token in range(rows, len(tokenizer)):
-        if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
-            raise ValueError(
-                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows; resize it."
-            )
-
-
 def _name(model: Any) -> str:
     return model if isinstance(model, str) else get_config_model_id(model.config)
 
@@ -76,28 +67,29 @@ def check_columns(name: str, columns: Iterable[str]) -> None:
             raise ValueError(f"{name} has a column `{column}`, and images are not supported.")
 
 
-def check_rows(rows: list[dict[str, Any]]) -> None:
-    """Check the columns and prompts of a batch of dataset rows."""
-    check_columns("The dataset", rows[0])
-    for row in rows:
-        check_prompt(row.get("prompt"))
+def read_prompt(prompt: Any, row: str = "a row", *, complete: bool = False) -> Any:
+    """Return a prompt in the form of chat templates; refuse one that is neither text nor text messages.
 
-
-def check_prompt(prompt: Any) -> None:
-    """Refuse a prompt that is neither text nor a list of text messages; None is allowed."""
+    A `complete` prompt must not end with an assistant message.
+    """
     if prompt is None or isinstance(prompt, str):
-        return
-    if not isinstance(prompt, list | tuple) or not all(_is_message(part) for part in prompt):
+        return prompt
+    if not isinstance(prompt, list | tuple) or not all(_has_content(part) for part in prompt):
         raise ValueError(
-            f"The `prompt` of a row is {prompt!r:.80}; allowed are text, or a list of messages "
+            f"The `prompt` of {row} is {prompt!r:.80}; allowed are text, or a list of messages "
             f"({{'role': 'user', 'content': ...}})."
         )
-    if any(has_image(message.get("content")) for message in prompt):
-        raise ValueError("The `prompt` of a row has an image; allowed is text alone.")
+    try:
+        messages = read_messages(prompt)
+        if complete:
+            check_turn(messages)
+        return messages
+    except ValueError as error:
+        raise ValueError(f"The `prompt` of {row} is not supported: {error}.") from error
 
 
-def _is_message(part: Any) -> bool:
-    """Whether `part` is a message with a role, and with content or tool calls."""
-    if not isinstance(part, Mapping) or "role" not in part:
+def _has_content(part: Any) -> bool:
+    """Whether `part` is a message with content or tool calls."""
+    if not isinstance(part, Mapping):
         return False
     return part.get("content") is not None or bool(part.get("tool_calls"))

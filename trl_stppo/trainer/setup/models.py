@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
 from ..bridge import Bridge
-from ..planning import text_only
+from ..loop.player import renderer
+from ..planning.rows import rows_with_prompts
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
 from . import continuing
@@ -76,7 +78,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 def install_models(host: Bridge, reference: ReferencePlan, given: continuing.GivenCritic) -> Critic:
     """Install reference policy and stop token on GRPOTrainer; build and return the critic."""
-    text_only.check_vocabulary(host.model, host.processing_class)
+    check_vocabulary(host)
     keep_trainable(host.model)
     install_reference(host, reference)
     for model in (host.model, host.ref_model):
@@ -88,7 +90,34 @@ def install_models(host: Bridge, reference: ReferencePlan, given: continuing.Giv
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False  # only the loss needs them, and requests them
     install_stop_token(host)
+    if not hasattr(host.model, "peft_config"):  # checkpoints of an adapter have none
+        with TemporaryDirectory() as folder:  # or the first checkpoint fails
+            host.model.generation_config.save_pretrained(folder)
     return build_critic(host, given)
+
+
+def check_vocabulary(host: Bridge) -> None:
+    """Refuse a tokenizer with more tokens than the model's vocabulary, except unused special tokens."""
+    tokenizer, rows = host.processing_class, host.model.config.get_text_config().vocab_size
+    text = written(host) if len(tokenizer) > rows else ""
+    for number in range(rows, len(tokenizer)):
+        token = tokenizer.convert_ids_to_tokens(number)
+        known = tokenizer.added_tokens_decoder.get(number)
+        if known is None or not known.special or token == tokenizer.pad_token or token in text:
+            raise ValueError(
+                f"`processing_class` has the token {token!r}, number {number}, but `model` has {rows} rows; "
+                f"resize it."
+            )
+
+
+def written(host: Bridge) -> str:
+    """Return what the chat template and the first prompt write."""
+    chat = renderer(host, host.processing_class)
+    text = chat.control.template_text
+    with suppress(Exception):  # a stream has no first row, and a template may refuse it
+        (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
+        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
+    return text
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:

@@ -28,7 +28,7 @@ from .._trl import (
 from ..bridge import Bridge
 from ..config.checks import failure_price
 from ..loop.player import EpisodePlayer, renderer
-from ..loop.sampler import TurnSampler
+from ..loop.sampler import TurnSampler, warn_of_hidden_settings
 from ..loop.vllm import VLLM
 from ..planning.plan import RolloutPlan
 from ..planning.rows import is_conversational
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
     """Build the player of episodes with the engines of training and evaluation."""
     tokenizer = host.internals.tokenizer
+    warn_of_hidden_settings(host)
     if host.args.rollout_overlap:  # two threads must not change the state of one
         tokenizer = copy.deepcopy(tokenizer)
     return EpisodePlayer(

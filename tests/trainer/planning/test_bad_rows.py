@@ -1,0 +1,286 @@
+"""Rows that cannot be played: found before the training, or at the cost of their episode alone."""
+
+import re
+import time
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from tests.kit.builders import LIMITS, TEXT, Kept, build, prompts, share_of_a, train
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
+from trl_stppo import Agent
+from trl_stppo.errors import EnvironmentFailureError
+from trl_stppo.trainer.planning.data import check_eval_dataset
+from trl_stppo.trainer.planning.plan import RolloutPlan
+from trl_stppo.trainer.planning.rows import unpadded
+
+USER = {"role": "user", "content": "say a "}
+ANSWER = {"role": "assistant", "content": "b"}
+# Refuses two messages of a user in a row, as many templates do.
+STRICT = (
+    "{% for m in messages %}{% if not loop.first and m.role == messages[loop.index0 - 1].role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<|im_start|>{{ m.role[0] }} {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>a {% endif %}"
+)
+TWO = {"environment_factory": {"one": CountEnv, "two": CountEnv}}
+
+
+class ToolEnv:
+    def reset(self, **row):
+        return ""
+
+    def look(self, word: str) -> str:
+        """Look a word up.\n\nArgs:\n    word: the word."""
+        return word
+
+    def get_reward(self):
+        return 1.0
+
+
+def rows(bad=None, count=12, at=7, **columns):
+    """Rows of which one is bad."""
+    good = {"prompt": [USER], **columns}
+    return [{**good, **bad} if bad and i == at else dict(good) for i in range(count)]
+
+
+def strict():
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = STRICT
+    return tokenizer
+
+
+# --------------------------------------------------------------------- before the training
+
+
+@pytest.mark.parametrize(("bad", "arguments", "named"), [
+    ({"prompt": [{**USER, "content": None}]}, {}, "prompt"),
+    ({"prompt": [{**USER, "role": None}]}, {}, "prompt.*role"),
+    ({"prompt": []}, {}, "prompt"),
+    ({"prompt": None}, {}, "prompt"),
+    ({"prompt": [USER, ANSWER]}, {}, "prompt.*assistant"),
+    ({"environment": "One"}, TWO, "environment.*'One'.*'two'"),
+    ({"environment": None}, TWO, "environment.*None"),
+    ({"prompt": []}, TEXT, "prompt"),
+])  # fmt: skip
+@pytest.mark.parametrize("role", ["train_dataset", "eval_dataset"])
+def test_each_row_is_looked_at_and_named(bad, arguments, named, role, tmp_path):
+    good = {"environment": "one"} if arguments is TWO else {}
+    given = {**arguments, "train_dataset": Dataset.from_list(rows(**good))}
+    build(tmp_path, arguments=given, **(LIMITS if arguments else {}))
+    given[role] = Dataset.from_list(rows(bad, **good))
+    with pytest.raises(ValueError, match=rf"row 7 of `{role}`") as caught:
+        build(tmp_path, arguments=given, **(LIMITS if arguments else {}))
+    assert re.search(named, str(caught.value))
+
+
+def test_a_text_prompt_of_a_tool_environment_is_found():
+    data = Dataset.from_dict({"prompt": ["go"] * 3, "environment": ["text", "text", "tool"]})
+    probes = {"text": CountEnv(), "tool": ToolEnv()}
+    plan = RolloutPlan({"text": CountEnv}, {"tool": ToolEnv}, probes)
+    check_eval_dataset(data.select([0, 1]), plan)
+    with pytest.raises(ValueError, match="row 2 of `eval_dataset`"):
+        check_eval_dataset(data, plan)
+
+
+def test_an_environment_or_the_functions_own_rollout_may_go_on_after_an_answer(tmp_path):
+    data = Dataset.from_list(rows({"prompt": [USER, ANSWER]}))
+    build(tmp_path, arguments={**TEXT, "train_dataset": data}, **LIMITS)
+    check_eval_dataset(data, RolloutPlan(user_func=print))
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", None])
+def test_formats_of_tensors_are_checked_and_played(form, tmp_path):
+    data = Dataset.from_dict({"input_ids": [[5, 6, 7]] * 8}).with_format(form)
+    trainer = train(tmp_path, Kept, arguments={"train_dataset": data}, max_steps=1)
+    assert trainer.episodes[0].prompt_ids == [5, 6, 7]
+    empty = Dataset.from_dict({"input_ids": [[5], [6], []]}).with_format(form)
+    with pytest.raises(ValueError, match="`input_ids` of row 2 of `train_dataset`"):
+        build(tmp_path, arguments={"train_dataset": empty})
+
+
+def test_a_transform_is_checked_by_what_it_makes(tmp_path):
+    data = Dataset.from_dict({"prompt": ["a", "b", ""]})
+    made = data.with_transform(
+        lambda batch: {"prompt": [p and [{**USER, "content": p}] for p in batch["prompt"]]}
+    )
+    with pytest.raises(ValueError, match="row 2 of `train_dataset`"):
+        build(tmp_path, arguments={"train_dataset": made})
+    build(tmp_path, arguments={"train_dataset": made.select([0, 1])})
+
+
+def test_a_hundred_thousand_rows_take_seconds():
+    message = {"role": "user", "content": "a question of some length " * 10}
+    data = Dataset.from_dict({
+        "prompt": [[message]] * 100_000, "environment": ["one"] * 100_000, "long": ["x" * 100] * 100_000,
+    })  # fmt: skip
+    plan = RolloutPlan({"one": CountEnv}, {}, {"one": CountEnv()})
+    started = time.process_time()
+    check_eval_dataset(data, plan)
+    assert time.process_time() - started < 10.0
+
+
+@pytest.mark.parametrize("column", ["completions", "prompts", "trainer_state", "log_metric"])
+def test_columns_with_names_of_arguments_are_refused(column, tmp_path):
+    given = {"train_dataset": prompts(8, **{column: ["x"] * 8}), "reward_funcs": share_of_a}
+    with pytest.raises(ValueError, match=f"`{column}`"):
+        build(tmp_path, arguments=given)
+
+
+def no_column(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def only_completions(prompts, completions, completion_ids, trainer_state, log_extra, log_metric):
+    return [0.0] * len(completions)
+
+
+async def agent(client, row):
+    return 1.0
+
+
+@pytest.mark.parametrize(("columns", "arguments", "refused"), [
+    ({"number": [3] * 8}, TEXT, True),
+    ({"number": [3] * 8}, {"agent": agent, "reward_funcs": None}, True),
+    ({"number": [3] * 8}, {"reward_funcs": no_column}, True),  # it takes all columns
+    ({"number": [3] * 8}, {"reward_funcs": only_completions, "turn_reward_funcs": no_column}, True),
+    ({"environment": ["one"] * 8}, TWO, True),
+    ({}, TEXT, False),
+    ({}, {"reward_funcs": no_column}, False),
+])  # fmt: skip
+def test_columns_that_somebody_takes_may_not_be_removed(columns, arguments, refused, tmp_path):
+    options = LIMITS if arguments in (TEXT, TWO) else {}
+    given = {**arguments, "train_dataset": prompts(8, **columns)}
+    if not refused:
+        build(tmp_path, arguments=given, remove_unused_columns=True, **options)
+        return
+    for data in (given["train_dataset"], given["train_dataset"].to_iterable_dataset()):
+        with pytest.raises(
+            ValueError, match=f"`remove_unused_columns=True`.*`{next(iter(columns))}`"
+        ):
+            build(
+                tmp_path,
+                arguments={**given, "train_dataset": data},
+                remove_unused_columns=True,
+                **options,
+            )
+
+
+def with_token(template: bool = False):
+    """A tokenizer with a special token for which the model has no row."""
+    tokenizer, model = char_tokenizer(), tiny_policy(char_tokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<obs>"]})
+    if template:
+        tokenizer.chat_template = "<obs>" + tokenizer.chat_template
+    return {"processing_class": tokenizer, "model": model}
+
+
+def test_a_token_without_a_row_is_named_if_something_writes_it(tmp_path):
+    build(tmp_path, arguments=with_token())
+    with pytest.raises(ValueError, match="'<obs>'"):
+        build(tmp_path, arguments=with_token(template=True))
+    for data in (
+        Dataset.from_dict({"prompt": ["<obs>go"] * 8}),
+        Dataset.from_list([{"prompt": [{**USER, "content": "<obs>"}]}] * 8),
+    ):
+        with pytest.raises(ValueError, match="'<obs>'"):
+            build(tmp_path, arguments={**with_token(), "train_dataset": data})
+    last = len(with_token()["processing_class"]) - 1
+    for ids, error in (([5, last], True), ([5, 6], False)):
+        given = {**with_token(), "train_dataset": Dataset.from_dict({"input_ids": [ids] * 8})}
+        if error:
+            with pytest.raises(ValueError, match="'<obs>'"):
+                build(tmp_path, arguments=given)
+        else:
+            build(tmp_path, arguments=given)
+
+
+def test_ids_that_begin_with_the_begin_of_text_keep_it():
+    tokenizer = char_tokenizer()
+    row = {"input_ids": [0, 0, 5, 6]}
+    assert unpadded(row, tokenizer) == [5, 6]  # its padding
+    tokenizer.bos_token = tokenizer.eos_token = tokenizer.pad_token
+    assert unpadded(row, tokenizer) == [0, 0, 5, 6]
+    assert unpadded({**row, "attention_mask": [0, 1, 1, 1]}, tokenizer) == [0, 5, 6]
+
+
+# --------------------------------------------------------------------- in the training
+
+
+def played(tmp_path, data, **options):
+    """A training whose first rollout has rows 0 to 7, its second rows 8 to 15."""
+    arguments = {"processing_class": strict(), **options.pop("arguments", {})}
+    settings = {"shuffle_dataset": False, "num_mini_batches": 1, "max_steps": 2, **options}
+    trainer = build(
+        tmp_path,
+        Kept,
+        arguments={**arguments, "train_dataset": Dataset.from_list(data)},
+        **settings,
+    )
+    trainer.train()
+    return trainer
+
+
+LONG = {"prompt": [{**USER, "content": "x" * 600}]}
+TWICE = {"prompt": [USER, USER]}
+IN_TRAINING = {"too long": LONG, "refused by the template": TWICE}
+
+
+@pytest.mark.parametrize("arguments", [{}, TEXT], ids=["plain", "environment"])
+@pytest.mark.parametrize("bad", IN_TRAINING.values(), ids=IN_TRAINING)
+def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(
+    bad, arguments, tmp_path, caplog
+):
+    limits = LIMITS if arguments else {}
+    trainer = played(tmp_path, rows(bad, 16, at=11), arguments=arguments, **limits)
+    assert trainer.state.global_step == 2
+    for rollout, failed in zip(trainer.rollouts, ([], [3]), strict=True):
+        reasons = [str(episode.stop_reason) for episode in rollout.episodes]
+        assert [i for i, reason in enumerate(reasons) if reason == "env_error"] == failed
+        assert [i for i, e in enumerate(rollout.episodes) if not e.trains] == failed
+    _, batch, *_ = trainer.kept[1]
+    assert batch["loss_mask"].any(dim=1).tolist() == [i != 3 for i in range(8)]
+    assert batch["prompt_ids"].shape[1] < 100  # the bad prompt makes no row wider
+    assert caplog.text.count("row 11 of `train_dataset`") == 1
+
+
+def test_the_number_is_that_of_the_users_row_if_few_rows_are_repeated(tmp_path, caplog):
+    played(tmp_path, rows(TWICE, 3, at=2), max_steps=1)
+    assert "row 2 of `train_dataset`" in caplog.text
+    assert "row 5" not in caplog.text
+
+
+def test_a_model_that_scores_does_not_render_the_bad_prompt(tmp_path):
+    scorer = {"reward_model": tiny_value_model(char_tokenizer()), "reward_processing_classes": None}
+    trainer = played(tmp_path, rows(TWICE, 16, at=11), arguments=scorer)
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("arguments", [{}, TEXT], ids=["plain", "environment"])
+def test_a_first_rollout_of_bad_rows_alone_ends_the_run(arguments, tmp_path):
+    with pytest.raises(EnvironmentFailureError, match="must alternate") as caught:
+        played(tmp_path, [TWICE] * 16, arguments=arguments, **(LIMITS if arguments else {}))
+    assert "8 of 8" in str(caught.value)
+    assert "row 0 of `train_dataset`" in str(caught.value)
+
+
+def test_rows_of_an_evaluation_cost_their_episodes_too(tmp_path, caplog):
+    held_out = Dataset.from_list(rows(TWICE, 5, at=3))
+    trainer = build(tmp_path, arguments={"processing_class": strict(), "eval_dataset": held_out})
+    found = trainer.evaluate()
+    assert "prompt of row 3 cannot be rendered" in caplog.text
+    assert found["eval_episode/score"] == found["eval_episode/score"]  # the others have one
+
+
+def test_a_conversation_that_stays_the_models_own_fails_in_a_stream(tmp_path, caplog):
+    data = rows({"prompt": [USER, ANSWER]}, 8)
+    stream = IterableDataset.from_generator(lambda: iter(data))
+    train(tmp_path, arguments={"train_dataset": stream}, max_steps=1)
+    assert "assistant" in caplog.text
+
+
+def test_without_a_trainer_the_episode_fails_too(caplog):
+    agent = Agent(tiny_policy(strict()), strict())
+    good, bad = agent.run_many(CountEnv, [{"prompt": [USER]}, TWICE])
+    assert good.error is None
+    assert "row 1" in bad.error

@@ -1,0 +1,83 @@
+"""What is looked at in a policy when its trainer is made: context, sampling, what can be saved."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    SiglipVisionConfig,
+)
+
+from tests.kit.builders import LIMITS, TEXT, build, prompts, train
+from tests.kit.fakes import char_tokenizer, tiny_policy
+from trl_stppo import Agent
+
+
+def gemma(context):
+    """A model for text and images, whose context is a setting of its text part."""
+    tokenizer = char_tokenizer()
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    text = Gemma3TextConfig(
+        **small, vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=8, sliding_window=32,
+        max_position_embeddings=context, pad_token_id=0, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    vision = SiglipVisionConfig(**small, image_size=8, patch_size=4)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    return Gemma3ForConditionalGeneration(config)
+
+
+def test_the_context_of_a_models_text_part_limits_its_episodes(tmp_path):
+    trainer = build(
+        tmp_path,
+        arguments={**TEXT, "model": gemma(48), "value_model": None},
+        **{**LIMITS, "max_turns": 9},
+    )
+    assert trainer._player.engine.limits.max_context_tokens == 48
+    agent = Agent(gemma(48), char_tokenizer())
+    with pytest.raises(ValueError, match="48"):
+        agent.act([{"role": "user", "content": "x" * 60}])
+
+
+def test_what_a_models_own_settings_do_to_the_samples_is_said_once(tmp_path, caplog):
+    model = tiny_policy(char_tokenizer())
+    model.generation_config.update(do_sample=True, min_p=0.1, typical_p=0.9, top_k=7)
+    build(tmp_path, arguments={"model": model})
+    (line,) = [r.getMessage() for r in caplog.records if "shapes what is sampled" in r.getMessage()]
+    assert "min_p=0.1, typical_p=0.9" in line
+    assert "top_k" not in line  # the run's own is used
+    caplog.clear()
+    build(tmp_path, arguments={"model": model}, min_p=0.0, generation_kwargs={"typical_p": 1.0})
+    build(tmp_path)
+    assert "shapes what is sampled" not in caplog.text
+
+
+def test_a_generation_configuration_that_cannot_be_saved_is_refused(tmp_path):
+    model = tiny_policy(char_tokenizer())
+    model.generation_config.temperature = 0.9  # without do_sample
+    with pytest.raises(ValueError, match="temperature"):
+        build(tmp_path / "a", arguments={"model": model})
+    lora = LoraConfig(r=2, target_modules=["q_proj"])  # its checkpoints have no such file
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    model = tiny_policy(char_tokenizer())
+    model.generation_config.temperature = 0.9
+    train(tmp_path / "b", arguments={"model": model, "peft_config": lora}, **options)
+    assert (tmp_path / "b" / "checkpoint-1").is_dir()
+
+
+def test_a_published_configuration_with_such_a_fault_can_be_saved_again(tmp_path):
+    model = tiny_policy(char_tokenizer())
+    model.save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "generation_config.json"
+    path.write_text(path.read_text().replace("{", '{"temperature": 0.9,', 1))
+    arguments = {"model": str(tmp_path / "base"), "train_dataset": prompts()}
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    train(tmp_path / "run", arguments=arguments, **options)
+    assert (tmp_path / "run" / "checkpoint-1").is_dir()

@@ -1,0 +1,107 @@
+"""Messages and texts from outside, brought to the one form that chat templates take.
+
+Rows of data sets, clients of OpenAI's API, tools and `reset` have forms of their own, which templates
+misread or refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+IMAGES = ("image", "image_url", "input_image")  # types of content blocks
+
+
+def read_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return a conversation in the form of chat templates; what is in this form comes out equal.
+
+    Text blocks become text, `developer` becomes `system`, arguments of calls become mappings, a tool's name
+    is that of its call, and keys without a value are dropped (Arrow adds the keys of other rows).
+
+    Raises:
+        ValueError: a message without a role, content that is not text, or a call without a name.
+    """
+    names: dict[str, str] = {}
+    return [read_message(message, names) for message in messages]
+
+
+def read_message(message: Any, names: dict[str, str]) -> dict[str, Any]:
+    """Convert a message as `read_messages` does. `names` collects each tool's name by call id."""
+    read = _given(message)
+    role = read.get("role") if isinstance(read, dict) else None
+    if not (isinstance(role, str) and role):
+        raise ValueError(f"{message!r:.80} has no `role`")
+    read["role"] = {"developer": "system"}.get(role, role)
+    if "content" in message:
+        read["content"] = _text(message["content"])
+    if calls := read.get("tool_calls"):
+        read["tool_calls"] = [_call(call) for call in calls]
+        for call in calls:
+            names[call.get("id", "")] = call.get("function", call)["name"]
+    if "tool_call_id" in read and not read.get("name"):
+        read["name"] = names.get(read["tool_call_id"], "tool")
+    return read
+
+
+def check_turn(prompt: list[dict[str, Any]] | str) -> None:
+    """Raise ValueError if a prompt ends with an assistant message, so that the turn is not the model's."""
+    if isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        raise ValueError("it ends with an assistant message; allowed is one of another role")
+
+
+def result_text(result: Any) -> str:
+    """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON."""
+    text = result if isinstance(result, str) else _joined(result) if result else None
+    if text is None:
+        try:
+            text = json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            text = str(result)
+    return readable(text)
+
+
+def readable(text: str) -> str:
+    """Replace lone surrogates in a text. Undecodable output of other programs contains them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def has_image(content: Any) -> bool:
+    """Return whether a message's content, or a tool's result, holds an image."""
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(block, Mapping) and block.get("type") in IMAGES for block in blocks)
+
+
+def _given(value: Any) -> Any:
+    """Return a value without the keys of mappings that have no value."""
+    if isinstance(value, Mapping):
+        return {key: _given(item) for key, item in value.items() if item is not None}
+    return [_given(item) for item in value] if isinstance(value, list) else value
+
+
+def _joined(content: Any) -> str | None:
+    """Return the text of a list of text blocks, or None for other content."""
+    blocks = content if isinstance(content, list) else [content]
+    texts = [b.get("text") for b in blocks if isinstance(b, Mapping) and b.get("type") == "text"]
+    given = [text for text in texts if isinstance(text, str)]
+    return "".join(given) if len(given) == len(blocks) else None
+
+
+def _text(content: Any) -> str:
+    text = content or "" if isinstance(content, str | None) else _joined(content)
+    if text is None:
+        raise ValueError(f"`content` is {content!r:.80}; allowed are text and blocks of text")
+    return text
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+        raise ValueError(f"`tool_calls` has {call!r:.80}, which names no function")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # or it stays as the model wrote it
+            arguments = json.loads(arguments or "{}")
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function

@@ -30,7 +30,7 @@ from ..models.memory_of_runs import hints
 from .agent_models import check_policy
 from .agents import load_splits, rows_are_here
 from .arguments import TrainArguments
-from .flags import divided, flag_types
+from .flags import divided, flag_types, peeked
 from .launch import as_words, launch_flags, launched_as, planned_launch
 from .planned import Plan, how_trained, longest_prompt, memory_line, planned, planned_setup
 from .usage import Parser, UsageError, check_name
@@ -50,6 +50,9 @@ def run(words: Sequence[str]) -> int:
     words, card = translated(words)
     flags, rest, settings = divided(flag_types(TrainArguments, words), words, launch_flags())
     launch = planned_launch([*as_words(settings), *rest])
+    # The card's default, also on a machine without one.
+    if all(peeked(flags, name, None) is None for name in ("bf16", "use_cpu")):
+        flags = [*flags, "--bf16", "true"]
     with launched_as(launch):
         plan = planned(flags, launch)
         check_policy(plan.model_args)

@@ -5,7 +5,9 @@ import pickle
 from dataclasses import InitVar, dataclass
 
 import pytest
+import torch
 import yaml
+from transformers import training_args
 from trl import TrlParser
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
@@ -208,3 +210,32 @@ def test_conditions_and_dictionaries_parse_as_flags(tmp_path):
     (args,) = TrlParser((PPOConfig,)).parse_args_and_config(words)
     assert args.stop_when == ["reward_std < 0.01 for 5", "policy/entropy > 3 for 5"]
     assert args.eval_generation_kwargs == {"temperature": 0.5, "top_k": 3}
+
+
+PRECISIONS = [
+    ({}, False, False),  # no accelerator
+    ({"use_cpu": True}, True, False),
+    ({"use_cpu": True, "bf16": True}, False, True),
+    ({}, True, True),  # as TRL's
+]
+
+
+@pytest.mark.parametrize(("options", "accelerated", "bf16"), PRECISIONS)
+@pytest.mark.parametrize("cls", [PPOConfig, STGRPOConfig])
+def test_a_run_on_the_cpu_is_in_float32_unless_bf16_is_set(
+    cls, options, accelerated, bf16, monkeypatch, caplog
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerated)
+    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: accelerated)
+    assert cls(output_dir="out", report_to="none", **options).bf16 is bf16
+    said = [record for record in caplog.records if "bf16" in record.getMessage()]
+    assert len(said) == (not bf16)
+
+
+def test_bf16_without_an_accelerator_and_a_launchers_precision_are_upstreams(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: False)
+    with pytest.raises(ValueError, match="bf16"):
+        PPOConfig(output_dir="out", bf16=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert PPOConfig(output_dir="out", use_cpu=True).bf16 is True

@@ -8,7 +8,8 @@ from typing import Any
 from trl import ModelConfig
 
 from ..hub.loading import load_tokenizer
-from .usage import UsageError, check_name
+from ..paths import check_name
+from .usage import UsageError
 
 
 def model_options(

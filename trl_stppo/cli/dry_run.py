@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
+from ..paths import check_name, looks_like_path
 from ..redaction import redacted
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
@@ -22,7 +23,7 @@ from . import agents
 from . import planned as plans
 from .agent_models import TokenCounter, check_policy
 from .launch import launched_as, planned_launch
-from .usage import UsageError, check_name, looks_like_path
+from .usage import UsageError
 
 
 class Findings:

@@ -27,13 +27,14 @@ from rich.table import Table
 
 from ..models.memory import FITS, GIB, Estimate, estimate
 from ..models.memory_of_runs import hints
+from ..paths import check_name
 from .agent_models import check_policy
 from .agents import load_splits, rows_are_here
 from .arguments import TrainArguments
 from .flags import divided, flag_types, peeked
 from .launch import as_words, launch_flags, launched_as, planned_launch
 from .planned import Plan, how_trained, longest_prompt, memory_line, planned, planned_setup
-from .usage import Parser, UsageError, check_name
+from .usage import Parser, UsageError
 
 # Short flag -> the flag of `train`.
 SHORT = {

@@ -57,11 +57,11 @@ from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from ..paths import check_name
 from ..watch.lines import say
 from . import agent_models, agents
 from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
-from .usage import check_name
 
 
 def make_trainer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,38 @@ from .isolation import EnvironmentDied
 from .record import check_reward
 
 TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
+# In the tags around a tool call, in most chat templates. A malformed call stays in the text, with its tags.
+CALL_TAG = "tool_call"
 # Python's message if a tool sets an alarm on another thread.
 MAIN_THREAD_ONLY = "signal only works in main thread"
+
+
+def is_answer(tokenizer: Any, message: Message, ids: list[int]) -> bool | None:
+    """Return whether a turn without tool calls is an answer: it can be read and has no broken call.
+
+    `ids` are the turn's tokens without its end. None if the tokenizer has no format of tool calls.
+    """
+    form = getattr(tokenizer, "response_template", None)
+    if form is None and getattr(tokenizer, "response_schema", None) is None:
+        return None
+    content, calls = message["content"], (form or {}).get("fields", {}).get("tool_calls", {})
+    # Broken calls leave the parser's text without control tokens; reasoning may name the tags.
+    said = content if len(message) > 2 else tokenizer.decode(ids)
+    begins = calls.get("open_pattern") or re.escape(calls.get("open", CALL_TAG))
+    broken = CALL_TAG in said or re.search(begins, said) is not None
+    return not broken and bool(content.strip() or not ids)
+
+
+def fits(call: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
+    """Return whether a call names one of the tools, given as schemas, and has the arguments it takes."""
+    function = call["function"]
+    offered = {tool.get("name"): tool for tool in (tool.get("function", tool) for tool in tools)}
+    if function["name"] not in offered or not isinstance(function["arguments"], dict):
+        return False
+    schema, given = offered[function["name"]].get("parameters") or {}, set(function["arguments"])
+    known = set(schema.get("properties") or ())
+    takes_all = schema.get("additionalProperties", not known)
+    return given >= set(schema.get("required") or ()) and (takes_all or given <= known)
 
 
 @dataclass(frozen=True)
@@ -36,6 +67,10 @@ class ToolFormat:
     parse: Callable[[list[int], list[int], list[Any]], Message]
     # Tool messages -> the token ids that the template puts after the assistant's turn.
     suffix: Callable[[list[Message]], list[int]]
+    # (message without tool calls, its ids without the end of the turn) -> whether it is an answer.
+    is_answer: Callable[[Message, list[int]], bool | None] = lambda message, ids: (
+        CALL_TAG not in message["content"]
+    )
 
 
 class ToolDriver(Driver):
@@ -119,6 +154,10 @@ class ToolDriver(Driver):
             return self._outcome(episode, turn)
 
         return carrying_out
+
+    def is_answer(self, message: Message, ids: list[int]) -> bool:
+        """Return whether a turn without tool calls is an answer. `ids` do not have its end."""
+        return bool(self._format.is_answer(message, ids))
 
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that gets the final reward, and the turn rewards appended since the last turn."""

@@ -40,7 +40,10 @@ class Column(NamedTuple):
 
 
 OVERLAP = "perf/overlap"
+VALID, ENDS = "turns/valid_action_rate", "stop_reason/"
+SPREADS = ("advantage/std", "reward_std")  # 0 in a rollout that can teach nothing
 PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
+FIRST = 3  # rollouts without any spread of advantages after which a line says so
 LAST = 5  # rollouts that the end of a run looks at
 WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
 
@@ -57,7 +60,7 @@ COLUMNS = (
 # Metrics of an evaluation: name, metric, format.
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
-    ("valid", "turns/valid_action_rate", ".2f"),
+    ("valid", VALID, ".2f"),
 )
 # Ends of episodes -> the usual causes.
 CUT_OFF = {
@@ -125,6 +128,9 @@ class ProgressLines(TrainerCallback):
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
             self._lines, self._since = rounds, {}
+            spreads = known(state.log_history, SPREADS[0])
+            if len(spreads) == FIRST and not any(spreads):
+                warn(fruitless(state.log_history))
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -162,6 +168,7 @@ class ProgressLines(TrainerCallback):
                 f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
                 "docs/collapse.md and docs/reliability.md"
             )
+        warn(fruitless(state.log_history))
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
         factor = gain(
@@ -260,17 +267,38 @@ def gain(history: list[dict[str, Any]], seconds: float) -> float:
 
 def lost(history: list[dict[str, Any]]) -> str | None:
     """Return the label of a success or score that the last rollouts have lost without an alarm, else None."""
-    known = {
-        name: [value for entry in history if (value := number(entry.get(name))) is not None]
-        for name in (SUCCESS, SCORE, FALLS)
-    }
-    levels = known[SUCCESS] or known[SCORE]
-    if len(levels) <= LAST or any(known[FALLS]):
+    success = known(history, SUCCESS)
+    levels = success or known(history, SCORE)
+    if len(levels) <= LAST or any(known(history, FALLS)):
         return None
     best = max(levels)
     # A score may be negative. A tenth of its best means little if it has been as far below 0.
     fallen = max(levels[-LAST:]) < best / 10 and min(levels) > -best
-    return ("success" if known[SUCCESS] else "score") if fallen else None
+    return ("success" if success else "score") if fallen else None
+
+
+def fruitless(history: list[dict[str, Any]]) -> str | None:
+    """Describe why a log's rollouts could teach nothing, and where to look first; None if one could."""
+    zeros = [n for n in (SUCCESS, *SPREADS) if (values := known(history, n)) and not any(values)]
+    if not zeros:
+        return None
+    said = ["no episode succeeded"] if SUCCESS in zeros else []
+    if set(zeros) & {*SPREADS}:
+        said.append("all episodes of a rollout got the same reward, so nothing could be learned")
+    looks = [
+        f"the valid actions ({mean(v):.0%} of the turns)" for v in [known(history, VALID)] if v
+    ]
+    ends = {n: mean(known(history, n)) or 0.0 for e in history for n in e if n.startswith(ENDS)}
+    if ends:
+        often = max(ends, key=lambda name: ends[name])
+        looks.append(f"the ends ({often.removeprefix(ENDS)} {ends[often]:.0%})")
+    first = f"look first at {' and '.join(looks)}; " if looks else ""
+    return f"{' and '.join(said)}: {first}see docs/reliability.md"
+
+
+def known(history: list[dict[str, Any]], name: str) -> list[float]:
+    """Return the values of a metric in a log, oldest first."""
+    return [value for entry in history if (value := number(entry.get(name))) is not None]
 
 
 def steps_per_round(args: Any) -> int:
@@ -329,6 +357,13 @@ def wrapped(text: str, longest: int = 1000) -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     )
+
+
+def warn(text: str | None) -> None:
+    """Print a warning and log it; None is no warning."""
+    if text is not None:
+        say(f"! {text}")
+        logger.info(text)
 
 
 def say(line: str) -> None:

@@ -54,11 +54,11 @@ def test_names_of_the_hub_and_paths_that_are_there_pass(name, monkeypatch):
     ("model", "runs/none"),
     ("value_model", "runs/none"),
     ("reward_model", "runs/none"),
-    ("reward_funcs", [share_of_a, "runs/none"]),
-    ("turn_reward_funcs", "runs/none"),
+    ("reward_funcs[1]", [share_of_a, "runs/none"]),
+    ("turn_reward_funcs[0]", "runs/none"),
 ])  # fmt: skip
 def test_a_trainer_refuses_a_folder_that_is_not_there(tmp_path, field, value):
-    arguments = {"environment_factory": CountEnv, field: value}
+    arguments = {"environment_factory": CountEnv, field.partition("[")[0]: value}
     with pytest.raises(FileNotFoundError) as caught:
         build(tmp_path, arguments=arguments, max_turns=2)
     assert f"`{field}=runs/none`" in str(caught.value)

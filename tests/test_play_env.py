@@ -154,7 +154,7 @@ def test_without_rows_an_error_of_reset_is_one_line(play, name, named) -> None:
 def test_a_row_without_a_column_that_reset_names_is_one_line(play) -> None:
     code, shown = play("", "test_play_env:Keyed", "--row", '{"prompt": "", "word": 1}')
     assert code == 2
-    for named in ("Keyed.reset", "'what'", "prompt, word"):
+    for named in ("`reset`", "'what'", "prompt, word"):
         assert named in shown
     assert "Traceback" not in shown
 

@@ -652,7 +652,9 @@ SINGLE = [schema()]
     ("]", SINGLE, True),
     ("!f 1]", [], None),
 ])  # fmt: skip
-def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid):
+def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid, monkeypatch):
+    monkeypatch.setattr(RENDERER.tokenizer, "response_schema", {"type": "object"}, raising=False)
+
     async def agent(client, row):
         await ask(client, tools=tools, stop=["Stop"])
         await ask(client, tools=tools, stop=["Stop"], extra_body={"train": False})

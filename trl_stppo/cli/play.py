@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from ..envs.base import is_text_environment, taken_columns, tool_names
@@ -45,21 +44,23 @@ def run(options: argparse.Namespace) -> int:
             result = function(*arguments, **named)
             return runner.run(result) if inspect.iscoroutine(result) else result
 
-        _check_call(factory, {}, "Give the class its arguments: `--arguments JSON`.")
-        env, total, turns = factory(), 0.0, 0
-        is_text = is_text_environment(env)
-        columns = taken_columns(env.reset, row, 0) if is_text else row
-        if known:
-            _check_call(env.reset, columns, f"The row has the columns {', '.join(row)}.")
         try:
-            opening = call(env.reset, **columns)
-        except Exception as error:
-            if known:
-                raise
+            env, total, turns = factory(), 0.0, 0
+        except TypeError as error:
             raise UsageError(
-                f"`reset` raised {type(error).__name__}: {error}. The made-up row has only `prompt`; name "
-                "rows that have the columns: `--rows FILE`."
+                f"{error}. Give the class its arguments: `--arguments JSON`."
             ) from error
+        is_text = is_text_environment(env)
+        try:
+            opening = call(env.reset, **(taken_columns(env.reset, row, 0) if is_text else row))
+        except Exception as error:
+            if known and not isinstance(
+                error, TypeError
+            ):  # a TypeError is a missing column, mostly
+                raise
+            raised = f"`reset` raised {type(error).__name__}: {error}"
+            cure = f"The row has only {', '.join(row)}; name rows that have the columns: `--rows FILE`."
+            raise UsageError(f"{raised}. {cure}") from error
         for name in [] if is_text else tool_names(env):
             tool = getattr(env, name)
             print(f"--- tool {name}{inspect.signature(tool)}\n{inspect.getdoc(tool) or ''}")
@@ -89,15 +90,6 @@ def run(options: argparse.Namespace) -> int:
             call(env.close)
     print(f"=== {type(env).__name__}: {turns} turns, return {total:g}")
     return 0
-
-
-def _check_call(function: Callable[..., Any], named: dict[str, Any], cure: str) -> None:
-    """Raise UsageError if a function does not take the named arguments."""
-    try:
-        inspect.signature(function).bind(**named)
-    except TypeError as error:
-        name = getattr(getattr(function, "func", function), "__qualname__", "the factory")
-        raise UsageError(f"`{name}`: {error}. {cure}") from error
 
 
 def _read_action() -> str | None:

@@ -57,7 +57,6 @@ from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..paths import check_name
 from ..watch.lines import say
 from . import agent_models, agents
 from .arguments import TrainArguments
@@ -68,8 +67,7 @@ def make_trainer(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> Any:
     """Make the trainer that the flags describe."""
-    agent_models.check_policy(model_args)
-    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
+    agent_models.check_models(model_args, training_args.value_model_name_or_path)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name  # for metrics.jsonl

@@ -59,10 +59,9 @@ def is_text_environment(env: Any) -> bool:
 def taken_columns(reset: Callable[..., Any], row: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return what a text environment's `reset` gets: the columns that it names, or all, and a seed."""
     parameters = inspect.signature(reset).parameters
-    columns = {"seed": seed, **row} if "seed" in parameters else row
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return columns
-    return {name: value for name, value in columns.items() if name in parameters}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    columns = {"seed": seed, **row}.items()
+    return {name: v for name, v in columns if name in parameters or (takes_all and name in row)}
 
 
 def without_prompt(rows: str, columns: Iterable[str]) -> str | None:

@@ -44,14 +44,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     plain = plain and (folder / "tokenizer.json").is_file()
     # transformers would use the usual class of the model, which may split words differently.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
-    try:
-        return kind.from_pretrained(str(name), revision=revision, **options)
-    except Exception as error:
-        if folder.exists():
-            raise
-        raise FileNotFoundError(
-            f"`{name}`: no folder here, and the Hub has no such tokenizer ({type(error).__name__})."
-        ) from error
+    return kind.from_pretrained(str(name), revision=revision, **options)
 
 
 def load_model(

@@ -38,7 +38,7 @@ from .openai_wire import (
 from .record import StopReason, check_reward
 from .reward_funcs import is_async
 from .shared_loop import delegate_blocks
-from .tool_driver import ToolFormat, fits
+from .tool_driver import ToolFormat, is_valid
 
 logger = logging.getLogger(__name__)
 
@@ -264,8 +264,9 @@ class AgentDriver(Driver):
             episode.exchanges.append((request.messages, read))
             if result.version is not None:
                 episode.policy_versions.append(result.version)
-            valid = self._is_valid(request, message, said, text is not None)
-            episode.valid_actions += [] if valid is None else [valid]
+            if request.reads_tools:
+                valid = is_valid(self._renderer, message, said, request.tools, stopped)
+                episode.valid_actions.append(valid)
         finish = "stop" if stopped is not None or self._renderer.ended(ids) else "length"
         finish = "tool_calls" if answer.get("tool_calls") else finish
         shown = None
@@ -278,18 +279,6 @@ class AgentDriver(Driver):
             return outcome_of(episode, await session.next())
 
         return proceeding, stopped is not None
-
-    def _is_valid(
-        self, request: AgentRequest, message: Message, ids: list[int], stopped: bool
-    ) -> bool | None:
-        """Return whether a turn is calls that fit the request's tools, or an answer; None without tools."""
-        ended = self._renderer.ended(ids)
-        answers = self._format.is_answer(message, ids[:-1] if ended else ids)
-        if not request.reads_tools or answers is None:
-            return None
-        if calls := message.get("tool_calls"):
-            return all(fits(call, request.tools) for call in calls)
-        return answers and (ended or stopped)
 
     def refuse(self, episode: Episode, reason: StopReason) -> Call:
         """Return the call that answers the pending request with an error, for the given reason."""

@@ -85,10 +85,6 @@ class Driver:
         """Return the call that plays the turn and returns an `Outcome`, or None if the turn has no action."""
         return None
 
-    def is_answer(self, message: Message, ids: list[int]) -> bool:
-        """Return whether a turn without an action is an answer, if the episode has tools."""
-        return True
-
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that scores the ended episode, or None if the environment has no score.
 

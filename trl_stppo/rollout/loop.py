@@ -21,6 +21,7 @@ from .driver import Driver, Opening, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Episode, Limits
 from .record import FINAL, StopReason
+from .tool_driver import is_valid
 from .turns import Selection, Turn, candidate
 from .workers import EnvironmentCalls
 
@@ -317,8 +318,7 @@ class EpisodeLoop:
         if call is None:
             complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
             if driver.tools:  # the turn could have called a tool
-                answers = complete and driver.is_answer(message, result.ids[:-1])
-                episode.valid_actions.append(answers)
+                episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
             self._end(episode, last if complete else StopReason.TOKEN_BUDGET)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:

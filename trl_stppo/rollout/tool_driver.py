@@ -17,7 +17,7 @@ from typing import Any
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .calls import caught
-from .chat import Message, has_image
+from .chat import ChatRenderer, Message, has_image
 from .driver import Call, Driver, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
@@ -31,32 +31,32 @@ CALL_TAG = "tool_call"
 MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
-def is_answer(tokenizer: Any, message: Message, ids: list[int]) -> bool | None:
-    """Return whether a turn without tool calls is an answer: it can be read and has no broken call.
-
-    `ids` are the turn's tokens without its end. None if the tokenizer has no format of tool calls.
-    """
-    form = getattr(tokenizer, "response_template", None)
-    if form is None and getattr(tokenizer, "response_schema", None) is None:
-        return None
-    content, calls = message["content"], (form or {}).get("fields", {}).get("tool_calls", {})
-    # Broken calls leave the parser's text without control tokens; reasoning may name the tags.
-    said = content if len(message) > 2 else tokenizer.decode(ids)
-    begins = calls.get("open_pattern") or re.escape(calls.get("open", CALL_TAG))
-    broken = CALL_TAG in said or re.search(begins, said) is not None
-    return not broken and bool(content.strip() or not ids)
-
-
-def fits(call: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
-    """Return whether a call names one of the tools, given as schemas, and has the arguments it takes."""
-    function = call["function"]
-    offered = {tool.get("name"): tool for tool in (tool.get("function", tool) for tool in tools)}
-    if function["name"] not in offered or not isinstance(function["arguments"], dict):
+def is_valid(
+    renderer: ChatRenderer, message: Message, ids: list[int], tools: Any = (), stopped: Any = None
+) -> bool:
+    """Return whether a turn is calls that fit the tools (schemas), or an answer without a broken call."""
+    if calls := message.get("tool_calls"):
+        return all(_fits(call["function"], tools) for call in calls)
+    tokenizer, said = renderer.tokenizer, message["content"]
+    form: Any = getattr(tokenizer, "response_template", None) or {}
+    call = form.get("fields", {}).get("tool_calls", {})
+    begins = call.get("open_pattern") or re.escape(call.get("open", CALL_TAG))
+    # A broken call leaves the parser without its control tokens; reasoning may name the tags.
+    text = said if len(message) > 2 else tokenizer.decode(ids)
+    # Without a form of calls the agent reads them from the text.
+    reads = form or getattr(tokenizer, "response_schema", None)
+    if reads and (CALL_TAG in text or re.search(begins, text)):
         return False
-    schema, given = offered[function["name"]].get("parameters") or {}, set(function["arguments"])
-    known = set(schema.get("properties") or ())
+    return (stopped is not None or renderer.ended(ids)) and bool(said.strip() or len(ids) < 2)
+
+
+def _fits(call: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
+    offered = {tool.get("name"): tool for tool in (tool.get("function", tool) for tool in tools)}
+    schema, given = offered.get(call["name"], {}).get("parameters") or {}, call["arguments"]
+    known, needed = schema.get("properties") or {}, schema.get("required") or ()
     takes_all = schema.get("additionalProperties", not known)
-    return given >= set(schema.get("required") or ()) and (takes_all or given <= known)
+    fits = isinstance(given, dict) and {*needed} <= {*given} and (takes_all or {*given} <= {*known})
+    return call["name"] in offered and fits
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,6 @@ class ToolFormat:
     parse: Callable[[list[int], list[int], list[Any]], Message]
     # Tool messages -> the token ids that the template puts after the assistant's turn.
     suffix: Callable[[list[Message]], list[int]]
-    # (message without tool calls, its ids without the end of the turn) -> whether it is an answer.
-    is_answer: Callable[[Message, list[int]], bool | None] = lambda message, ids: (
-        CALL_TAG not in message["content"]
-    )
 
 
 class ToolDriver(Driver):
@@ -154,10 +150,6 @@ class ToolDriver(Driver):
             return self._outcome(episode, turn)
 
         return carrying_out
-
-    def is_answer(self, message: Message, ids: list[int]) -> bool:
-        """Return whether a turn without tool calls is an answer. `ids` do not have its end."""
-        return bool(self._format.is_answer(message, ids))
 
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that gets the final reward, and the turn rewards appended since the last turn."""

@@ -72,14 +72,6 @@ class AgentTrainer(Bridge):
         eval_environment_factory: of.Environments | None = None,
         agent: of.AgentFunc | None = None,
     ) -> None:
-        plan.check_names(
-            model=model,
-            value_model=value_model,
-            value_model_name_or_path=getattr(args, "value_model_name_or_path", None),
-            reward_model=reward_model,
-            reward_funcs=reward_funcs,
-            turn_reward_funcs=turn_reward_funcs,
-        )
         plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:
             args = plan.default_config(self.config_class, model, self._name)

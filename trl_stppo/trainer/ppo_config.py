@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import torch
-from transformers.utils import is_torch_xla_available
-
 from ._trl import GRPOConfig, SingleGeneration
-from .config.checks import check_finite, check_values
+from .config.checks import check_finite, check_values, resolve_precision
 from .config.conditions import conditions
 from .config.names import ALIASES, option, takes_ignored
 from .config.secrets import KeepsSecrets
-
-logger = logging.getLogger(__name__)
 
 
 @takes_ignored
@@ -64,10 +57,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         None, "Optimizer steps from one log to the next; default those of a rollout batch."
     )
 
-    bf16: bool | None = option(
-        None,
-        "Compute in bfloat16 (mixed precision). Unset: True on an accelerator, False on a CPU.",
-    )
     num_generations_eval: int | None = option(
         None, "Episodes per row in evaluation; default num_generations."
     )
@@ -278,11 +267,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         metric_given = self.metric_for_best_model is not None
         if self.num_generations is not None and self.num_generations < 1:
             raise ValueError(f"`num_generations={self.num_generations}`: must be 1 or more.")
-        if stays_wide := self.bf16 is None and self._computes_on_cpu():
-            self.bf16 = False
+        resolve_precision(self)
         super().__post_init__()
-        if stays_wide and self.process_index == 0:
-            logger.warning("`bf16` is not set: on the CPU the run computes in float32.")
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:
             self.metric_for_best_model, self.greater_is_better = "episode/score", True
@@ -297,12 +283,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             given = self.eval_generation_kwargs.items()
             self.eval_generation_kwargs = {k: v for k, v in given if v is not None} or None
         check_values(self)
-
-    def _computes_on_cpu(self) -> bool:
-        """Whether the CPU computes, and no launcher has set a precision."""
-        accelerated = torch.accelerator.is_available() or is_torch_xla_available()
-        launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no"
-        return (self.use_cpu or not accelerated) and not launched
 
     def _resolve_critic(self) -> None:
         """Set the critic's learning rate, by default ten times the policy's, from 1e-5 to 1e-3."""

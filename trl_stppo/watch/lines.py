@@ -40,10 +40,8 @@ class Column(NamedTuple):
 
 
 OVERLAP = "perf/overlap"
-VALID, ENDS = "turns/valid_action_rate", "stop_reason/"
-SPREADS = ("advantage/std", "reward_std")  # 0 in a rollout that can teach nothing
 PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
-FIRST = 3  # rollouts without any spread of advantages after which a line says so
+FIRST = 3  # rollouts with equal advantages after which a line says so
 LAST = 5  # rollouts that the end of a run looks at
 WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
 
@@ -60,13 +58,16 @@ COLUMNS = (
 # Metrics of an evaluation: name, metric, format.
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
-    ("valid", VALID, ".2f"),
+    ("valid", "turns/valid_action_rate", ".2f"),
 )
 # Ends of episodes -> the usual causes.
 CUT_OFF = {
     "stop_reason/token_budget": "max_completion_length too small, or turns that no longer end?",
     "stop_reason/max_turns": "max_turns too small?",
 }
+# Metrics that are 0 if nothing can be learned -> the message.
+EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
+NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
 # Running totals of guards -> the message for an increase.
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
@@ -128,9 +129,9 @@ class ProgressLines(TrainerCallback):
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
             self._lines, self._since = rounds, {}
-            spreads = known(state.log_history, SPREADS[0])
+            spreads = known(state.log_history, "advantage/std")
             if len(spreads) == FIRST and not any(spreads):
-                warn(fruitless(state.log_history))
+                say_fruitless(state.log_history)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -168,12 +169,11 @@ class ProgressLines(TrainerCallback):
                 f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
                 "docs/collapse.md and docs/reliability.md"
             )
-        warn(fruitless(state.log_history))
+        say_fruitless(state.log_history)
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
-        factor = gain(
-            [entry for entry in state.log_history if entry.get("step", 0) > self._first], whole
-        )
+        run = [entry for entry in state.log_history if entry.get("step", 0) > self._first]
+        factor = gain(run, whole)
         overlaps = getattr(args, "rollout_overlap", True) or not self.can_overlap()
         if factor > WORTH and not overlaps:
             say(
@@ -260,8 +260,7 @@ class ProgressLines(TrainerCallback):
 
 def gain(history: list[dict[str, Any]], seconds: float) -> float:
     """Return overlap's best speed-up (G + U) / max(G, U), with rollout time G and G + U = `seconds`."""
-    known = [[e[name] for name in PLAYING] for e in history if all(n in e for n in PLAYING)]
-    played = sum(mean(list(values)) or 0.0 for values in zip(*known, strict=True))
+    played = sum(mean(known(history, name)) or 0.0 for name in PLAYING)
     return seconds / max(played, seconds - played, 1e-9)
 
 
@@ -277,23 +276,14 @@ def lost(history: list[dict[str, Any]]) -> str | None:
     return ("success" if success else "score") if fallen else None
 
 
-def fruitless(history: list[dict[str, Any]]) -> str | None:
-    """Describe why a log's rollouts could teach nothing, and where to look first; None if one could."""
-    zeros = [n for n in (SUCCESS, *SPREADS) if (values := known(history, n)) and not any(values)]
-    if not zeros:
-        return None
-    said = ["no episode succeeded"] if SUCCESS in zeros else []
-    if set(zeros) & {*SPREADS}:
-        said.append("all episodes of a rollout got the same reward, so nothing could be learned")
-    looks = [
-        f"the valid actions ({mean(v):.0%} of the turns)" for v in [known(history, VALID)] if v
-    ]
-    ends = {n: mean(known(history, n)) or 0.0 for e in history for n in e if n.startswith(ENDS)}
-    if ends:
-        often = max(ends, key=lambda name: ends[name])
-        looks.append(f"the ends ({often.removeprefix(ENDS)} {ends[often]:.0%})")
-    first = f"look first at {' and '.join(looks)}; " if looks else ""
-    return f"{' and '.join(said)}: {first}see docs/reliability.md"
+def say_fruitless(history: list[dict[str, Any]]) -> None:
+    """Print and log that no rollout of a log could teach anything, and where to look first."""
+    zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
+    if zero:
+        said = " and ".join(dict.fromkeys(NEEDED[name] for name in zero))
+        text = f"{said}: look first at turns/valid_action_rate and stop_reason/*"
+        say(f"! {text}; see docs/reliability.md")
+        logger.info(text)
 
 
 def known(history: list[dict[str, Any]], name: str) -> list[float]:
@@ -357,13 +347,6 @@ def wrapped(text: str, longest: int = 1000) -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     )
-
-
-def warn(text: str | None) -> None:
-    """Print a warning and log it; None is no warning."""
-    if text is not None:
-        say(f"! {text}")
-        logger.info(text)
 
 
 def say(line: str) -> None:

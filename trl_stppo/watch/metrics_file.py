@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class MetricsFile(TrainerCallback):
     """Callback that appends every entry of `log_history` to `metrics.jsonl` in the output directory.
 
-    Evaluations before the training come first, because upstream begins a new `log_history` after them. A
-    resumed run first restores the file to the log of its checkpoint, so that no entry is there twice.
+    Evaluations before the training are put into the `log_history` that upstream begins after them. A resumed
+    run first restores the file to the log of its checkpoint, so that no entry is there twice.
     The file of an earlier run in the same folder becomes `metrics.previous.jsonl`,
     `metrics.previous-2.jsonl` and so on. A full disk ends the file with a warning, and not the training.
     `task` returns names of model, environment and data, which are saved with the settings.
@@ -38,6 +38,7 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin `metrics.jsonl` with the settings and the log so far."""
         self._path, early, self._before = None, self._before, []
+        state.log_history[:0] = [] if state.global_step else early
         if not state.is_world_process_zero:
             return
         path = Path(args.output_dir) / METRICS_FILE
@@ -45,14 +46,8 @@ class MetricsFile(TrainerCallback):
         head["steps_per_rollout"] = getattr(args, "steps_per_rollout", None)
         try:
             if state.global_step > 0:
-                known = read_run(path) if path.is_file() else None
-                resumed = known.resumed if known else []
-                head["resumed"] = [s for s in resumed if s < state.global_step] + [
-                    state.global_step
-                ]
-                first = [e for e in (known.history if known else early) if e["step"] == 0]
-                logged = sum(entry.get("step") == 0 for entry in state.log_history)
-                early = first[: max(0, len(first) - logged)]
+                before = read_run(path).resumed if path.is_file() else []
+                head["resumed"] = [s for s in before if s < state.global_step] + [state.global_step]
             path.parent.mkdir(parents=True, exist_ok=True)
             if state.global_step == 0 and path.is_file():
                 os.replace(path, earlier := _free_name(path))
@@ -63,7 +58,7 @@ class MetricsFile(TrainerCallback):
                     earlier.name,
                 )
             aside = path.with_name(f".{path.name}.writing")
-            aside.write_text(_lines([head, *early, *state.log_history]), encoding="utf-8")
+            aside.write_text(_lines([head, *state.log_history]), encoding="utf-8")
             os.replace(aside, path)
             self._path = path
         except (OSError, ValueError) as error:
@@ -71,10 +66,8 @@ class MetricsFile(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Append the newest log entry in one write, so that a kill can damage only the last line."""
-        if not state.log_history:
-            return
-        if self._path is None:
-            self._before += state.log_history[-1:] if state.global_step == 0 else []
+        if self._path is None or not state.log_history:
+            self._before += [] if state.global_step else state.log_history[-1:]
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:

@@ -5,12 +5,12 @@ import pickle
 from dataclasses import InitVar, dataclass
 
 import pytest
-import torch
 import yaml
 from transformers import training_args
 from trl import TrlParser
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
+from trl_stppo.trainer.config import checks
 
 CONFIGS = (PPOConfig, STPPOConfig)
 PLAIN = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
@@ -220,22 +220,33 @@ PRECISIONS = [
 ]
 
 
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Says whether there is one with bfloat16."""
+
+    def there(is_there: bool) -> None:
+        for module in (checks, training_args):
+            monkeypatch.setattr(module, "is_torch_bf16_gpu_available", lambda: is_there)
+
+    return there
+
+
 @pytest.mark.parametrize(("options", "accelerated", "bf16"), PRECISIONS)
 @pytest.mark.parametrize("cls", [PPOConfig, STGRPOConfig])
 def test_a_run_on_the_cpu_is_in_float32_unless_bf16_is_set(
-    cls, options, accelerated, bf16, monkeypatch, caplog
+    cls, options, accelerated, bf16, accelerator, caplog
 ):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerated)
-    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: accelerated)
+    accelerator(accelerated)
     assert cls(output_dir="out", report_to="none", **options).bf16 is bf16
-    said = [record for record in caplog.records if "bf16" in record.getMessage()]
+    said = [record for record in caplog.records if "`bf16`" in record.getMessage()]
     assert len(said) == (not bf16)
 
 
-def test_bf16_without_an_accelerator_and_a_launchers_precision_are_upstreams(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: False)
+def test_bf16_without_an_accelerator_and_a_launchers_precision_are_upstreams(
+    accelerator, monkeypatch
+):
+    accelerator(False)
     with pytest.raises(ValueError, match="bf16"):
         PPOConfig(output_dir="out", bf16=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert PPOConfig(output_dir="out", use_cpu=True).bf16 is True
+    assert PPOConfig(output_dir="out", use_cpu=True).mixed_precision == "bf16"

@@ -1,4 +1,4 @@
-"""Which turns without a tool call are answers, in the formats that TRL reads."""
+"""Which turns without a tool call are valid, in the formats that TRL reads."""
 
 import re
 from functools import cache
@@ -10,6 +10,7 @@ from trl.chat_template_utils import add_response_schema
 
 from trl_stppo.models.small import tiny_tokenizer
 from trl_stppo.rollout.chat import ChatRenderer
+from trl_stppo.rollout.tool_driver import is_valid
 from trl_stppo.trainer.setup.players import tool_format
 
 # Template -> the end of its turns, answers, and turns that are neither an answer nor a call.
@@ -46,8 +47,8 @@ CASES = [
 
 
 @cache
-def format_of(name):
-    """TRL's format of a template; the renderer of its tokenizer; the beginning of a turn."""
+def renderer_of(name):
+    """A renderer with a template, and the tokens before a turn."""
     text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
     tokenizer = tiny_tokenizer([text[:3000]] * 3, vocab_size=800)
     tags = {*re.findall(r"<\|[a-z_]+\|>|<\|tool_call>|<tool_call\|>", text), TURNS[name][0]}
@@ -55,20 +56,20 @@ def format_of(name):
     tokenizer.chat_template, tokenizer.eos_token = text, TURNS[name][0]
     add_response_schema(tokenizer)
     renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
-    return tool_format(renderer), tokenizer, renderer.prompt_ids([{"role": "user", "content": "?"}])
+    return renderer, renderer.prompt_ids([{"role": "user", "content": "?"}])
 
 
 @pytest.mark.parametrize(("name", "turn", "valid"), CASES)
 def test_an_answer_can_be_read_and_has_no_broken_call(name, turn, valid):
-    format, tokenizer, before = format_of(name)
-    ids = tokenizer.encode(turn)
-    message = format.parse([*ids, tokenizer.eos_token_id], before, [])
+    renderer, before = renderer_of(name)
+    ids = [*renderer.tokenizer.encode(turn), renderer.tokenizer.eos_token_id]
+    message = tool_format(renderer).parse(ids, before, [])
     assert "tool_calls" not in message
-    assert format.is_answer(message, ids) is valid
+    assert is_valid(renderer, message, ids) is valid
 
 
-def test_without_a_format_of_calls_nothing_is_known():
-    tokenizer = tiny_tokenizer(["It is 5."] * 3, vocab_size=300)
-    format = tool_format(ChatRenderer(tokenizer, [tokenizer.eos_token_id]))
-    ids = tokenizer.encode("It is 5.")
-    assert format.is_answer(format.parse(ids, [], []), ids) is None
+def test_without_a_format_a_call_in_the_text_is_the_agents():
+    tokenizer = tiny_tokenizer(["<tool_call>5"] * 3, vocab_size=300)
+    renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
+    ids = [*tokenizer.encode("<tool_call>5"), tokenizer.eos_token_id]
+    assert is_valid(renderer, tool_format(renderer).parse(ids, [], []), ids) is True

@@ -40,8 +40,7 @@ def remove(path: Path) -> None:
 def checksums(paths: Sequence[Path]) -> list[str]:
     """Return the CRC-32 of each file, as hex digits.
 
-    It detects faults of disks and copies and mixed-up files, not forgery. One core reads 1.4 GB/s with
-    it, less than 0.6 with SHA-256 and 0.3 with BLAKE2b; several files are read at once.
+    It detects damage and mix-ups, not forgery, and is more than twice as fast as SHA-256.
     """
     return list(readers().map(_checksum, paths))
 

@@ -72,17 +72,11 @@ def check_overrides(trainer: Any) -> None:
         )  # fmt: skip
 
 
-def check_names(**given: Any) -> None:
-    """Refuse paths of models, by argument, at which nothing is, so that they are not looked up on the Hub."""
-    for field_name, value in given.items():
-        for name in value if isinstance(value, list) else [value]:
-            check_name(field_name, name)
-
-
 def check_models(
     model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
 ) -> None:
     """Refuse models that do not fit their role, and one model object in two roles."""
+    check_name("model", model)
     given = {"processing_class": processing_class, "ref_model": ref_model}
     wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
     if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from functools import partial
 from typing import Any
 
 from ...rollout.agent_driver import AgentDriver
@@ -16,7 +15,7 @@ from ...rollout.engine import RolloutEngine
 from ...rollout.environments import EnvironmentPool
 from ...rollout.episode import Limits
 from ...rollout.text_driver import TextDriver
-from ...rollout.tool_driver import ToolDriver, ToolFormat, is_answer
+from ...rollout.tool_driver import ToolDriver, ToolFormat
 from ...rollout.workers import EnvironmentCalls
 from .._trl import (
     max_context_tokens,
@@ -127,7 +126,6 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
     return ToolFormat(
         lambda ids, before, tools: read_message(tokenizer, ids, before, tools),
         tool_suffix(tokenizer, renderer.control.render, renderer.template),
-        partial(is_answer, tokenizer),
     )
 
 

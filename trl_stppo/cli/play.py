@@ -47,16 +47,13 @@ def run(options: argparse.Namespace) -> int:
         try:
             env, total, turns = factory(), 0.0, 0
         except TypeError as error:
-            raise UsageError(
-                f"{error}. Give the class its arguments: `--arguments JSON`."
-            ) from error
+            raise UsageError(f"{error}. Set the arguments: `--arguments JSON`.") from error
         is_text = is_text_environment(env)
         try:
             opening = call(env.reset, **(taken_columns(env.reset, row, 0) if is_text else row))
         except Exception as error:
-            if known and not isinstance(
-                error, TypeError
-            ):  # a TypeError is a missing column, mostly
+            # A TypeError comes from a missing column, in most cases.
+            if known and not isinstance(error, TypeError):
                 raise
             raised = f"`reset` raised {type(error).__name__}: {error}"
             cure = f"The row has only {', '.join(row)}; name rows that have the columns: `--rows FILE`."

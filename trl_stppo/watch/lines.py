@@ -129,8 +129,7 @@ class ProgressLines(TrainerCallback):
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
             self._lines, self._since = rounds, {}
-            spreads = known(state.log_history, "advantage/std")
-            if len(spreads) == FIRST and not any(spreads):
+            if known(state.log_history, "advantage/std") == [0.0] * FIRST:
                 say_fruitless(state.log_history)
 
     def on_evaluate(
@@ -279,8 +278,7 @@ def lost(history: list[dict[str, Any]]) -> str | None:
 def say_fruitless(history: list[dict[str, Any]]) -> None:
     """Print and log that no rollout of a log could teach anything, and where to look first."""
     zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
-    if zero:
-        said = " and ".join(dict.fromkeys(NEEDED[name] for name in zero))
+    if said := " and ".join(dict.fromkeys(NEEDED[name] for name in zero)):
         text = f"{said}: look first at turns/valid_action_rate and stop_reason/*"
         say(f"! {text}; see docs/reliability.md")
         logger.info(text)

@@ -23,11 +23,10 @@ logger = logging.getLogger(__name__)
 class MetricsFile(TrainerCallback):
     """Callback that appends every entry of `log_history` to `metrics.jsonl` in the output directory.
 
-    Evaluations before the training are put into the `log_history` that upstream begins after them. A resumed
-    run first restores the file to the log of its checkpoint, so that no entry is there twice.
-    The file of an earlier run in the same folder becomes `metrics.previous.jsonl`,
-    `metrics.previous-2.jsonl` and so on. A full disk ends the file with a warning, and not the training.
-    `task` returns names of model, environment and data, which are saved with the settings.
+    Evaluations before the training join the `log_history` that upstream begins after them. A resumed run
+    first restores the file to the log of its checkpoint, so that no entry is there twice. The file of an
+    earlier run becomes `metrics.previous.jsonl`, `metrics.previous-2.jsonl` and so on. A full disk ends the
+    file with a warning, and not the training. `task` returns names of model, environment and data.
     """
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:

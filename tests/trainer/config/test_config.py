@@ -10,7 +10,7 @@ from transformers import training_args
 from trl import TrlParser
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
-from trl_stppo.trainer.config import checks
+from trl_stppo.trainer import ppo_config
 
 CONFIGS = (PPOConfig, STPPOConfig)
 PLAIN = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
@@ -225,7 +225,7 @@ def accelerator(monkeypatch):
     """Says whether there is one with bfloat16."""
 
     def there(is_there: bool) -> None:
-        for module in (checks, training_args):
+        for module in (ppo_config, training_args):
             monkeypatch.setattr(module, "is_torch_bf16_gpu_available", lambda: is_there)
 
     return there

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
-
 from ...core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
 from ...rollout.engine import ON_ENV_ERROR
 from .._trl import GRPOConfig
 from .vllm import check_vllm
 
-logger = logging.getLogger(__name__)
 # Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
 # advantages: field -> the values that are allowed.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -51,14 +47,6 @@ LIMITS = frozenset(
         *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
     )
 )
-
-
-def resolve_precision(config: Any) -> None:
-    """Set an unset `bf16` to False if the CPU computes; TRL's True would be refused, or slow."""
-    accelerated = is_torch_bf16_gpu_available() or is_torch_xla_available()
-    if config.bf16 is None and (config.use_cpu or not accelerated):
-        config.bf16 = False
-        logger.warning("`bf16` is not set: False, because the CPU computes.")
 
 
 def check_finite(config: GRPOConfig) -> None:

@@ -38,10 +38,7 @@ def remove(path: Path) -> None:
 
 
 def checksums(paths: Sequence[Path]) -> list[str]:
-    """Return the CRC-32 of each file, as hex digits.
-
-    It detects damage and mix-ups, not forgery, and is more than twice as fast as SHA-256.
-    """
+    """Return the CRC-32 of each file, as hex digits; it detects damage and mix-ups, not forgery."""
     return list(readers().map(_checksum, paths))
 
 

@@ -275,7 +275,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         accelerated = is_torch_bf16_gpu_available() or is_torch_xla_available()
         if vars(self)["bf16"] is None and (self.use_cpu or not accelerated):
             self.bf16 = False
-            logger.warning("`bf16` is not set: float32, because no accelerator computes.")
+            logger.warning("`bf16` is not set, and no accelerator computes: the run is in float32.")
         super().__post_init__()
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:

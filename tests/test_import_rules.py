@@ -34,12 +34,12 @@ RULES = {
         {"dill", "httpx2", "openai"},
     ),
     "models": (
-        {"models", "errors"},
+        {"models", "errors", "paths"},
         {"torch", "transformers", "accelerate"},
         {"transformers", "peft", "safetensors"},
     ),
     "hub": (
-        {"hub", "watch", "errors", "redaction", "version"},
+        {"hub", "watch", "errors", "paths", "redaction", "version"},
         {"huggingface_hub", "jinja2"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
@@ -49,7 +49,7 @@ RULES = {
     "cli": (
         {
             "agent", "cli", "hub", "trace", "trainer", "models", "rollout", "generation", "envs",
-            "watch", "errors", "redaction", "version",
+            "watch", "errors", "paths", "redaction", "version",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
@@ -60,7 +60,7 @@ RULES = {
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "redaction", "statistics", "threads", "version"),
+            *("envs", "errors", "paths", "redaction", "statistics", "threads", "version"),
         },
         {"torch", "transformers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},

@@ -37,6 +37,27 @@ class Keyed(Echo):
         return super().reset(what=what, **row)
 
 
+class Bare(Echo):
+    """Takes a seed and no other column, as a training gives it."""
+
+    def reset(self, seed: int):
+        return super().reset(what=seed)
+
+
+class Careless(Echo):
+    """Fails inside `reset` if the row lacks its column."""
+
+    def reset(self, **row: Any):
+        return super().reset(what=row.get("what").upper())
+
+
+class Sized(Echo):
+    """Needs an argument."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+
+
 class Garden:
     """Two tools and rewards."""
 
@@ -118,16 +139,43 @@ def test_wrong_flags_are_named(play, flags, named) -> None:
     assert named in shown
 
 
-@pytest.mark.parametrize("name", ["Echo", "Keyed"])
-def test_a_row_without_the_columns_that_reset_needs_is_one_line(play, name) -> None:
+@pytest.mark.parametrize(("name", "named"), [
+    ("Echo", "'what'"), ("Keyed", "'what'"), ("Careless", "AttributeError"),
+])  # fmt: skip
+def test_without_rows_an_error_of_reset_is_one_line(play, name, named) -> None:
     code, shown = play("", f"test_play_env:{name}")
     assert code == 2
-    assert "--rows FILE" in shown
-    assert "'what'" in shown
+    assert "`reset`" in shown
+    assert "`--rows FILE`" in shown
+    assert named in shown
     assert "Traceback" not in shown
+
+
+def test_a_row_without_a_column_that_reset_names_is_one_line(play) -> None:
+    code, shown = play("", "test_play_env:Keyed", "--row", '{"prompt": "", "word": 1}')
+    assert code == 2
+    for named in ("`reset`", "'what'", "prompt, word"):
+        assert named in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("name", ["Echo", "Careless"])
+def test_an_error_of_reset_with_the_users_row_shows_its_place(play, name) -> None:
     code, shown = play("", f"test_play_env:{name}", "--row", '{"prompt": ""}')
     assert code == 1
-    assert "Traceback" in shown, "rows that the user has named"
+    assert "Traceback" in shown
+
+
+def test_a_class_that_needs_arguments_names_the_flag(play) -> None:
+    code, shown = play("", "test_play_env:Sized")
+    assert code == 2
+    for named in ("Sized", "'size'", "`--arguments JSON`"):
+        assert named in shown
+    assert "Traceback" not in shown
+
+
+def test_reset_gets_what_a_training_gives_it(play) -> None:
+    assert play("", "test_play_env:Bare")[1].startswith("--- prompt\n\n--- observation\nSay 0.")
 
 
 @pytest.mark.slow

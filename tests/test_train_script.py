@@ -16,7 +16,6 @@ from tests.hub.test_secrets import leaks
 from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
-from trl_stppo.cli.usage import check_name
 
 local_hub = hub_fixtures.hub
 FLAGS = """
@@ -186,21 +185,6 @@ def test_a_file_of_rows_is_the_training_split(ending, tmp_path):
         assert held_out is None
     with pytest.raises(ValueError, match=r"must end in \.jsonl, \.json, \.csv, \.parquet"):
         agents.load_splits(agents.AgentArguments(dataset_name=__file__))
-
-
-@pytest.mark.parametrize("name", ["./a", "/a/b", "~/a", "a/b/c", "runs/a", "rows.jsonl"])
-def test_paths_that_are_not_there_are_refused_without_asking_the_hub(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(FileNotFoundError, match=f"`model={name}` is no file or folder"):
-        check_name("model", name)
-
-
-@pytest.mark.parametrize(
-    "name", [None, "gpt2", "Qwen/Qwen2.5-0.5B", "docs/of-an-owner", AGENT, "docs"]
-)
-def test_names_of_the_hub_and_paths_that_are_there_pass(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    check_name("model", name)
 
 
 def test_a_prepared_folder_is_read_with_its_report_beside_it(tmp_path):

@@ -79,7 +79,7 @@ class Agent:
             **settings: fields of `AgentSettings` that differ from the run's.
 
         Raises:
-            HubError: the repository cannot be reached, or does not exist.
+            FileNotFoundError, HubError: there is no such folder; no such repository, or it is out of reach.
             TypeError: a setting that does not exist.
             ValueError: `agent.json` is damaged, or a base model is missing.
         """

@@ -5,12 +5,13 @@ import re
 import pytest
 import transformers
 
-from tests.kit.script_kit import DEMO, ROOT
+from tests.kit.script_kit import AGENT, DEMO, ROOT
 from tests.kit.tiers import quick
 from trl_stppo.cli.estimate import translated
 from trl_stppo.cli.main import main
 
 QWEN = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--rows", "1", "--length", "4096")
+BF16 = (("--bf16", "true"), ("--bf16", "false"))
 
 
 @pytest.fixture
@@ -46,6 +47,12 @@ def test_a_model_and_a_method_are_enough(shown):
     for phase in ("rollout", "scoring", "update", "optimizer step"):
         assert f" {phase} " in text
     assert "smallest common card: " in text
+
+
+def test_a_cards_default_is_bf16_also_on_a_machine_without_one(shown):
+    words = ("--model", AGENT)
+    default, half, whole = (peak(shown(*words, *b)[1]) for b in ((), *BF16))
+    assert default == half < whole
 
 
 @pytest.mark.slow

@@ -602,6 +602,65 @@ def test_a_field_without_effect_is_named_once(tmp_path, caplog):
     assert "user" not in line
 
 
+def schema(**changes):
+    """The schema of a tool `f` with an argument `x`."""
+    named = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    return {"type": "function", "function": {"name": "f", "parameters": {**named, **changes}}}
+
+
+SINGLE = [schema()]
+
+
+@pytest.mark.parametrize(("turn", "tools", "valid"), [
+    ("!f 1]", SINGLE, True),
+    ("!f 1;f 2]", SINGLE, True),
+    ("!f 1;g 2]", SINGLE, False),
+    ("!f]", SINGLE, False),  # without `x`
+    ("!f 1]", [schema(properties={"y": {}}, required=[])], False),
+    ("!f 1]", [schema(properties={"y": {}}, required=[], additionalProperties=True)], True),
+    ("!f 1]", [schema(properties={}, required=[])], True),
+    ("!f 1]", [{"type": "function", "function": {"name": "f"}}], True),
+    ("It is 5.]", SINGLE, True),
+    ("It is 5.", SINGLE, False),  # cut
+    ("It is Stop 5", SINGLE, True),
+    ("<tool_call>f 1]", SINGLE, False),
+    ("]", SINGLE, True),
+    ("!f 1]", [], None),
+])  # fmt: skip
+def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid, monkeypatch):
+    monkeypatch.setattr(RENDERER.tokenizer, "response_schema", {"type": "object"}, raising=False)
+
+    async def agent(client, row):
+        await ask(client, tools=tools, stop=["Stop"])
+        await ask(client, tools=tools, stop=["Stop"], extra_body={"train": False})
+        return 1.0
+
+    limits = Limits(max_completion_tokens=200, max_turn_tokens=len(turn))
+    driver = AgentDriver(agent, RENDERER, parse, limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    backend = ScriptedBackend(says([turn], [turn] * 2))
+    (episode,), _ = engine.run([{}], [""], RENDERER, backend)
+    engine.close()
+    assert episode.valid_actions == ([] if valid is None else [valid])
+
+
+def test_an_agent_ends_after_too_many_turns_that_are_not_valid():
+    async def agent(client, row):
+        for _ in range(9):
+            await ask(client, tools=SINGLE)
+        return 1.0
+
+    limits = Limits(max_completion_tokens=200, max_malformed_actions=2)
+    engine = RolloutEngine(
+        {None: AgentDriver(agent, RENDERER, parse, limits)}, None, EnvironmentCalls(1), limits
+    )
+    backend = ScriptedBackend(says(["!f 1]", "!g]", "!f 1]", "!g]", "!f 1]"]))
+    (episode,), _ = engine.run([{}], [""], RENDERER, backend)
+    engine.close()
+    assert episode.stop_reason == "malformed_limit"
+    assert episode.valid_actions == [True, False, True, False]
+
+
 def test_tool_calls_before_a_stop_string_are_calls():
     given = []
 

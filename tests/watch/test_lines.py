@@ -244,6 +244,56 @@ def test_the_end_names_a_score_that_is_lost(scores, said, capsys):
     assert capsys.readouterr().out.count("! score was below a tenth of its best") == said
 
 
+def fruitless_rollout(success=0.0, spread=0.0, **more) -> dict:
+    """Metrics of a rollout; `spread` is that of its advantages."""
+    return {
+        **{"policy/clip_fraction": 0.0, "episode/score": 0.0, "episode/success_rate": success},
+        **{"advantage/std": spread, "reward_std": spread, "turns/valid_action_rate": 0.25},
+        **{"stop_reason/token_budget": 0.2, "stop_reason/max_turns": 0.7, **more},
+    }
+
+
+NO_SUCCESS, NO_SPREAD = "no episode succeeded", "nothing could be learned"
+
+
+@pytest.mark.parametrize(("rollouts", "said"), [
+    ([fruitless_rollout()] * 2, {NO_SUCCESS, NO_SPREAD}),
+    ([fruitless_rollout(spread=0.1)] * 2, {NO_SUCCESS}),
+    ([fruitless_rollout(success=1.0)] * 2, {NO_SPREAD}),
+    ([fruitless_rollout(success=None, reward_std=0.1)] * 2, {NO_SPREAD}),
+    ([{"reward_std": 0.0, "advantage/std": 0.1}] * 2, {NO_SPREAD}),  # a KL in the reward
+    ([fruitless_rollout(), fruitless_rollout(success=0.1, spread=0.1)], set()),
+    ([{"policy/clip_fraction": 0.0}] * 2, set()),  # nothing is known
+])  # fmt: skip
+def test_the_end_says_that_nothing_was_learned_and_where_to_look(rollouts, said, capsys, caplog):
+    end, args, state = two_rollouts(rollouts)
+    assert "valid" not in capsys.readouterr().out, "two rollouts may be chance"
+    with caplog.at_level("INFO"):
+        end.on_train_end(args, state, None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[0] == "!"]
+    assert len(lines) == bool(said)
+    assert {words for words in (NO_SUCCESS, NO_SPREAD) if words in "".join(lines)} == said
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == len(lines)
+    for line, text in zip(lines, logged, strict=True):
+        assert line.startswith(f"! {text}")
+        assert "turns/valid_action_rate and stop_reason/*" in text
+
+
+@pytest.mark.parametrize(("spreads", "times"), [
+    ([0.0] * 5, 1), ([0.0, 0.0, 0.1, 0.0], 0), ([0.1, *[0.0] * 4], 0),
+])  # fmt: skip
+def test_the_first_rollouts_without_any_spread_are_named_once(spreads, times, capsys):
+    history = [fruitless_rollout(spread=spread) for spread in spreads]
+    lines, args, state = two_rollouts(history, max_steps=9)
+    lines.on_log(args, state, None)  # an evaluation
+    assert capsys.readouterr().out.count(NO_SPREAD) == times
+    resumed = ProgressLines()
+    resumed.on_train_begin(args, state, None)
+    resumed.on_log(args, state_of(9, [*history, history[-1]], True, 9), None)
+    assert NO_SPREAD not in capsys.readouterr().out
+
+
 def test_the_best_rollout_is_marked_and_a_resumed_run_knows_it(capsys):
     history = [rollout_of(success, 0.0) for success in (0.5, 0.4, 0.6)]
     lines, args, _ = two_rollouts(history)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.kit.scripted import train
+from tests.kit.scripted import numbered_rows, scripted_trainer, train
 from trl_stppo.trainer.describe import _arguments
 from trl_stppo.watch import read_run
 from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
@@ -87,8 +87,6 @@ def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_pa
 
 
 def train_on(folder):
-    from tests.kit.scripted import scripted_trainer
-
     trainer, recorder = scripted_trainer(folder, **SETTINGS)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
     return trainer, recorder
@@ -161,3 +159,48 @@ def test_other_processes_write_nothing(tmp_path):
     writer.on_train_begin(Settings(str(tmp_path)), at, None)
     log(writer, at, {"a": 1, "step": 1})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_before_the_training_is_part_of_its_log(tmp_path):
+    writer, at = MetricsFile(), state()
+    before = {"eval_episode/score": 0.5, "eval_runtime": 1.0, "step": 0}
+    log(writer, state(), before)
+    assert list(tmp_path.iterdir()) == []
+    writer.on_train_begin(Settings(str(tmp_path)), at, None)  # upstream begins a new log
+    log(writer, at, {"a": 1, "step": 1})
+    assert read_run(tmp_path).history == at.log_history == [before, {"a": 1, "step": 1}]
+    writer, resumed = MetricsFile(), state(1, *at.log_history)
+    log(writer, state(), {**before, "eval_episode/score": 0.9})
+    writer.on_train_begin(Settings(str(tmp_path)), resumed, None)
+    log(writer, resumed, {"a": 2, "step": 2})
+    assert read_run(tmp_path).history == [*at.log_history, {"a": 2, "step": 2}]
+
+
+def test_a_second_training_does_not_repeat_what_was_before_the_first(tmp_path):
+    writer = MetricsFile()
+    log(writer, state(), {"eval_runtime": 1.0, "step": 0})
+    for _ in range(2):
+        writer.on_train_begin(Settings(str(tmp_path)), state(), None)
+        log(writer, state(), {"a": 1, "step": 1})
+    assert [e["step"] for e in read_run(tmp_path).history] == [1]
+    assert [e["step"] for e in read_run(tmp_path / "metrics.previous.jsonl").history] == [0, 1]
+
+
+def test_a_trainer_writes_an_evaluation_before_its_training(tmp_path):
+    trainer, _ = scripted_trainer(tmp_path, eval_dataset=numbered_rows(4), **SETTINGS)
+    trainer.evaluate()
+    trainer.train()
+    history = read_run(tmp_path).history
+    assert history == trainer.state.log_history
+    assert [e["step"] for e in history if "eval_runtime" in e] == [0]
+
+
+def test_an_evaluation_of_the_start_is_there_once_in_a_resumed_run(tmp_path):
+    start = {"eval_runtime": 1.0, "eval_reward": math.nan, "step": 0}
+    for at in (state(), state(1, start)):
+        writer = MetricsFile()
+        writer.on_train_begin(Settings(str(tmp_path)), at, None)
+        if not at.log_history:
+            log(writer, at, start)
+        log(writer, at, {"a": 1, "step": 1 + at.global_step})
+    assert [e["step"] for e in read_run(tmp_path).history] == [0, 2]

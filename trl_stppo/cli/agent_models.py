@@ -8,7 +8,8 @@ from typing import Any
 from trl import ModelConfig
 
 from ..hub.loading import load_tokenizer
-from .usage import UsageError, check_name
+from ..paths import check_name
+from .usage import UsageError
 
 
 def model_options(
@@ -34,8 +35,9 @@ def local_config(name: str | None, revision: str | None = None, *, fetch: bool =
         return None
 
 
-def check_policy(model_args: ModelConfig) -> None:
-    """Reject a policy that is not set, does not exist, or cannot be trained."""
+def check_models(model_args: ModelConfig, critic: str | None) -> None:
+    """Reject a policy that is not set or cannot be trained, and models that do not exist."""
+    check_name("value_model_name_or_path", critic)
     if model_args.model_name_or_path is None:
         raise UsageError("`--model_name_or_path` is not set: must name a model.")
     check_name("model_name_or_path", model_args.model_name_or_path)

@@ -10,11 +10,12 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from trl import ModelConfig, get_dataset
 
+from ..paths import ROWS, check_name
 from ..trainer.stgrpo_config import STGRPOConfig
 from .arguments import AgentArguments
 from .flags import flag_types, read_flags
 from .objects import factory_of, load_object, load_reward, offered_by
-from .usage import ROWS, UsageError, check_name
+from .usage import UsageError
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from . import agents
 from . import planned as plans
-from .agent_models import TokenCounter, check_policy
+from .agent_models import TokenCounter, check_models
 from .launch import launched_as, planned_launch
-from .usage import UsageError, check_name, looks_like_path
+from .usage import UsageError
 
 
 class Findings:
@@ -67,15 +67,14 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
 def look(run: plans.Plan, found: Findings) -> None:
     """Build all parts of a training but the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
-    found.check(check_policy, model_args)
-    found.check(check_name, "value_model_name_or_path", config.value_model_name_or_path)
+    found.check(check_models, model_args, config.value_model_name_or_path)
     rewards = found.check(agents.load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None
     try:
         run.train, held_out = agents.load_splits(args)
     except Exception as error:  # rows of the Hub are not downloaded
-        wrong = isinstance(error, UsageError) or any(map(looks_like_path, args.row_sources))
+        wrong = isinstance(error, (UsageError, FileNotFoundError))
         (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)

@@ -27,13 +27,13 @@ from rich.table import Table
 
 from ..models.memory import FITS, GIB, Estimate, estimate
 from ..models.memory_of_runs import hints
-from .agent_models import check_policy
+from .agent_models import check_models
 from .agents import load_splits, rows_are_here
 from .arguments import TrainArguments
 from .flags import divided, flag_types
 from .launch import as_words, launch_flags, launched_as, planned_launch
 from .planned import Plan, how_trained, longest_prompt, memory_line, planned, planned_setup
-from .usage import Parser, UsageError, check_name
+from .usage import Parser, UsageError
 
 # Short flag -> the flag of `train`.
 SHORT = {
@@ -52,8 +52,7 @@ def run(words: Sequence[str]) -> int:
     launch = planned_launch([*as_words(settings), *rest])
     with launched_as(launch):
         plan = planned(flags, launch)
-        check_policy(plan.model_args)
-        check_name("value_model_name_or_path", plan.config.value_model_name_or_path)
+        check_models(plan.model_args, plan.config.value_model_name_or_path)
         with contextlib.suppress(Exception):
             if rows_are_here(plan.args):  # rows are not downloaded for the length of the prompts
                 plan.train = load_splits(plan.args)[0]

@@ -41,6 +41,7 @@ from ..agent import EVALUATION, Agent
 from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.settings import SAMPLING
+from ..paths import check_name
 from ..redaction import redacted
 from ..trainer.config.checks import failure_price
 from ..trainer.evaluation.agents import Evaluation
@@ -53,7 +54,7 @@ from .agents import drawn, load_environment, load_eval_environment, load_splits,
 from .arguments import EvaluateArguments
 from .evaluation_tables import Figures, Results, figures_of, print_table, with_averages
 from .objects import load_reward, offered_by
-from .usage import UsageError, check_name
+from .usage import UsageError
 
 logger = logging.getLogger(__name__)
 

@@ -40,9 +40,10 @@ class Plan:
 
 
 def planned(words: Sequence[str], launch: Launch) -> Plan:
-    """Parse the flags of a run into a `Plan`. On a machine without GPU, `use_cpu` is set."""
+    """Parse the flags of a run on a GPU into a `Plan`. On a machine without one, `use_cpu` is set."""
     if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
-        words = [*words, "--use_cpu", "true"]
+        default = ["--bf16", "true"] if peeked(words, "bf16", None) is None else []
+        words = [*words, "--use_cpu", "true", *default]
     return Plan(*parse_flags(TrainArguments, words), launch)
 
 

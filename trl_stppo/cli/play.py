@@ -15,7 +15,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from ..envs.base import is_text_environment, tool_names
+from ..envs.base import is_text_environment, taken_columns, tool_names
 from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
 
@@ -44,17 +44,19 @@ def run(options: argparse.Namespace) -> int:
             result = function(*arguments, **named)
             return runner.run(result) if inspect.iscoroutine(result) else result
 
-        env, total, turns = factory(), 0.0, 0
+        try:
+            env, total, turns = factory(), 0.0, 0
+        except TypeError as error:
+            raise UsageError(f"{error}. Set the arguments: `--arguments JSON`.") from error
         is_text = is_text_environment(env)
         try:
-            opening = call(env.reset, **row)
-        except (KeyError, TypeError) as error:  # a missing column, in most cases
-            if known:
+            opening = call(env.reset, **(taken_columns(env.reset, row, 0) if is_text else row))
+        except Exception as error:
+            # A TypeError comes from a missing column, in most cases.
+            if known and not isinstance(error, TypeError):
                 raise
             raised = f"`reset` raised {type(error).__name__}: {error}"
-            cure = (
-                "The made-up row has only `prompt`; name rows that have the columns: `--rows FILE`."
-            )
+            cure = f"The row has only {', '.join(row)}; name rows that have the columns: `--rows FILE`."
             raise UsageError(f"{raised}. {cure}") from error
         for name in [] if is_text else tool_names(env):
             tool = getattr(env, name)

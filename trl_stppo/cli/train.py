@@ -60,15 +60,13 @@ from ..watch.lines import say
 from . import agent_models, agents
 from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
-from .usage import check_name
 
 
 def make_trainer(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> Any:
     """Make the trainer that the flags describe."""
-    agent_models.check_policy(model_args)
-    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
+    agent_models.check_models(model_args, training_args.value_model_name_or_path)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name  # for metrics.jsonl

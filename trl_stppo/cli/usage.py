@@ -1,4 +1,4 @@
-"""Helpers of all commands: argument parser, hints for unknown names, checks of paths and JSON."""
+"""Helpers of all commands: argument parser, hints for unknown names, checks of JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import argparse
 import difflib
 import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ..redaction import redacted
-
-# Endings of files with rows -> the loader that datasets has for them.
-ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 # Settings of other versions whose closest name means another thing -> what to do.
 GONE = {
@@ -47,18 +43,6 @@ def hint(name: str, known: Collection[str]) -> str:
         return f"It does not exist here: {GONE[name]}."
     close = difflib.get_close_matches(name, known, 1)
     return f"Did you mean `{close[0]}`?" if close else "--help_all lists all flags."
-
-
-def looks_like_path(name: str) -> bool:
-    """Return whether a name can only be a path: `./agent`, `runs/agent`, `a/b/c`, `rows.jsonl`."""
-    is_path = name.startswith((".", "/", "~", "runs/")) or Path(name).suffix in ROWS
-    return is_path or name.count("/") > 1
-
-
-def check_name(flag: str, name: str | None) -> None:
-    """Reject a path that does not exist, before it is looked up on the Hub."""
-    if name is not None and looks_like_path(name) and not Path(name).exists():
-        raise FileNotFoundError(f"`{flag}={name}` is no file or folder (in {Path.cwd()}).")
 
 
 def parsed_json(text: str, flag: str) -> Any:

@@ -6,7 +6,7 @@ methods private: a trainer may offer public ones as tools. The commands use two 
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -54,6 +54,14 @@ def is_text_environment(env: Any) -> bool:
     """
     step = getattr(env, "step", None)
     return callable(step) and inspect.signature(step).return_annotation not in (str, "str")
+
+
+def taken_columns(reset: Callable[..., Any], row: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Return what a text environment's `reset` gets: the columns that it names, or all, and a seed."""
+    parameters = inspect.signature(reset).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    columns = {"seed": seed, **row}.items()
+    return {name: v for name, v in columns if name in parameters or (takes_all and name in row)}
 
 
 def without_prompt(rows: str, columns: Iterable[str]) -> str | None:

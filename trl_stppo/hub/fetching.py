@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from ..errors import HubError
+from ..paths import check_name
 from ..redaction import redacted
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -27,6 +28,7 @@ def policy_folder(
     """
     if Path(name).is_dir():
         return Path(name)
+    check_name("name_or_folder", name)
     wanted = [*_PLAIN, *(["*.py"] if code else [])]
     options: Any = {"allow_patterns": wanted, "ignore_patterns": list(_NOT)}
     try:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..paths import check_name
 from .fetching import ADAPTER_CONFIG
 from .settings import AgentSettings
 
@@ -29,6 +30,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    check_name("name", str(name))
     # Unset, `trust_remote_code` makes transformers prompt in a terminal.
     sides = {"padding_side": "left", "truncation_side": "left"}
     options = {**sides, "trust_remote_code": False, **options}
@@ -42,14 +44,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     plain = plain and (folder / "tokenizer.json").is_file()
     # transformers would use the usual class of the model, which may split words differently.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
-    try:
-        return kind.from_pretrained(str(name), revision=revision, **options)
-    except Exception as error:
-        if folder.exists():
-            raise
-        raise FileNotFoundError(
-            f"`{name}`: no folder here, and the Hub has no such tokenizer ({type(error).__name__})."
-        ) from error
+    return kind.from_pretrained(str(name), revision=revision, **options)
 
 
 def load_model(
@@ -79,13 +74,13 @@ def load_model(
     if quantized is not None:
         kwargs["quantization_config"] = quantized
     if is_adapter:
-        base, revision = base_of(folder, base_model)
         try:
+            base, revision = base_of(folder, base_model)
             options = {"revision": revision, "token": token, **kwargs}
             model = AutoModelForCausalLM.from_pretrained(base, **options)
         except OSError as error:
             raise ValueError(
-                f"The adapter's base model {base!r} could not be loaded; set `base_model`. {error}"
+                f"The base model of the adapter in `{folder}` could not be loaded; set `base_model`. {error}"
             ) from error
         model = with_adapter(model, folder, trainable=False)
     else:
@@ -125,11 +120,13 @@ def _saved_dtypes(file: Path) -> dict[str, Any]:
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:
     """Return the name and revision of an adapter's base model. `base_model` replaces the saved name."""
     if base_model is not None:
+        check_name("base_model", base_model)
         return base_model, None
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if not base:
         raise ValueError(f"The adapter in `{folder}` names no base model. Set `base_model`.")
+    check_name("base_model_name_or_path", base)
     return base, config.get("revision")
 
 

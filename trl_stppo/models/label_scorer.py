@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..paths import check_name
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -92,6 +94,7 @@ class LabelTokenScorer:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        check_name("name", name)
         kwargs = {"dtype": "auto", "trust_remote_code": False, **(model_init_kwargs or {})}
         trust = kwargs["trust_remote_code"]
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")

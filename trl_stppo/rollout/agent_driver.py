@@ -38,7 +38,7 @@ from .openai_wire import (
 from .record import StopReason, check_reward
 from .reward_funcs import is_async
 from .shared_loop import delegate_blocks
-from .tool_driver import Parse
+from .tool_driver import Parse, is_valid
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +262,9 @@ class AgentDriver(Driver):
             episode.exchanges.append((request.messages, read))
             if result.version is not None:
                 episode.policy_versions.append(result.version)
+            if request.reads_tools:
+                valid = is_valid(self._renderer, message, said, request.tools, stopped)
+                episode.valid_actions.append(valid)
         finish = "stop" if stopped is not None or self._renderer.ended(ids) else "length"
         finish = "tool_calls" if answer.get("tool_calls") else finish
         shown = None

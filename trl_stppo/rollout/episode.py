@@ -132,7 +132,7 @@ class Episode(Context):
         pays_turns: whether the environment gives turn rewards.
         turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
         final_reward: reward of the episode, from `get_reward`.
-        valid_actions: per turn whether the environment could read the action, if it reports that.
+        valid_actions: whether the action was valid, of each turn for which that is known.
         success: whether the task was solved, None if the environment does not report it.
         stop_reason: None while the episode runs.
         error: message of the environment's failure.

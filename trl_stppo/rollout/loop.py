@@ -23,6 +23,7 @@ from .environments import EnvironmentPool, close_environment
 from .episode import Context, Episode, Limits
 from .messages import check_turn
 from .record import FINAL, StopReason
+from .tool_driver import is_valid
 from .turns import Selection, Turn, candidate
 from .workers import EnvironmentCalls
 
@@ -32,8 +33,6 @@ MAX_CHARS_PER_TOKEN = 256
 OPENING_CHARS_PER_TOKEN = 8
 # Seconds for more episodes to become ready before a backend samples a batch at once.
 LINGER_SECONDS = 0.05
-# In the tags around a tool call, in most chat templates. A malformed call stays in the text, with its tags.
-CALL_TAG = "tool_call"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -322,8 +321,7 @@ class EpisodeLoop:
         if call is None:
             complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
             if driver.tools:  # the turn could have called a tool
-                malformed = CALL_TAG in message["content"]
-                episode.valid_actions.append(complete and not malformed)
+                episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
             self._end(episode, last if complete else StopReason.TOKEN_BUDGET)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..envs._check_values import check_step, short
+from ..envs.base import taken_columns
 from ..errors import EnvironmentContractError
 from .chat import Message
 from .driver import Call, Driver, Opening, Outcome, trusts
@@ -39,18 +40,11 @@ class TextDriver(Driver):
         render = getattr(probe, "render", None)
         self._renders = callable(render) and not inspect.iscoroutinefunction(render)
         self._step_async = inspect.iscoroutinefunction(probe.step) and not isolated
-        parameters = inspect.signature(probe.reset).parameters.values()
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._accepted = None if takes_all else {p.name for p in parameters}
-        self._wants_seed = any(p.name == "seed" for p in parameters)
+        self._reset = probe.reset
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """Return the call that resets the environment with the row's columns that its `reset` accepts."""
-        columns = dict(episode.columns)
-        if self._wants_seed:
-            columns.setdefault("seed", seed)
-        if self._accepted is not None:
-            columns = {k: v for k, v in columns.items() if k in self._accepted}
+        columns = taken_columns(self._reset, episode.columns, seed)
         episode.pays_turns = True  # also if `reset` fails
         existing = self._pool.existing(self._name, index)
         if self._reset_async and existing is not None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .calls import caught
-from .chat import Message
+from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Opening, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
@@ -24,12 +25,42 @@ from .messages import has_image, result_text
 from .record import check_reward
 
 TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
+# In the tags around a tool call, in most chat templates. A malformed call stays in the text, with its tags.
+CALL_TAG = "tool_call"
 # Python's message if a tool sets an alarm on another thread.
 MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
 # Parser of a turn: (its ids, the ids before it, tools) -> assistant message, `tool_calls` included.
 Parse = Callable[[list[int], list[int], list[Any]], Message]
+
+
+def is_valid(
+    renderer: ChatRenderer, message: Message, ids: list[int], tools: Any = (), stopped: Any = None
+) -> bool:
+    """Return whether a turn is calls that fit the tools (schemas), or an answer without a broken call."""
+    if calls := message.get("tool_calls"):
+        return all(_fits(call["function"], tools) for call in calls)
+    tokenizer, said = renderer.tokenizer, message["content"]
+    form: Any = getattr(tokenizer, "response_template", None) or {}
+    call = form.get("fields", {}).get("tool_calls", {})
+    begins = call.get("open_pattern") or re.escape(call.get("open", CALL_TAG))
+    # A broken call leaves the parser without its control tokens; reasoning may name the tags.
+    text = said if len(message) > 2 else tokenizer.decode(ids)
+    # Without a form of calls the agent reads them from the text.
+    reads = form or getattr(tokenizer, "response_schema", None)
+    if reads and (CALL_TAG in text or re.search(begins, text)):
+        return False
+    return (stopped is not None or renderer.ended(ids)) and bool(said.strip() or len(ids) < 2)
+
+
+def _fits(call: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
+    offered = {tool.get("name"): tool for tool in (tool.get("function", tool) for tool in tools)}
+    schema, given = offered.get(call["name"], {}).get("parameters") or {}, call["arguments"]
+    known, needed = schema.get("properties") or {}, schema.get("required") or ()
+    takes_all = schema.get("additionalProperties", not known)
+    fits = isinstance(given, dict) and {*needed} <= {*given} and (takes_all or {*given} <= {*known})
+    return call["name"] in offered and fits
 
 
 class ToolDriver(Driver):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
+
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
 from .config.names import ALIASES, option, takes_ignored
 from .config.secrets import KeepsSecrets
+
+logger = logging.getLogger(__name__)
 
 
 @takes_ignored
@@ -249,6 +254,10 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         metric_given = self.metric_for_best_model is not None
         if self.num_generations is not None and self.num_generations < 1:
             raise ValueError(f"`num_generations={self.num_generations}`: must be 1 or more.")
+        accelerated = is_torch_bf16_gpu_available() or is_torch_xla_available()
+        if vars(self)["bf16"] is None and (self.use_cpu or not accelerated):
+            self.bf16 = False
+            logger.warning("`bf16` is not set, and no accelerator computes: the run is in float32.")
         super().__post_init__()
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:

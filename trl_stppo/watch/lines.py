@@ -41,6 +41,7 @@ class Column(NamedTuple):
 
 OVERLAP = "perf/overlap"
 PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
+FIRST = 3  # rollouts with equal advantages after which a line says so
 LAST = 5  # rollouts that the end of a run looks at
 WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
 
@@ -64,6 +65,9 @@ CUT_OFF = {
     "stop_reason/token_budget": "max_completion_length too small, or turns that no longer end?",
     "stop_reason/max_turns": "max_turns too small?",
 }
+# Metrics that are 0 if nothing can be learned -> the message.
+EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
+NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
 # Running totals of guards -> the message for an increase.
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
@@ -125,6 +129,8 @@ class ProgressLines(TrainerCallback):
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
             self._lines, self._since = rounds, {}
+            if known(state.log_history, "advantage/std") == [0.0] * FIRST:
+                say_fruitless(state.log_history)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -162,11 +168,11 @@ class ProgressLines(TrainerCallback):
                 f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
                 "docs/collapse.md and docs/reliability.md"
             )
+        say_fruitless(state.log_history)
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
-        factor = gain(
-            [entry for entry in state.log_history if entry.get("step", 0) > self._first], whole
-        )
+        run = [entry for entry in state.log_history if entry.get("step", 0) > self._first]
+        factor = gain(run, whole)
         overlaps = getattr(args, "rollout_overlap", True) or not self.can_overlap()
         if factor > WORTH and not overlaps:
             say(
@@ -253,24 +259,34 @@ class ProgressLines(TrainerCallback):
 
 def gain(history: list[dict[str, Any]], seconds: float) -> float:
     """Return overlap's best speed-up (G + U) / max(G, U), with rollout time G and G + U = `seconds`."""
-    known = [[e[name] for name in PLAYING] for e in history if all(n in e for n in PLAYING)]
-    played = sum(mean(list(values)) or 0.0 for values in zip(*known, strict=True))
+    played = sum(mean(known(history, name)) or 0.0 for name in PLAYING)
     return seconds / max(played, seconds - played, 1e-9)
 
 
 def lost(history: list[dict[str, Any]]) -> str | None:
     """Return the label of a success or score that the last rollouts have lost without an alarm, else None."""
-    known = {
-        name: [value for entry in history if (value := number(entry.get(name))) is not None]
-        for name in (SUCCESS, SCORE, FALLS)
-    }
-    levels = known[SUCCESS] or known[SCORE]
-    if len(levels) <= LAST or any(known[FALLS]):
+    success = known(history, SUCCESS)
+    levels = success or known(history, SCORE)
+    if len(levels) <= LAST or any(known(history, FALLS)):
         return None
     best = max(levels)
     # A score may be negative. A tenth of its best means little if it has been as far below 0.
     fallen = max(levels[-LAST:]) < best / 10 and min(levels) > -best
-    return ("success" if known[SUCCESS] else "score") if fallen else None
+    return ("success" if success else "score") if fallen else None
+
+
+def say_fruitless(history: list[dict[str, Any]]) -> None:
+    """Print and log that no rollout of a log could teach anything, and where to look first."""
+    zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
+    if said := " and ".join(dict.fromkeys(NEEDED[name] for name in zero)):
+        text = f"{said}: look first at turns/valid_action_rate and stop_reason/*"
+        say(f"! {text}; see docs/reliability.md")
+        logger.info(text)
+
+
+def known(history: list[dict[str, Any]], name: str) -> list[float]:
+    """Return the values of a metric in a log, oldest first."""
+    return [value for entry in history if (value := number(entry.get(name))) is not None]
 
 
 def steps_per_round(args: Any) -> int:

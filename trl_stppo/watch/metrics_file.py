@@ -23,19 +23,21 @@ logger = logging.getLogger(__name__)
 class MetricsFile(TrainerCallback):
     """Callback that appends every entry of `log_history` to `metrics.jsonl` in the output directory.
 
-    A resumed run first restores the file to the log of its checkpoint, so that no entry is there twice.
-    The file of an earlier run in the same folder becomes `metrics.previous.jsonl`,
-    `metrics.previous-2.jsonl` and so on. A full disk ends the file with a warning, and not the training.
-    `task` returns names of model, environment and data, which are saved with the settings.
+    Evaluations before the training join the `log_history` that upstream begins after them. A resumed run
+    first restores the file to the log of its checkpoint, so that no entry is there twice. The file of an
+    earlier run becomes `metrics.previous.jsonl`, `metrics.previous-2.jsonl` and so on. A full disk ends the
+    file with a warning, and not the training. `task` returns names of model, environment and data.
     """
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self._task = task
         self._path: Path | None = None
+        self._before: list[dict[str, Any]] = []  # entries before the training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin `metrics.jsonl` with the settings and the log so far."""
-        self._path = None
+        self._path, early, self._before = None, self._before, []
+        state.log_history[:0] = [] if state.global_step else early
         if not state.is_world_process_zero:
             return
         path = Path(args.output_dir) / METRICS_FILE
@@ -64,6 +66,7 @@ class MetricsFile(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Append the newest log entry in one write, so that a kill can damage only the last line."""
         if self._path is None or not state.log_history:
+            self._before += [] if state.global_step else state.log_history[-1:]
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:

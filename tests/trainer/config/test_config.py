@@ -6,9 +6,11 @@ from dataclasses import InitVar, dataclass
 
 import pytest
 import yaml
+from transformers import training_args
 from trl import TrlParser
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
+from trl_stppo.trainer import ppo_config
 
 CONFIGS = (PPOConfig, STPPOConfig)
 PLAIN = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
@@ -203,3 +205,43 @@ def test_dictionaries_parse_as_flags(tmp_path):
     words += ["--eval_generation_kwargs", '{"temperature": 0.5, "top_k": 3}']
     (args,) = TrlParser((PPOConfig,)).parse_args_and_config(words)
     assert args.eval_generation_kwargs == {"temperature": 0.5, "top_k": 3}
+
+
+PRECISIONS = [
+    ({}, False, False),  # no accelerator
+    ({"use_cpu": True}, True, False),
+    ({"use_cpu": True, "bf16": True}, False, True),
+    ({}, True, True),  # as TRL's
+]
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Says whether there is one with bfloat16."""
+
+    def there(is_there: bool) -> None:
+        for module in (ppo_config, training_args):
+            monkeypatch.setattr(module, "is_torch_bf16_gpu_available", lambda: is_there)
+
+    return there
+
+
+@pytest.mark.parametrize(("options", "accelerated", "bf16"), PRECISIONS)
+@pytest.mark.parametrize("cls", [PPOConfig, STGRPOConfig])
+def test_a_run_on_the_cpu_is_in_float32_unless_bf16_is_set(
+    cls, options, accelerated, bf16, accelerator, caplog
+):
+    accelerator(accelerated)
+    assert cls(output_dir="out", report_to="none", **options).bf16 is bf16
+    said = [record for record in caplog.records if "`bf16`" in record.getMessage()]
+    assert len(said) == (not bf16)
+
+
+def test_bf16_without_an_accelerator_and_a_launchers_precision_are_upstreams(
+    accelerator, monkeypatch
+):
+    accelerator(False)
+    with pytest.raises(ValueError, match="bf16"):
+        PPOConfig(output_dir="out", bf16=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert PPOConfig(output_dir="out", use_cpu=True).mixed_precision == "bf16"

@@ -196,7 +196,6 @@ REFUSED = [
         *("`value_model` and `value_model_name_or_path`", {"value_model_name_or_path": "x"}),
     ),
     ({"peft_config": IA3}, "`peft_config` is a IA3Config", {}),
-    ({"model": "./nope"}, r"`model[=`].*\./nope", {}),
     ({"quantization_config": PACKED}, "load_in_4bit=True.*`peft_config=", {}),
     # rewards
     ({}, "`reward_weights` has 2 entries for 1", {"reward_weights": [1.0, 2.0]}),

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-_BLOCK = 1 << 22
+# Small, because the allocator of each thread keeps what the thread has held once.
+_BLOCK = 1 << 18
 _THREADS = 8
 
 
@@ -37,11 +38,7 @@ def remove(path: Path) -> None:
 
 
 def checksums(paths: Sequence[Path]) -> list[str]:
-    """Return the CRC-32 of each file, as hex digits.
-
-    It detects faults of disks and copies and mixed-up files, not forgery. One core reads 1.4 GB/s with
-    it, less than 0.6 with SHA-256 and 0.3 with BLAKE2b; several files are read at once.
-    """
+    """Return the CRC-32 of each file, as hex digits; it detects damage and mix-ups, not forgery."""
     return list(readers().map(_checksum, paths))
 
 
@@ -62,8 +59,8 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's t
 
 
 def _checksum(path: Path) -> str:
-    value = 0
+    value, block = 0, memoryview(bytearray(_BLOCK))
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            value = zlib.crc32(block, value)
+        while count := file.readinto(block):
+            value = zlib.crc32(block[:count], value)
     return f"{value:08x}"

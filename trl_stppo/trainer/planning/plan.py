@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import isclass
-from pathlib import Path
 from typing import Any
 
+from ...paths import check_name
 from ...rollout.environments import Factories, split_environments
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..ppo_config import PPOConfig
@@ -76,8 +76,7 @@ def check_models(
     model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
 ) -> None:
     """Refuse models that do not fit their role, and one model object in two roles."""
-    if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
-        raise ValueError(f"`model={model!r}`: the folder does not exist.")
+    check_name("model", model)
     given = {"processing_class": processing_class, "ref_model": ref_model}
     wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
     if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ...paths import check_name
 from ...rollout.reward_funcs import (
     GIVEN,
     CurrentEpisodes,
@@ -45,7 +46,8 @@ class RewardPlan:
 
 
 def check_scores(model: Any, name: str) -> None:
-    """Refuse a model that generates text in place of a score."""
+    """Refuse a model that generates text in place of a score, and a folder that is not there."""
+    check_name(name, model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(base, PreTrainedModel) and base.can_generate():
         raise ValueError(

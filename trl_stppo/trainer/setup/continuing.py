@@ -13,6 +13,7 @@ from ...hub.loading import base_of, load_tokenizer, with_adapter
 from ...hub.settings import CRITIC_FOLDER
 from ...models.adapter_checks import CRITIC, SPLIT_INITS
 from ...models.critic import HEAD_FILE, SharedCritic
+from ...paths import check_name
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
 
@@ -81,6 +82,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
     if value_model is not None and named is not None:
         raise ValueError(ONE_OF_TWO)
     name = value_model if isinstance(value_model, str) else named
+    check_name("value_model_name_or_path" if name is named else "value_model", name)
     if name is None:
         return GivenCritic(value_model)
     kwargs = loading_options(args)

@@ -27,6 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _memory_model import GIB, peak, policy_shape, read_setup, settings_of
 from _outcome import finish
 from datasets import Dataset
 from geometries import geometry
@@ -37,9 +38,6 @@ from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.generation.protocol import TurnRequest
 from trl_stppo.generation.sampling import SamplingSettings
-from trl_stppo.models.memory import GIB, estimate
-from trl_stppo.models.memory_of_runs import settings_of
-from trl_stppo.models.shapes import policy_shape, read_setup
 from trl_stppo.models.small import tiny_tokenizer
 
 FOUND, TURNS = "found ", 4
@@ -117,8 +115,8 @@ def training(spec: dict[str, Any]) -> dict[str, Any]:
         environment_factory=lambda: Notes(max(1, (length - TURNS * turn) // (TURNS - 1) - 4)),
     )
     models = (trainer.model, trainer.critic, trainer.ref_model)
-    expected = estimate(read_setup(*models, **settings_of(trainer.args, prompt)))
-    found = {"expected_gib": (expected.peak - expected.overhead) / GIB}
+    expected = peak(read_setup(*models, **settings_of(trainer.args, prompt)))
+    found = {"expected_gib": expected / GIB}
     if cuda:  # what loading takes for a moment is no part of the estimate
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -47,10 +47,6 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
         run = plans.planned(words, launch)
         look(run, found)
         rows = plans.resolved(run)
-        try:
-            rows["memory"] = plans.memory_line(plans.planned_setup(run))
-        except ValueError as error:
-            rows["memory"] = str(error)
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
@@ -74,16 +70,17 @@ def look(run: plans.Plan, found: Findings) -> None:
     held_out = None
     try:
         run.train, held_out = agents.load_splits(args)
-    except Exception as error:  # rows of the Hub are not downloaded
+    except Exception as error:
+        # Rows of the Hub are not downloaded.
         wrong = isinstance(error, UsageError) or any(map(looks_like_path, args.row_sources))
         (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)
     counter: Any = TokenCounter(str(model_args.model_name_or_path), model_args.model_revision)
     if plans.local_tokenizer(run) is None:
-        counter = len  # characters: at least as many
+        # A text has at least as many characters as tokens.
+        counter = len
     factory = found.check(agents.load_environment, args, counter)
-    run.prompt = plans.longest_prompt(run)
     if factory is None and args.environment not in (None, "none"):
         return
     found.check(agents.load_eval_environment, args, counter)

@@ -1,33 +1,26 @@
-"""Resolved settings and predicted memory of a planned run, computed without weights."""
+"""Resolved settings of a planned run, computed without weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig
 
 from ..hub.loading import load_tokenizer
-from ..models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
-from ..models.memory import FITS, GIB, Setup, estimate
-from ..models.memory_of_runs import settings_of, shared_out
-from ..models.shapes import critic_shape, policy_shape, read_setup
-from .agent_models import local_config, model_options
+from .agent_models import model_options
 from .agents import parse_flags
 from .arguments import TrainArguments
 from .flags import peeked
 from .launch import Launch
 
-CARDS = (16, 24, 40, 48, 80, 141)
-SAMPLED_ROWS = 16  # of the data, to find the longest prompt
-
 
 @dataclass
 class Plan:
-    """A planned run: parsed flags, launch, training rows, tokens of the longest prompt (0: not known)."""
+    """A planned run: parsed flags, launch, training rows."""
 
     args: TrainArguments
     config: Any
@@ -35,7 +28,6 @@ class Plan:
     trainer_class: Any
     launch: Launch = field(default_factory=Launch)
     train: Any = None
-    prompt: int = 0
 
 
 def planned(words: Sequence[str], launch: Launch) -> Plan:
@@ -52,57 +44,6 @@ def local_tokenizer(run: Plan) -> Any:
         return load_tokenizer(name, revision, local_files_only=True)
     except Exception:
         return None
-
-
-def longest_prompt(run: Plan) -> int:
-    """Return the token count of the longest prompt in the first rows; 0 without tokenizer or rows."""
-    try:
-        tokenizer = local_tokenizer(run)
-        rows = run.train.select(range(min(SAMPLED_ROWS, len(run.train))))
-        return max(_prompt_length(row["prompt"], tokenizer) for row in rows)
-    except Exception:
-        return 0
-
-
-def _prompt_length(prompt: Any, tokenizer: Any) -> int:
-    if isinstance(prompt, str):
-        return len(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
-    """Return the input of the memory model. `fetch` downloads missing configurations, never weights."""
-    config, model_args = run.config, run.model_args
-    name, value_model = str(model_args.model_name_or_path), config.value_model_name_or_path
-    shapes = {name: local_config(name, model_args.model_revision, fetch=fetch)}
-    if value_model is not None:
-        shapes[value_model] = local_config(value_model, fetch=fetch)
-    for missing in (name for name, shape in shapes.items() if shape is None):
-        raise ValueError(f"The memory is not known: the shape of {missing} is not on this machine.")
-    if model_args.load_in_8bit or (config.use_vllm and config.vllm_mode == "colocate"):
-        raise ValueError("The memory is not known with load_in_8bit, or with vLLM on the same GPU.")
-    dtype = str(model_options(model_args, config.model_init_kwargs).get("dtype"))
-    dtype = dtype if dtype in ("bfloat16", "float16") else "float32"
-    four_bit, peft_config = model_args.load_in_4bit, get_peft_config(model_args)
-    policy = policy_shape(shapes[name], dtype, peft_config, four_bit=four_bit)
-    critic = _planned_critic(run, policy, shapes[value_model or name], dtype)
-    reference = policy if peft_config is None and (config.kl_coef or config.beta) else None
-    setup = read_setup(policy, critic, reference, **settings_of(config, run.prompt))
-    if four_bit and not model_args.use_bnb_nested_quant:
-        weights = setup.geometry.four_bit_weights(setup.weight_bytes, double=False)
-        setup = replace(setup, weights=weights)
-    return shared_out(setup, run.launch.engine, run.launch.processes)
-
-
-def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
-    """Return the critic that the flags describe, without weights."""
-    config = run.config
-    if not run.trainer_class.has_critic:
-        return NoCritic()
-    if run.model_args.use_peft and config.value_model_name_or_path is None:
-        return SharedCritic(policy)
-    return SeparateCritic(critic_shape(shape, dtype))
 
 
 def how_trained(run: Plan) -> str:
@@ -152,12 +93,3 @@ def resolved(run: Plan) -> dict[str, str]:
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
     }
-
-
-def memory_line(setup: Setup) -> str:
-    """Describe the peak memory, its phase, and the smallest common GPU with enough memory."""
-    expected = estimate(setup)
-    fitting = (f"{card} GB" for card in CARDS if expected.peak <= FITS * card * GIB)
-    card = next(fitting, "none of the common ones")
-    peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
-    return f"{peak}; smallest common card: {card}"

@@ -114,6 +114,7 @@ def make_trainer(run: dict[str, Any]) -> STPPOTrainer:
             max_steps=run["epochs"],
             max_completion_length=run["length"] - PROMPT,
             gradient_checkpointing=run["checkpointing"],
+            kl_coef=0.0,
             bf16=run["autocast"] or run["dtype"] == "bfloat16",
             model_init_kwargs={"dtype": run["dtype"]},
             # Tokens are clipped from the second epoch on, which costs a second backward pass.

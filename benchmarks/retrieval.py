@@ -32,6 +32,7 @@ from _retrieval_corpus import VOCABULARY, Language, passages, queries
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "search"))
 TOP_K = 3
 ERRORS, HANGS, HANG_SECONDS = 0.05, 0.02, 6.0
 CLIENTS, TIMEOUT = 200, 2.0
@@ -55,7 +56,7 @@ def memory() -> dict[str, float]:
 
 def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
     """Build the index, and measure."""
-    from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25
+    from search_index import build_bm25
 
     language = Language()
     started, before = time.perf_counter(), memory()
@@ -75,8 +76,8 @@ def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
 
 def ask(folder: str, count: int) -> dict[str, Any]:
     """Open the index, ask it, first from the disk and then from memory, and measure."""
+    from search_index import BM25Index
     from trl_stppo.recipes.search.retrieval import Passage
-    from trl_stppo.recipes.search.retrievers.bm25 import BM25Index
 
     language = Language()
     with open(Path(folder) / "passages.jsonl", encoding="utf-8") as lines:
@@ -119,7 +120,6 @@ def _figures(taken: list[float]) -> dict[str, float]:
 
 def serve(pipe: Any, count: int) -> None:
     """A server that fails; sends its port."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "search"))
     from serve_retriever import Handler, RetrievalServer
     from trl_stppo.recipes.search.retrieval import BM25Retriever
 
@@ -146,8 +146,8 @@ def serve(pipe: Any, count: int) -> None:
 
 def load(questions: int, count: int) -> dict[str, Any]:
     """Ask the failing server from many threads."""
+    from trl_stppo.recipes.search.remote import HttpRetriever
     from trl_stppo.recipes.search.retrieval import BM25Retriever
-    from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()

@@ -2,13 +2,13 @@
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
-from trl_stppo.errors import IndexFolderError
-from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv
+from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrievers
 from trl_stppo.recipes.search.env import (
     NOTHING_FOUND,
     SEARCH_PROMPT,
@@ -16,7 +16,6 @@ from trl_stppo.recipes.search.env import (
     TOLD_SO,
 )
 from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.retrievers import specs
 
 
 @BOTH
@@ -128,8 +127,8 @@ def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatc
         built.append(len(passages))
         return ScriptedRetriever("found")
 
-    monkeypatch.setattr(specs, "_opened", {})
-    monkeypatch.setattr(specs, "BM25Retriever", build)
+    monkeypatch.setattr(retrievers, "BM25Retriever", build)
+    monkeypatch.setattr(retrievers, "_open", cache(retrievers._open.__wrapped__))
     environments = [SearchEnv() if i % 2 else StdlibSearchEnv() for i in range(8)]
     for env in environments:
         env.reset(answers=["csv"])
@@ -188,15 +187,12 @@ def test_unknown_settings_are_refused() -> None:
         SearchEnv(style="r1")
     with pytest.raises(ValueError, match="metric is 'bleu'; allowed are"):
         SearchEnv(metric="bleu")
-    for name in ("bm25:", "wiki", "ftp://host/x"):
+    for name in ("bm25:folder", "wiki", "ftp://host/x"):
         with pytest.raises(ValueError, match=r"retriever is .*allowed are"):
             SearchEnv(name)
-    with pytest.raises(IndexFolderError, match="no folder"):
-        SearchEnv("bm25:/no/such/folder")
 
 
-def test_environments_share_the_retriever_of_a_name(monkeypatch) -> None:
-    monkeypatch.setattr(specs, "_opened", {})
+def test_environments_share_the_retriever_of_a_name() -> None:
     first, second = (SearchEnv("http://127.0.0.1:9/retrieve") for _ in range(2))
     assert first._retriever is second._retriever
     assert SearchEnv("http://127.0.0.1:9/other")._retriever is not first._retriever

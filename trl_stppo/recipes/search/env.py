@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trl_stppo.recipes.search.choices import has_choices, letter_match, letter_of
 from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from trl_stppo.recipes.search.retrieval import Retriever
-from trl_stppo.recipes.search.retrievers.specs import STDLIB, check_name, open_retriever
+from trl_stppo.recipes.search.retrievers import STDLIB, check_name, open_retriever
 from trl_stppo.recipes.search.rewards import f1_reward
 from trl_stppo.recipes.search.squad import exact_match, f1_score
 from trl_stppo.recipes.search.stdlib_docs import Split, stdlib_search_dataset
@@ -84,7 +84,6 @@ class SearchEnv:
 
         Raises:
             ValueError: a setting that is not allowed, or a limit that is too small for the fixed texts.
-            IndexFolderError: `retriever` names a folder without a complete index.
         """
         caps = {"top_k": top_k, "max_observation_tokens": max_observation_tokens}
         caps["max_observation_chars"] = max_observation_chars

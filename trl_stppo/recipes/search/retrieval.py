@@ -77,7 +77,8 @@ def words(text: str) -> list[str]:
 class BM25Retriever(RankingRetriever):
     """Retriever by BM25 (as in Lucene) over titles and texts in memory. Deterministic, thread-safe.
 
-    For the documentation of programs: see `words`. `BM25Index` is for text of any language.
+    For the documentation of programs: see `words`. `scripts/search/` has an index on disk, for text of any
+    language.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:

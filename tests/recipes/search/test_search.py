@@ -159,10 +159,10 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
     ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
     ({"answers": ["Paris"]}, "Paris", True),
     ({"answers": ["Paris"]}, "Lyon", False),
-    ({"answers": ["B"], "choices": []}, "The answer is B", False),
-    ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
+    ({"answers": ["B"], "choices": []}, "(C)", False),
+    ({"answers": ["B"]}, "(b)", True),  # no column, and all answers are letters
     ({"answers": ["B", "Paris"]}, "Paris", True),
-    ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
+    ({"answers": ["B"], "choices": ["alpha", "beta"]}, "B) beta", True),
     ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
 ])  # fmt: skip
 def test_the_row_decides_whether_letters_are_read(row, answer: str, right: bool) -> None:

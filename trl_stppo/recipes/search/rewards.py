@@ -50,11 +50,11 @@ f1_reward.title = "F1"  # type: ignore[attr-defined]
 def multiple_choice_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """Return 1 if the answer chooses the gold letter and no other letter, else 0.
+    """Return 1 if the answer is the gold letter, alone or with the text of its choice, else 0.
 
     Args:
         completions: strings, or lists of messages.
-        answers: per row the gold letters or texts; None for a row without any.
+        answers: per row the gold letters; None for a row without any.
         choices: per row the texts in order, or letter -> text; without the column A to Z are allowed.
         **columns: not used.
 

@@ -8,17 +8,20 @@ cannot be done yet. Its demonstrations do that too often; reinforcement is to le
 from __future__ import annotations
 
 import random
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2] / "scripts" / "textworld"))
+
 from _task import BATCH, Task, warm_start
+from adventures import GameKind, demonstration, game_rows, make_games
 from datasets import Dataset
 from transformers import Qwen2ForCausalLM, set_seed
 
 from trl_stppo.envs.adapters import TextWorldEnv
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.recipes.textworld import GameKind, demonstration, game_rows, make_games
 
 AGENT, GAMES = "textworld-agent", "textworld-games"
 KIND = GameKind(rooms=3, objects=4, quest_length=4, step_points=True, theme="basic")

@@ -72,12 +72,12 @@ from _rivals_stages import Records
 from _stability_grid import SUCCESS, Cell
 from _stability_run import run
 from _task import Task, warm_start
+from adventures import GameKind, demonstration, write_rows
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.envs.adapters import TextWorldEnv
-from trl_stppo.recipes.textworld import GameKind, demonstration, write_rows
 
 WORLDS = {
     "easy": games.KIND,
@@ -285,7 +285,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     games.build_textworld_agent(args.output, **({"steps": 2} if args.quick else {}))
     for split, seeds in (("train", games.TRAIN_SEEDS), ("test", games.TEST_SEEDS)):
-        # For scripts/configs/textworld/tiny.yaml.
+        # For scripts/textworld/tiny.yaml.
         write_rows(args.output / "rows" / f"{split}.jsonl", games.rows_of(args.output, seeds))
     records, left_out = Records(args.data), dict[str, int]()
     deadline = time.monotonic() + 3600 * args.budget_hours

@@ -12,7 +12,7 @@ from datasets import Dataset
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 FOLDERS = (
-    *(SCRIPTS, SCRIPTS / "search", SCRIPTS / "makers"),
+    *(SCRIPTS, SCRIPTS / "search", SCRIPTS / "textworld", SCRIPTS / "makers"),
     *(ROOT / "benchmarks", ROOT / "benchmarks" / "studies"),
 )
 DEMO = str(SCRIPTS / "configs" / "demo.yaml")

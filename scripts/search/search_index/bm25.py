@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from trl_stppo.recipes.search.retrieval import Passage, RankingRetriever, best, import_bm25s
+from trl_stppo.recipes.search.retrieval import Passage, best, import_bm25s
 
 from .corpus import PassageStore, PassageWriter
 from .folders import new_folder, read_manifest, write_manifest
+from .ranking import RankingRetriever
 
 KIND = "bm25"
 STOP_WORDS = ("english", "none")

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trl_stppo.recipes.search.retrieval import Passage, RankingRetriever
+from trl_stppo.recipes.search.retrieval import Passage
 
 from .corpus import PassageStore, PassageWriter
 from .folders import IndexFolderError, new_folder, read_manifest, write_manifest
+from .ranking import RankingRetriever
 
 KIND = "dense"
 VECTORS, PROBE = "vectors.faiss", "probe.npy"

@@ -9,13 +9,10 @@ import pytest
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
 from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrievers
-from trl_stppo.recipes.search.env import (
-    NOTHING_FOUND,
-    SEARCH_PROMPT,
-    SEARCH_PROMPT_CHOICES,
-    TOLD_SO,
-)
+from trl_stppo.recipes.search.env import TOLD_SO
+from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.view import NOTHING_FOUND
 
 
 @BOTH

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trl_stppo.recipes.search.choices import has_choices, letter_match, letter_of
-from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from trl_stppo.recipes.search.retrieval import Retriever
-from trl_stppo.recipes.search.retrievers import STDLIB, check_name, open_retriever
+from trl_stppo.recipes.search.retrievers import STDLIB, open_retriever
 from trl_stppo.recipes.search.rewards import f1_reward
 from trl_stppo.recipes.search.squad import exact_match, f1_score
 from trl_stppo.recipes.search.stdlib_docs import Split, stdlib_search_dataset
@@ -19,15 +18,6 @@ from trl_stppo.recipes.search.view import NOTHING_FOUND, STYLES, Style, fit, fra
 
 if TYPE_CHECKING:
     import datasets
-
-__all__ = [
-    "NOTHING_FOUND",
-    "SEARCH_PROMPT",
-    "SEARCH_PROMPT_CHOICES",
-    "TOLD_SO",
-    "SearchEnv",
-    "StdlibSearchEnv",
-]
 
 TOLD_SO = "Write <search> words </search> or <answer> words </answer>."
 METRICS = ("em", "f1", "letter")
@@ -95,7 +85,6 @@ class SearchEnv:
             if choice not in allowed:
                 raise ValueError(f"{name} is {choice!r}; allowed are {allowed}.")
         if isinstance(retriever, str) and retriever != STDLIB:
-            check_name(retriever)
             retriever = open_retriever(retriever)
         self._retriever = STDLIB if retriever is None else retriever
         self._top_k, self._style, self._metric = top_k, style, metric

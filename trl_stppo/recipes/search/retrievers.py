@@ -1,6 +1,5 @@
 """Open retrievers by name, as in configuration files."""
 
-import os
 import threading
 from functools import cache
 from typing import Any
@@ -10,17 +9,8 @@ from trl_stppo.recipes.search.retrieval import BM25Retriever, Retriever
 __all__ = ["open_retriever"]
 
 STDLIB = "stdlib"
+# `cache` alone would open a name once per thread.
 _lock = threading.Lock()
-
-
-def _forget_lock() -> None:
-    """Replace the lock in a forked child, because a thread of the parent may hold it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def open_retriever(name: str) -> Retriever:
@@ -33,18 +23,13 @@ def open_retriever(name: str) -> Retriever:
     Raises:
         ValueError: a name of another form.
     """
-    check_name(name)
-    with _lock:
-        return _open(name)
-
-
-def check_name(name: str) -> None:
-    """Raise a ValueError if `name` has none of the allowed forms."""
     kind, _, rest = name.partition(":")
     if name != STDLIB and not (kind in ("http", "https") and rest.strip("/")):
         raise ValueError(
             f'retriever is {name!r}; allowed are "http://HOST:PORT/retrieve", "stdlib" or an object.'
         )
+    with _lock:
+        return _open(name)
 
 
 @cache

@@ -77,7 +77,8 @@ def model_and_tokenizer(spec: dict[str, Any], dtype: torch.dtype) -> tuple[Any, 
         for name, p in weights.items()
     }
     cuda, options = torch.cuda.is_available(), {}
-    if not cuda:  # loading does not copy there
+    # On a CPU loading does not copy.
+    if not cuda:
         pieces = {name: piece.clone() for name, piece in pieces.items()}
     if spec["method"] == "qlora":
         four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -97,7 +98,7 @@ def training(spec: dict[str, Any]) -> dict[str, Any]:
     prompt = len(tokenizer.apply_chat_template(ROW, add_generation_prompt=True)["input_ids"])
     length = spec["tokens"] - prompt
     turn = max(1, spec["tokens"] // 32)
-    # Tokens are clipped from the second epoch on, which costs ST-PPO a second backward pass.
+    # Tokens are clipped from the second epoch on, so that ST-PPO needs a second backward pass.
     settings = {"num_ppo_epochs": 2, "num_mini_batches": 1, "cliprange": 1e-6, "max_steps": 4}
     batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     limits = {"max_turns": TURNS, "max_turn_tokens": turn, "max_completion_length": length}
@@ -117,7 +118,8 @@ def training(spec: dict[str, Any]) -> dict[str, Any]:
     models = (trainer.model, trainer.critic, trainer.ref_model)
     expected = peak(read_setup(*models, **settings_of(trainer.args, prompt)))
     found = {"expected_gib": expected / GIB}
-    if cuda:  # what loading takes for a moment is no part of the estimate
+    # What loading takes for a moment is no part of the estimate.
+    if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer.train()

@@ -117,7 +117,7 @@ def make_trainer(run: dict[str, Any]) -> STPPOTrainer:
             kl_coef=0.0,
             bf16=run["autocast"] or run["dtype"] == "bfloat16",
             model_init_kwargs={"dtype": run["dtype"]},
-            # Tokens are clipped from the second epoch on, which costs a second backward pass.
+            # Tokens are clipped from the second epoch on, so that a second backward pass is needed.
             cliprange=1e-6,
             use_cpu=True,
             report_to="none",

@@ -10,54 +10,21 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trl_stppo.models.small import tiny_tokenizer
 
+_NAMES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
+)
 # Published configurations of Qwen2.5; `tiny` and `small` (1.1M and 110M parameters) are for the CPU.
-GEOMETRIES: dict[str, dict[str, int | bool]] = {
-    "tiny": {
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 2048,
-        "tie_word_embeddings": True,
-    },
-    "small": {
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "vocab_size": 32000,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-0.5b": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-1.5b": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-7b": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-}
+_SIZES = {
+    "tiny": (128, 384, 4, 4, 2, 2048, True), "small": (768, 2048, 12, 12, 12, 32000, True),
+    "qwen2.5-0.5b": (896, 4864, 24, 14, 2, 151936, True),
+    "qwen2.5-1.5b": (1536, 8960, 28, 12, 2, 151936, True),
+    "qwen2.5-3b": (2048, 11008, 36, 16, 2, 151936, True),
+    "qwen2.5-7b": (3584, 18944, 28, 28, 4, 152064, False),
+    "qwen2.5-14b": (5120, 13824, 48, 40, 8, 152064, False),
+    "qwen2.5-32b": (5120, 27648, 64, 40, 8, 152064, False),
+}  # fmt: skip
+GEOMETRIES = {name: dict(zip(_NAMES, sizes, strict=True)) for name, sizes in _SIZES.items()}
 
 
 def geometry(name: str) -> Qwen2Config:

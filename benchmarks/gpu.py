@@ -27,6 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _memory_model import GIB, peak, policy_shape, read_setup, settings_of
 from _outcome import finish
 from datasets import Dataset
 from geometries import geometry
@@ -37,9 +38,6 @@ from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.generation.protocol import TurnRequest
 from trl_stppo.generation.sampling import SamplingSettings
-from trl_stppo.models.memory import GIB, estimate
-from trl_stppo.models.memory_of_runs import settings_of
-from trl_stppo.models.shapes import policy_shape, read_setup
 from trl_stppo.models.small import tiny_tokenizer
 
 FOUND, TURNS = "found ", 4
@@ -79,7 +77,8 @@ def model_and_tokenizer(spec: dict[str, Any], dtype: torch.dtype) -> tuple[Any, 
         for name, p in weights.items()
     }
     cuda, options = torch.cuda.is_available(), {}
-    if not cuda:  # loading does not copy there
+    # On a CPU loading does not copy.
+    if not cuda:
         pieces = {name: piece.clone() for name, piece in pieces.items()}
     if spec["method"] == "qlora":
         four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -99,7 +98,7 @@ def training(spec: dict[str, Any]) -> dict[str, Any]:
     prompt = len(tokenizer.apply_chat_template(ROW, add_generation_prompt=True)["input_ids"])
     length = spec["tokens"] - prompt
     turn = max(1, spec["tokens"] // 32)
-    # Tokens are clipped from the second epoch on, which costs ST-PPO a second backward pass.
+    # Tokens are clipped from the second epoch on, so that ST-PPO needs a second backward pass.
     settings = {"num_ppo_epochs": 2, "num_mini_batches": 1, "cliprange": 1e-6, "max_steps": 4}
     batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     limits = {"max_turns": TURNS, "max_turn_tokens": turn, "max_completion_length": length}
@@ -117,9 +116,10 @@ def training(spec: dict[str, Any]) -> dict[str, Any]:
         environment_factory=lambda: Notes(max(1, (length - TURNS * turn) // (TURNS - 1) - 4)),
     )
     models = (trainer.model, trainer.critic, trainer.ref_model)
-    expected = estimate(read_setup(*models, **settings_of(trainer.args, prompt)))
-    found = {"expected_gib": (expected.peak - expected.overhead) / GIB}
-    if cuda:  # what loading takes for a moment is no part of the estimate
+    expected = peak(read_setup(*models, **settings_of(trainer.args, prompt)))
+    found = {"expected_gib": expected / GIB}
+    # What loading takes for a moment is no part of the estimate.
+    if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer.train()

@@ -1,26 +1,27 @@
-"""Peak memory of training, measured beside what the memory model expects.
+"""Peak memory of training on a CPU, measured beside what the memory model expects.
 
 Each setting runs `STPPOTrainer.train()` in a process of its own: one rollout batch, then epochs over it
-in which tokens are clipped, so that the clipping bias is measured too.
+in which tokens are clipped, so that the clipping bias is measured too. The peak is the kernel's own
+(VmHWM), above what is resident once the libraries are imported; the allocator is told to give memory back
+at once. `gpu.py` measures a card. The last line is JSON with every figure.
 
     python benchmarks/memory.py                     # the settings on `small`, minutes
     python benchmarks/memory.py --quick             # under a minute on two cores
     python benchmarks/memory.py --model qwen2.5-0.5b --rows 2 --lengths 512 1024
-    python benchmarks/memory.py --fit --device cuda # 7B QLoRA and 1.5B LoRA, real generation
-
-On the CPU the peak is the kernel's own (VmHWM), above what is resident once the libraries are
-imported; the allocator is told to give memory back at once. On CUDA it is torch's. The last line is
-JSON with every figure.
+    python benchmarks/memory.py --tables            # no training: the tables of docs/one_gpu.md
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _memory_model import (
+    FITS,
+    GIB,
+    OVERHEAD,
+    peak,
+    policy_shape,
+    read_setup,
+    settings_of,
+)
 from _outcome import finish
-from geometries import GEOMETRIES, save_random_model
-from rich.console import Console
-from rich.table import Table
+from datasets import Dataset
+from geometries import GEOMETRIES, geometry, save_random_model
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig, logging
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo.cli.arguments import TrainArguments
+from trl_stppo.models.critic import SeparateCritic, SharedCritic
 
 SETTINGS = {
     "full": "full fine-tuning, critic of its own",
@@ -40,168 +56,206 @@ SETTINGS = {
     "lora-separate-full": "LoRA, separate critic fully trained",
     "qlora-shared": "QLoRA, critic on the same backbone",
 }
-VARIANTS = ("ppo", "turn-ppo", "s-ppo", "st-ppo")
-GIB = 2**30
-SUBJECT = str(Path(__file__).with_name("memory_subject.py"))
-# What `--fit` has to show: geometry, setting, sequence length, most GiB.
-FITS = (("qwen2.5-7b", "qlora-shared", 4096, 24.0), ("qwen2.5-1.5b", "lora-shared", 4096, 24.0))
+PROMPT, TURNS = 16, 4
+FILES = sorted((Path(__file__).parents[1] / "scripts" / "configs").glob("single_gpu_*.yaml"))
+CARDS, LENGTHS = (16, 24, 48, 80), (1024, 2048, 4096, 8192, 16384, 32768)
+# Larger models fit on none of the cards if they are fully trained.
+FULL = ("0.5b", "1.5b")
 
 
-def measure(spec: dict[str, Any]) -> dict[str, Any]:
+def lora(task: str) -> LoraConfig:
+    """Adapters on all linear layers, as QLoRA has them."""
+    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
+
+
+# ------------------------------------------------------------------------- measuring
+
+
+def episodes(prompts: list[Any], vocabulary: int, length: int) -> dict[str, Any]:
+    """Fixed random episodes of the full length: four turns, an observation behind each but the last."""
+    draw, completion = random.Random(0), length - PROMPT
+    turn = completion // (2 * TURNS - 1)
+    spans = [(2 * i * turn, (2 * i + 1) * turn) for i in range(TURNS - 1)]
+    spans.append((2 * (TURNS - 1) * turn, completion))
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(10, vocabulary) for _ in range(count)]
+
+    return {
+        "prompt_ids": [tokens(PROMPT) for _ in prompts],
+        "completion_ids": [tokens(completion) for _ in prompts],
+        "logprobs": None,
+        "turn_spans": [spans for _ in prompts],
+        "turn_rewards": [[draw.random() for _ in spans] for _ in prompts],
+    }
+
+
+def make_trainer(run: dict[str, Any]) -> STPPOTrainer:
+    """The trainer of one setting, made the way a user makes it."""
+    setting, dtype = run["setting"], getattr(torch, run["dtype"])
+    critic = None
+    if "separate" in setting:
+        critic = AutoModelForSequenceClassification.from_pretrained(
+            run["folder"], num_labels=1, dtype=dtype
+        )
+        critic = get_peft_model(critic, lora("SEQ_CLS")) if setting.endswith("lora") else critic
+    four_bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    four_bit |= {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
+    rows = [[{"role": "user", "content": "one two three"}]] * (run["rows"] * run["accumulation"])
+    vocabulary = GEOMETRIES[run["model"]]["vocab_size"]
+    return STPPOTrainer(
+        model=run["folder"],
+        args=STPPOConfig(
+            output_dir=f"{run['folder']}/run",
+            per_device_train_batch_size=run["rows"],
+            gradient_accumulation_steps=run["accumulation"],
+            num_mini_batches=1,
+            num_ppo_epochs=run["epochs"],
+            max_steps=run["epochs"],
+            max_completion_length=run["length"] - PROMPT,
+            gradient_checkpointing=run["checkpointing"],
+            kl_coef=0.0,
+            bf16=run["autocast"] or run["dtype"] == "bfloat16",
+            model_init_kwargs={"dtype": run["dtype"]},
+            # Tokens are clipped from the second epoch on, so that a second backward pass is needed.
+            cliprange=1e-6,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        ),
+        reward_funcs=[],
+        rollout_func=lambda prompts, _: episodes(prompts, vocabulary, run["length"]),
+        train_dataset=Dataset.from_dict({"prompt": rows}),
+        peft_config=lora("CAUSAL_LM") if "lora" in setting else None,
+        quantization_config=BitsAndBytesConfig(**four_bit) if "qlora" in setting else None,
+        value_model=critic,
+    )
+
+
+def resident(name: str = "VmRSS") -> int:
+    """Bytes that the kernel counts for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def subject(run: dict[str, Any]) -> dict[str, Any]:
+    """Train one setting in this process."""
+    logging.set_verbosity_error()
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    gc.collect()
+    before = resident()
+    trainer = make_trainer(run)
+    # The kernel reads weights that are mapped from their file when they are touched and drops them
+    # when it likes. Copies stay, as on a card.
+    for model in (trainer.model, *([] if trainer.uses_shared_critic else [trainer.critic.model])):
+        for parameter in filter(torch.is_floating_point, model.parameters()):
+            parameter.data = parameter.data.clone()
+    gc.collect()
+    models = (trainer.model, trainer.critic, trainer.ref_model)
+    expected = peak(read_setup(*models, **{**settings_of(trainer.args, PROMPT), "slots": 0}))
+    Path("/proc/self/clear_refs").write_text("5")
+    trainer.train()
+    return {"measured": resident("VmHWM") - before, "expected": expected}
+
+
+def measured(run: dict[str, Any]) -> dict[str, Any]:
     """Run one subject in a process of its own and read its figures."""
     # Blocks from 128 KiB on are mapped and unmapped singly, so that what is freed is no longer counted.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "0"}
-    command = [sys.executable, SUBJECT, json.dumps(spec)]
+    command = [sys.executable, __file__, "--subject", json.dumps(run)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    shown = {k: v for k, v in spec.items() if k not in ("folder", "output_dir")}
-    if done.returncode != 0:
+    shown = {name: value for name, value in run.items() if name != "folder"}
+    if done.returncode:
         return {**shown, "error": done.stderr.strip().splitlines()[-1] if done.stderr else "killed"}
-    return {**shown, **json.loads(done.stdout.strip().splitlines()[-1])}
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    sizes = {name: f"{size / GIB:.2f} GiB" for name, size in figures.items()}
+    print(run["setting"], run["length"], sizes, file=sys.stderr, flush=True)
+    return {**shown, **figures}
 
 
-def specs(
-    options: argparse.Namespace, folders: dict[str, str], output: str
-) -> list[dict[str, Any]]:
-    """The runs that the options ask for, one dictionary each."""
-    common = {
-        "model": options.model,
-        "folder": folders[options.model],
-        "output_dir": output,
-        "rows": options.rows,
-        "accumulation": options.accumulation,
-        "epochs": options.epochs,
-        "rollouts": 1,
-        "checkpointing": not options.no_checkpointing,
-        "kl_coef": options.kl_coef,
-        "optim": options.optim,
-        "dtype": options.dtype,
-        "autocast": options.autocast,
-        "device": options.device,
-        "generate": options.generate,
-        "slots": options.slots,
-        "turn_tokens": options.turn_tokens,
-    }
-    return [
-        {**common, "setting": setting, "variant": variant, "length": length}
-        for setting in options.settings
-        for variant in options.variants
-        for length in options.lengths
-    ]
+# ------------------------------------------------------------------------- expecting
 
 
-def fit_specs(options: argparse.Namespace, folders: dict[str, str], output: str) -> list[Any]:
-    """QLoRA on 7B and LoRA on 1.5B, generation included; on the CPU the same with `--model`."""
-    runs = []
-    for model, setting, length, limit in FITS:
-        spec = specs(options, {options.model: folders.get(options.model, "")}, output)[0]
-        if options.device == "cuda":
-            spec.update(model=model, folder=folders[model], length=length, dtype="bfloat16")
-            spec.update(slots=8, turn_tokens=256, optim="paged_adamw_8bit")
-        spec.update(setting=setting, variant="st-ppo", rows=1, accumulation=8, generate=True)
-        spec.update(rollouts=2, epochs=2, limit_gib=limit)
-        runs.append(spec)
-    return runs
+def show_files() -> None:
+    """The expected peak of each configuration for one card."""
+    parser = TrlParser((TrainArguments, STPPOConfig, ModelConfig))
+    for path in FILES:
+        words = ["--config", str(path), "--use_cpu", "true"]
+        _, args, model = parser.parse_args_and_config(words)
+        name = str(model.model_name_or_path).split("/")[1]
+        config = geometry(name.lower().removesuffix("-instruct"))
+        policy = policy_shape(config, "bfloat16", get_peft_config(model), four_bit=True)
+        size = peak(read_setup(policy, SharedCritic(policy), **settings_of(args))) + OVERHEAD
+        print(f"| `{path.name}` | {name} | {args.max_completion_length} | {size / GIB:.1f} GiB |")
 
 
-def show(results: list[dict[str, Any]]) -> None:
-    """Measured beside expected, in GiB."""
-    columns = (
-        "model",
-        "setting",
-        "variant",
-        "length",
-        "rows",
-        "build",
-        "train",
-        "expected",
-        "error",
-    )
-    table = Table(*columns, "rollout tok/s", "update tok/s", title="peak memory, GiB")
-    for run in results:
-        head = [str(run[name]) for name in columns[:5]]
-        if "error" in run:
-            table.add_row(*head, run["error"])
-            continue
-        expected = run.get("estimate")
-        off = f"{expected / run['train_peak'] - 1:+.0%}" if expected else ""
-        sizes = [f"{(run.get(k) or 0) / GIB:.2f}" for k in ("build_peak", "train_peak", "estimate")]
-        speeds = [run[f"perf/{phase}_tokens_per_second"] for phase in ("rollout", "update")]
-        table.add_row(*head, *sizes, off, *[f"{s:.0f}" if s else "" for s in speeds])
-    Console(width=160).print(table)
+def show_fits() -> None:
+    """The longest episodes that fit: one per micro-batch, eight in flight, `st-ppo`."""
+    for name in GEOMETRIES:
+        size, config = name.removeprefix("qwen2.5-"), geometry(name)
+        for method in ("QLoRA", "LoRA", "full") if size in FULL else ("QLoRA", "LoRA"):
+            if size == name:
+                continue
+            common = {"bias_buffers": 1, "slots": 8, "compute_bytes": 2, "completion": 4096}
+            if method == "full":
+                policy = policy_shape(config, "float32")
+                config.num_labels = 1
+                with torch.device("meta"):
+                    critic = AutoModelForSequenceClassification.from_config(config)
+                setup = read_setup(policy, SeparateCritic(critic), optim="adamw_8bit", **common)
+            else:
+                four_bit = method == "QLoRA"
+                policy = policy_shape(config, "bfloat16", lora("CAUSAL_LM"), four_bit=four_bit)
+                optim = "paged_adamw_8bit"
+                setup = read_setup(policy, SharedCritic(policy), optim=optim, **common)
+            sizes = {n: peak(replace(setup, completion=n)) + OVERHEAD for n in LENGTHS}
+            longest = [
+                str(max((n for n in LENGTHS if sizes[n] <= FITS * card * GIB), default="-"))
+                for card in CARDS
+            ]
+            cells = [size.upper(), method, f"{sizes[4096] / GIB:.1f} GiB", *longest]
+            print(f"| {' | '.join(cells)} |")
 
 
-def shared_against_separate(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Peaks with a shared critic over those with a separate LoRA critic, other things equal."""
-
-    def find(setting: str) -> dict[tuple[Any, ...], int]:
-        runs = [r for r in results if r["setting"] == setting and "error" not in r]
-        return {(r["model"], r["variant"], r["length"], r["rows"]): r["peak"] for r in runs}
-
-    shared, separate = find("lora-shared"), find("lora-separate-lora")
-    return [
-        {"run": list(key), "ratio": shared[key] / separate[key]} for key in shared.keys() & separate
-    ]
-
-
-def parse() -> argparse.Namespace:
-    """The command line, with what `--quick` and `--fit` stand for filled in."""
+def main() -> None:
+    """Run the settings and print the figures, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="under a minute on two cores")
-    parser.add_argument("--fit", action="store_true", help="7B QLoRA and 1.5B LoRA at 4096 tokens")
+    parser.add_argument("--tables", action="store_true", help="tables of docs/one_gpu.md")
     parser.add_argument("--model", choices=list(GEOMETRIES))
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["st-ppo"])
     parser.add_argument("--lengths", nargs="+", type=int, help="tokens, prompt included")
     parser.add_argument("--rows", type=int, default=2, help="episodes per micro-batch")
     parser.add_argument("--accumulation", type=int, default=2, help="micro-batches per step")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--kl_coef", type=float, default=0.0)
     parser.add_argument("--no_checkpointing", action="store_true")
-    parser.add_argument("--generate", action="store_true", help="generate in a text environment")
-    parser.add_argument("--slots", type=int, default=4, help="episodes in flight with --generate")
-    parser.add_argument("--turn_tokens", type=int, default=32, help="sampled tokens per turn")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--autocast", action="store_true", help="compute float32 in bfloat16")
-    parser.add_argument("--optim", default="adamw_torch_fused")
+    parser.add_argument("--subject", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    cuda = options.device == "cuda"
-    small = "tiny" if options.quick or options.fit else "small"
-    options.model = options.model or ("qwen2.5-7b" if cuda and options.fit else small)
-    options.lengths = options.lengths or ([256] if options.quick or options.fit else [512])
-    options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
-    if options.quick and options.settings == list(SETTINGS):
-        options.settings = ["lora-shared", "lora-separate-lora"]
-    return options
-
-
-def main() -> None:
-    """Run the settings and print the figures."""
-    options = parse()
+    if options.subject:
+        print(json.dumps(subject(json.loads(options.subject))))
+        return
+    if options.tables:
+        show_files()
+        show_fits()
+        return
+    name = options.model or ("tiny" if options.quick else "small")
+    settings = options.settings
+    if options.quick and settings == list(SETTINGS):
+        settings = ["lora-shared", "lora-separate-lora"]
     with tempfile.TemporaryDirectory() as folder:
-        names = {options.model} | (
-            {name for name, *_ in FITS} if options.fit and options.device == "cuda" else set()
-        )
-        dtype = getattr(torch, options.dtype)
-        folders = {
-            name: save_random_model(name, f"{folder}/{name}", dtype=dtype, device=options.device)
-            for name in sorted(names)
-        }
-        if options.device == "cuda":
-            torch.cuda.empty_cache()  # the subjects want the whole card
-        make = fit_specs if options.fit else specs
-        results = [measure(spec) for spec in make(options, folders, f"{folder}/run")]
-    show(results)
-    ratios = shared_against_separate(results)
-    for entry in ratios:
-        print(f"shared over separate LoRA critic, {entry['run']}: {entry['ratio']:.2f}")
-    for run in results:
-        if "limit_gib" in run and "error" not in run:
-            print(
-                f"{run['model']} {run['setting']}: {run['peak'] / GIB:.2f} GiB, "
-                f"limit {run['limit_gib']:.0f}"
-            )
-    finish({"runs": results, "shared_over_separate": ratios})
+        save_random_model(name, folder, dtype=getattr(torch, options.dtype))
+        common = {"model": name, "folder": folder, "checkpointing": not options.no_checkpointing}
+        common |= {n: getattr(options, n) for n in ("rows", "accumulation", "epochs")}
+        common |= {"dtype": options.dtype, "autocast": options.autocast}
+        runs = [
+            measured({**common, "setting": setting, "length": length})
+            for setting in settings
+            for length in options.lengths or ([256] if options.quick else [512])
+        ]
+    finish({"runs": runs})
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from typing import Any
 
 from _outcome import finish
 from _retrieval_corpus import VOCABULARY, Language, passages, queries
-from rich.console import Console
-from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "search"))
 TOP_K = 3
 ERRORS, HANGS, HANG_SECONDS = 0.05, 0.02, 6.0
 CLIENTS, TIMEOUT = 200, 2.0
@@ -55,7 +54,7 @@ def memory() -> dict[str, float]:
 
 def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
     """Build the index, and measure."""
-    from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25
+    from search_index import build_bm25
 
     language = Language()
     started, before = time.perf_counter(), memory()
@@ -63,7 +62,8 @@ def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
         pass
     generating = time.perf_counter() - started
     build_bm25(passages(count, language), folder, stop_words_name=stop_words)
-    indexing = time.perf_counter() - started - 2 * generating  # which is done while indexing too
+    # Passages are generated while indexing too.
+    indexing = time.perf_counter() - started - 2 * generating
     size = sum(file.stat().st_size for file in Path(folder).iterdir())
     return {
         "seconds": indexing,
@@ -75,15 +75,16 @@ def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
 
 def ask(folder: str, count: int) -> dict[str, Any]:
     """Open the index, ask it, first from the disk and then from memory, and measure."""
+    from search_index import BM25Index
     from trl_stppo.recipes.search.retrieval import Passage
-    from trl_stppo.recipes.search.retrievers.bm25 import BM25Index
 
     language = Language()
     with open(Path(folder) / "passages.jsonl", encoding="utf-8") as lines:
         sample = [Passage(*json.loads(line)) for _, line in zip(range(2000), lines, strict=False)]
     asked = queries(count, language, sample)
     del language, sample
-    for file in Path(folder).iterdir():  # out of the page cache
+    # Drop the files from the page cache.
+    for file in Path(folder).iterdir():
         with open(file, "rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before, started = memory(), time.perf_counter()
@@ -119,7 +120,6 @@ def _figures(taken: list[float]) -> dict[str, float]:
 
 def serve(pipe: Any, count: int) -> None:
     """A server that fails; sends its port."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "search"))
     from serve_retriever import Handler, RetrievalServer
     from trl_stppo.recipes.search.retrieval import BM25Retriever
 
@@ -141,13 +141,14 @@ def serve(pipe: Any, count: int) -> None:
     server.RequestHandlerClass = Failing
     pipe.send(server.server_address[1])
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    pipe.recv()  # the end
+    # The other side ends the server.
+    pipe.recv()
 
 
 def load(questions: int, count: int) -> dict[str, Any]:
     """Ask the failing server from many threads."""
+    from trl_stppo.recipes.search.remote import HttpRetriever
     from trl_stppo.recipes.search.retrieval import BM25Retriever
-    from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -188,21 +189,8 @@ def load(questions: int, count: int) -> dict[str, Any]:
     }
 
 
-def show(console: Console, title: str, figures: dict[str, Any]) -> None:
-    """One table of two columns."""
-    table = Table("what", "", title=title)
-    for name, value in figures.items():
-        shown = value
-        if isinstance(value, dict):
-            shown = ", ".join(f"{key} {number:.1f}" for key, number in value.items())
-        elif isinstance(value, float):
-            shown = f"{value:,.1f}"
-        table.add_row(name, str(shown))
-    console.print(table)
-
-
 def main() -> None:
-    """Measure, print the tables, then the line of JSON."""
+    """Measure, then print the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer passages and queries")
     parser.add_argument("--passages", type=int, default=None, help="default: a million")
@@ -211,17 +199,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     count = options.passages or (40_000 if options.quick else 1_000_000)
-    console = Console(width=110)
     figures: dict[str, Any] = {"cores": os.cpu_count(), "passages": count, "words": VOCABULARY}
     for stop_words in ("english",) if options.quick else ("english", "none"):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             target = str(Path(folder) / "index")
             found = in_own_process(build, target, count, stop_words)
             found |= in_own_process(ask, target, 500 if options.quick else 2000)
-        show(console, f"BM25, {count:,} passages, stop words: {stop_words}", found)
+        print(f"BM25, {count:,} passages, stop words: {stop_words}: {found}", file=sys.stderr)
         figures[f"index_{stop_words}"] = found
     figures["http"] = load(1000 if options.quick else 4000, 2000)
-    show(console, "HTTP, 5 % errors, 2 % hangs", figures["http"])
     finish(figures)
 
 

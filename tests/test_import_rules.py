@@ -19,14 +19,14 @@ ENV_PACKAGES = {
     *("datasets", "transformers"),
     *("gem", "gymnasium", "mcp", "numpy", "openenv", "textworld"),
 }
-RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers", "textworld"}
+RECIPE_PACKAGES = {"bm25s", "datasets"}
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
     "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
     # Whole tasks on top of everything; nothing else imports them.
-    "recipes": ({"recipes", "envs", "errors"}, {"numpy", "httpx", "httpx2"}, RECIPE_PACKAGES),
+    "recipes": ({"recipes", "envs", "errors"}, {"httpx", "httpx2"}, RECIPE_PACKAGES),
     "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
     "rollout": (
         {"rollout", "generation", "core", "envs", "errors", "redaction", "threads"},

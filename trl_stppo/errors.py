@@ -37,10 +37,6 @@ class ThreadStartError(RuntimeError):
     """A thread that could not be started, usually because of a memory limit."""
 
 
-class IndexFolderError(ValueError):
-    """A folder without a complete search index of the right kind and settings."""
-
-
 class RetrievalError(RuntimeError):
     """A search that failed on a retrieval server."""
 

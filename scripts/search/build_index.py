@@ -5,6 +5,7 @@ r"""Build a search index from a corpus of passages.
 
 One JSON object per line: {"id": "0", "contents": "\"Title\"\ntext"}, as Search-R1 has it, or
 {"title": "...", "text": "..."}; .gz is read too. An interrupted build leaves no index.
+bm25 needs `pip install 'bm25s>=0.3.10'`, dense `pip install 'faiss-cpu>=1.9' 'sentence-transformers>=3'`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from search_index import DenseSettings, build_bm25, build_dense, read_corpus
 from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.retrievers.corpus import read_corpus
 
 REPORT_EVERY = 100_000
 
@@ -58,8 +59,6 @@ def build(args: argparse.Namespace) -> int:
     """Build what the flags say; the number of passages."""
     passages = reported(p for path in args.corpus for p in read_corpus(path))
     if args.kind == "bm25":
-        from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25
-
         return build_bm25(
             passages,
             args.folder,
@@ -68,8 +67,6 @@ def build(args: argparse.Namespace) -> int:
             stop_words_name=args.stop_words,
             block_tokens=args.block_tokens,
         )
-    from trl_stppo.recipes.search.retrievers.dense import DenseSettings, build_dense
-
     settings = DenseSettings(
         args.encoder, args.query_prefix, args.passage_prefix, not args.no_normalize
     )

@@ -22,9 +22,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from search_index import BM25Index, DenseIndex, build_bm25, read_corpus
 from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.retrievers import build_bm25, open_retriever
-from trl_stppo.recipes.search.retrievers.corpus import read_corpus
+from trl_stppo.recipes.search.retrievers import open_retriever
 
 MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
 
@@ -138,10 +138,10 @@ def retriever_of(args: argparse.Namespace, scratch: ExitStack) -> Any:
     if args.corpus:
         folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="retriever-")))
         build_bm25((p for path in args.corpus for p in read_corpus(path)), folder / "index")
-        return open_retriever(f"bm25:{folder / 'index'}")
+        return BM25Index(folder / "index")
     if args.stdlib:
         return open_retriever("stdlib")
-    return open_retriever(f"bm25:{args.index}" if args.index else f"dense:{args.dense}")
+    return BM25Index(args.index) if args.index else DenseIndex(args.dense)
 
 
 def parse_args() -> argparse.Namespace:

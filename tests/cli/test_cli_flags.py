@@ -39,8 +39,6 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("env check a:b --row {}", "`a:b`"),
     ("env check trl_stppo.recipes.search:SearchEnv --stict", "`--strict`"),
     ("env play trl_stppo.recipes.search:SearchEnv --row [1]", "`row=[1]`"),
-    ("estimate --use_cpu --bf16 false", "`--model_name_or_path`"),
-    ("estimate --model x --card big", "`--card big`"),
 ])  # fmt: skip
 def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.kit.dry_run_kit import launcher_of
-from tests.kit.script_kit import AGENT, DEMO, ROOT, small_data
+from tests.kit.script_kit import DEMO, ROOT, small_data
 from tests.kit.tiers import quick
-from trl_stppo.cli import agent_models, agents, arguments, planned
+from trl_stppo.cli import agent_models, agents
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
@@ -54,16 +53,6 @@ def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "processes 2" in dry_run("--config", DEMO)[1]
     assert os.environ["WORLD_SIZE"] == "2"
-
-
-def test_the_planned_models_are_those_of_the_run(tmp_path):
-    words = ["--config", DEMO, "--output_dir", str(tmp_path), "--report_to", "none"]
-    run = planned.Plan(*agents.parse_flags(arguments.TrainArguments, words), prompt=23)
-    setup = planned.planned_setup(run)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(AGENT))
-    assert setup.trainable == model.num_parameters()
-    assert setup.critic_trainable == model.num_parameters() + 128, "tied embeddings, and a head"
-    assert (setup.rows, setup.prompt) == (8, 23)
 
 
 def test_the_options_of_loading_are_merged(dry_run):

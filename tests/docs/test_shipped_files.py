@@ -1,4 +1,4 @@
-"""`trl-stppo train --dry_run` passes every file in scripts/configs."""
+"""`trl-stppo train --dry_run` passes every configuration in scripts/."""
 
 import shlex
 from pathlib import Path
@@ -7,12 +7,14 @@ import pytest
 
 from tests.kit.dry_run_kit import launcher_of
 from tests.kit.fake_gem import install
-from tests.kit.script_kit import AGENT, ROOT
-from trl_stppo.recipes.textworld import GameKind, game_rows, make_games, write_rows
+from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, scripts
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
-CONFIGS = sorted((ROOT / "scripts" / "configs").rglob("*.yaml"))
+with scripts():
+    from adventures import GameKind, game_rows, make_games, write_rows
+
+CONFIGS = sorted(SCRIPTS.rglob("*.yaml"))
 
 
 def variants_of(path: Path) -> list[str]:
@@ -29,7 +31,7 @@ def cases() -> list[tuple[Path, str]]:
 @pytest.fixture
 def small_games(tmp_path, monkeypatch):
     """What a benchmark makes for tiny.yaml of the text adventures, seen from where the file is started."""
-    pytest.importorskip("textworld")
+    pytest.importorskip("textworld.generator")
     made = tmp_path / "runs" / "studies"
     kind = GameKind(rooms=2, objects=3, quest_length=3, step_points=True, theme="basic")
     rows = 64 * game_rows(make_games(made / "games", kind, [0]))
@@ -51,11 +53,9 @@ def test_every_shipped_file_passes(path, variant, dry_run, monkeypatch, request)
         assert f"variant {variant}:" in shown
 
 
-GEM = ROOT / "scripts" / "configs" / "gem" / "games.yaml"
+GEM = SCRIPTS / "configs" / "gem" / "games.yaml"
 METHODS = ("st-ppo", "grpo", "rloo", "rebn")
-GUIDE, TINY = (
-    ROOT / "scripts" / "configs" / "textworld" / f"{name}.yaml" for name in ("guide", "tiny")
-)
+GUIDE, TINY = (SCRIPTS / "textworld" / f"{name}.yaml" for name in ("guide", "tiny"))
 
 
 def commands_of(path: Path) -> list[list[str]]:

@@ -168,8 +168,9 @@ def test_a_file_that_is_no_game_is_refused(game, path) -> None:
         TextWorldEnv().reset(game=path)
 
 
-def test_a_missing_package_names_the_extra(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "textworld", None)
+@pytest.mark.parametrize("found", [None, ModuleType("textworld")], ids=["nothing", "a folder"])
+def test_a_missing_package_names_the_extra(monkeypatch, found) -> None:
+    monkeypatch.setitem(sys.modules, "textworld", found)
     with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[textworld\]'"):
         TextWorldEnv("a.z8").reset()
 

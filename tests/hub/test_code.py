@@ -13,7 +13,6 @@ from tests.hub.hub_server import Repo
 from tests.kit.builders import build, quick_config
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import Agent
-from trl_stppo.cli.agent_models import local_config
 from trl_stppo.cli.evaluate import check_agent, load_agent
 from trl_stppo.hub.fetching import policy_folder
 from trl_stppo.hub.loading import load_tokenizer
@@ -105,11 +104,6 @@ LOADS = {
 def test_code_is_not_run_and_nobody_is_asked(load, coded, adapter, marker, tmp_path):
     with pytest.raises((ValueError, OSError)):
         LOADS[load](coded, adapter, quick_config(tmp_path / "run"))
-    assert not marker.exists()
-
-
-def test_looking_at_a_configuration_runs_no_code(coded, marker):
-    assert local_config(coded) is None
     assert not marker.exists()
 
 

@@ -12,7 +12,13 @@ from datasets import Dataset
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 FOLDERS = (
-    *(SCRIPTS, SCRIPTS / "search", SCRIPTS / "makers", SCRIPTS / "pretrained"),
+    *(
+        SCRIPTS,
+        SCRIPTS / "search",
+        SCRIPTS / "textworld",
+        SCRIPTS / "makers",
+        SCRIPTS / "pretrained",
+    ),
     *(ROOT / "benchmarks", ROOT / "benchmarks" / "studies"),
 )
 DEMO = str(SCRIPTS / "configs" / "demo.yaml")

@@ -20,11 +20,8 @@ from tests.kit.engine_run import LORA, build, engine, split_all, whole
 from tests.kit.fakes import char_tokenizer, tiny_config
 from trl_stppo.errors import CheckpointError
 from trl_stppo.hub.settings import CRITIC_FOLDER
-from trl_stppo.models.memory_of_runs import settings_of, shared_out
-from trl_stppo.models.shapes import read_setup
 from trl_stppo.trainer.disk.files import read_manifest
 from trl_stppo.trainer.sharding.deepspeed_critic import FOLDER
-from trl_stppo.trainer.sharding.runtime import sharding_name
 
 WIDTH = 96  # of a critic beside which padding does not count
 
@@ -60,7 +57,7 @@ def wide_critic() -> Qwen2ForSequenceClassification:
 
 
 def held(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
-    """What a process has of a critic, and what the memory model says of that."""
+    """What a process has of a critic."""
     trainer, weights = build(folder, {**chosen, "max_steps": 2, "critic": wide_critic()})
     split_all(trainer)
     trainer.remove_callback(weights)
@@ -68,11 +65,7 @@ def held(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     trainer.add_callback(callback)
     trainer.train()
     elements = [whole(parameter).numel() for parameter in trainer.critic.parameters()]
-    setup = read_setup(trainer.model, trainer.critic, **settings_of(trainer.args))
-    engine, processes = sharding_name(trainer.accelerator), trainer.accelerator.num_processes
-    setup = shared_out(setup, engine, processes)
-    estimated = {"weights": setup.critic_weights, "trained": setup.critic_trainable}
-    return {**callback.figures, "elements": sum(elements), "estimated": estimated}
+    return {**callback.figures, "elements": sum(elements)}
 
 
 def best(folder: Path, chosen: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(("task", "trainer"), SMALL, ids=lambda value: value)
 def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
     if task == "textworld":
-        pytest.importorskip("textworld")
+        pytest.importorskip("textworld.generator")
     cell = script("_plan").Cell("quick", task, "arm", "default", 5, {"trainer": trainer})
     record = script("_cell").run(cell, folder, small=True)
     assert record["error"] is None

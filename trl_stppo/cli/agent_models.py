@@ -1,4 +1,4 @@
-"""Models that the flags name: loading options, configurations, token counts."""
+"""Models that the flags name: loading options, checks, token counts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,6 @@ def model_options(
         if value is not None and (name not in options or value != getattr(unset, flag)):
             options[name] = value
     return options
-
-
-def local_config(name: str | None, revision: str | None = None, *, fetch: bool = False) -> Any:
-    """Return a model's configuration, or None if not found. `fetch` allows a download from the Hub."""
-    from transformers import AutoConfig
-
-    options = {"revision": revision, "local_files_only": not fetch, "trust_remote_code": False}
-    try:
-        return AutoConfig.from_pretrained(name, **options)
-    except Exception:
-        return None
 
 
 def check_models(model_args: ModelConfig, critic: str | None) -> None:
@@ -72,4 +61,5 @@ class TokenCounter:
         self.__init__(*state["_source"])  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> TokenCounter:
-        return self  # all environments of a process share it
+        # All environments of a process share it.
+        return self

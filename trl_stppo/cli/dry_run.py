@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from trl import ModelConfig
 
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
+from ..hub.loading import load_tokenizer
 from ..redaction import redacted
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from . import agents
-from . import planned as plans
-from .agent_models import TokenCounter, check_models
-from .launch import launched_as, planned_launch
+from .agent_models import TokenCounter, check_models, model_options
+from .arguments import TrainArguments
+from .flags import peeked
+from .launch import Launch, launched_as, planned_launch
 from .usage import UsageError
+
+
+@dataclass
+class Plan:
+    """A planned run: parsed flags, launch, training rows."""
+
+    args: TrainArguments
+    config: Any
+    model_args: ModelConfig
+    trainer_class: Any
+    launch: Launch = field(default_factory=Launch)
+    train: Any = None
 
 
 class Findings:
@@ -44,13 +62,9 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
     """Print the plan of a run; return 0 if it would start, 1 if not."""
     found, launch = Findings(), planned_launch(launch_words)
     with launched_as(launch):
-        run = plans.planned(words, launch)
+        run = planned(words, launch)
         look(run, found)
-        rows = plans.resolved(run)
-        try:
-            rows["memory"] = plans.memory_line(plans.planned_setup(run))
-        except ValueError as error:
-            rows["memory"] = str(error)
+        rows = resolved(run)
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
@@ -64,7 +78,14 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
     return int(bool(found.problems))
 
 
-def look(run: plans.Plan, found: Findings) -> None:
+def planned(words: Sequence[str], launch: Launch) -> Plan:
+    """Parse the flags of a run into a `Plan`. On a machine without GPU, `use_cpu` is set."""
+    if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
+        words = [*words, "--use_cpu", "true"]
+    return Plan(*agents.parse_flags(TrainArguments, words), launch)
+
+
+def look(run: Plan, found: Findings) -> None:
     """Build all parts of a training but the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
     found.check(check_models, model_args, config.value_model_name_or_path)
@@ -73,16 +94,17 @@ def look(run: plans.Plan, found: Findings) -> None:
     held_out = None
     try:
         run.train, held_out = agents.load_splits(args)
-    except Exception as error:  # rows of the Hub are not downloaded
+    except Exception as error:
+        # Rows of the Hub are not downloaded.
         wrong = isinstance(error, (UsageError, FileNotFoundError))
         (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)
     counter: Any = TokenCounter(str(model_args.model_name_or_path), model_args.model_revision)
-    if plans.local_tokenizer(run) is None:
-        counter = len  # characters: at least as many
+    if local_tokenizer(run) is None:
+        # A text has at least as many characters as tokens.
+        counter = len
     factory = found.check(agents.load_environment, args, counter)
-    run.prompt = plans.longest_prompt(run)
     if factory is None and args.environment not in (None, "none"):
         return
     found.check(agents.load_eval_environment, args, counter)
@@ -98,7 +120,7 @@ def look(run: plans.Plan, found: Findings) -> None:
         found.check(_play, factory, run, found)
 
 
-def _play(factory: Any, run: plans.Plan, found: Findings) -> None:
+def _play(factory: Any, run: Plan, found: Findings) -> None:
     """Play two rows to check the environment. An unreachable server becomes a note, not a problem."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,3 +130,61 @@ def _play(factory: Any, run: plans.Plan, found: Findings) -> None:
             if not isinstance(error.__cause__, OSError):
                 raise
             found.notes.append(str(error))
+
+
+def local_tokenizer(run: Plan) -> Any:
+    """Return the policy's tokenizer if it is on this machine, else None."""
+    try:
+        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+        return load_tokenizer(name, revision, local_files_only=True)
+    except Exception:
+        return None
+
+
+def how_trained(run: Plan) -> str:
+    """Describe the policy's training in words, such as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
+    model_args = run.model_args
+    how = f"LoRA of rank {model_args.lora_r}" if model_args.use_peft else "fully trained"
+    if model_args.load_in_4bit or model_args.load_in_8bit:
+        how += f" on {4 if model_args.load_in_4bit else 8}-bit weights"
+    dtype = model_options(model_args, run.config.model_init_kwargs).get("dtype") or "float32"
+    return f"{how}, {dtype}"
+
+
+def resolved(run: Plan) -> dict[str, str]:
+    """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
+    args, config, launch = run.args, run.config, run.launch
+    episodes, group = config.generation_batch_size, config.num_generations
+    each = config.steps_per_rollout
+    steps = config.max_steps
+    if steps <= 0 and hasattr(run.train, "__len__"):
+        batches = max(1, len(run.train) // (episodes // group))
+        steps = math.ceil(config.num_train_epochs * batches) * each
+    critic = "none"
+    if run.trainer_class.has_critic:
+        separate = config.value_model_name_or_path or not run.model_args.use_peft
+        critic = "separate" if separate else "shared"
+        critic += f", learning rate {config.critic_learning_rate:g}"
+    prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
+    optim = getattr(config.optim, "value", config.optim)
+    ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
+    return {
+        "variant": f"{config.variant}: {ratio}",
+        "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
+        "learning rate": f"{config.learning_rate:g}, {optim}",
+        "critic": critic,
+        "processes": f"{launch.processes}{'' if launch.engine == 'none' else f', {launch.engine}'}",
+        "environment": args.agent
+        or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
+        "reward functions": ", ".join(args.reward_funcs or []) or "none",
+        "rows": f"{args.rows_name}, {len(run.train):,}" if hasattr(run.train, "__len__") else "?",
+        "rollout batch": f"{episodes} episodes ({prompts}), {config.steps_per_generation} "
+        f"micro-batches of {config.per_device_train_batch_size} on each process",
+        "optimizer steps": f"{each} per rollout batch ({config.num_mini_batches} mini-batches of "
+        f"{episodes // config.num_mini_batches}, {config.num_iterations} epochs)",
+        "episode at most": f"{config.max_turns or 'any number of'} turns, "
+        f"{config.max_completion_length} tokens",
+        "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
+        if steps > 0
+        else "not known: max_steps and the number of rows are not set",
+    }

@@ -1,4 +1,4 @@
-"""Parse flags and YAML files of `train`, `evaluate` and `estimate` with TRL's parser, strictly."""
+"""Parse flags and YAML files of `train` and `evaluate` with TRL's parser, strictly."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ MODULES = {
     "new": "cli.new",
     "train": "cli.train",
     "evaluate": "cli.evaluate",
-    "estimate": "cli.estimate",
     "env check": "cli.env_check",
     "env play": "cli.play",
     "watch": "cli.watch",
@@ -33,13 +32,12 @@ MODULES = {
     "plot": "watch.plot_command",
 }
 # Commands with TRL's flags, and `run(words)`; the others have `add_arguments(parser)` and `run(options)`.
-TRAINERS = ("train", "evaluate", "estimate")
+TRAINERS = ("train", "evaluate")
 DEBUG = "TRL_STPPO_DEBUG"
 FIRST_STEPS = """\
 first steps:
   trl-stppo new my_agent                 # a folder with an agent to change
   trl-stppo env check my_env:MyEnv       # is my environment sound?
-  trl-stppo estimate --model NAME --qlora --card 24
   trl-stppo train --config run.yaml --dry_run
   trl-stppo train --config run.yaml
 
@@ -103,8 +101,6 @@ def _run(command: str, words: list[str]) -> int:
     elif command == "train" and os.environ.get("RANK", "0") == "0":
         print("loading libraries, model and data ...", file=sys.stderr, flush=True)
     run = importlib.import_module(f"trl_stppo.{MODULES[command]}").run
-    if command == "estimate":
-        return int(run(words))
     from .launch import as_words, is_launched, launch_flags, launched, starts_one
 
     flags, rest, settings = divided(types_of(command, words), words, launch_flags())

@@ -1,1 +1,1 @@
-"""Critics, PEFT adapters, memory estimates, and the small default model."""
+"""Critics, PEFT adapters, and the small default model."""

@@ -38,7 +38,8 @@ class _BackboneWithScore(GenericForSequenceClassification):
         setattr(self, self.base_model_prefix, self.backbone_class(config))
         hidden = config.get_text_config().hidden_size
         self.score = nn.Linear(hidden, config.num_labels, bias=False)
-        self.post_init()  # copies the backbone's attributes for sharding and loading
+        # Copies the backbone's attributes for sharding and loading.
+        self.post_init()
 
     @classmethod
     def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
@@ -85,43 +86,26 @@ def _has_scored_class(config: PretrainedConfig) -> bool:
         return hasattr(known(copy.deepcopy(config)), "score")
 
 
-def critic_from_config(
-    config: PretrainedConfig,
-    causal: PreTrainedModel | None = None,
-    *,
-    dtype: Any = None,
-    trust_remote_code: bool = False,
-) -> PreTrainedModel:
-    """Make a separate critic with fresh weights.
-
-    `causal` is an existing model of that configuration, or None.
-    """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    config = copy.deepcopy(config)
-    config.num_labels = 1
-    config.pad_token_id = config.get_text_config().pad_token_id
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    if _has_scored_class(config):
-        return AutoModelForSequenceClassification.from_config(config, **options)
-    if causal is None:
-        with torch.device("meta"):
-            causal = AutoModelForCausalLM.from_config(config, **options)
-        config = causal.config  # the text part's, if the model has several
-    return _class_like(causal).fresh(config, dtype)
-
-
 def critic_from_policy(
     policy: PreTrainedModel, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """Make a separate critic with the policy's current weights and a fresh scalar head."""
-    model = critic_from_config(
-        policy.config, policy, dtype=policy.dtype, trust_remote_code=trust_remote_code
-    ).to(policy.device)
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(policy.config)
+    config.num_labels = 1
+    config.pad_token_id = config.get_text_config().pad_token_id
+    if _has_scored_class(config):
+        options: dict[str, Any] = {"dtype": policy.dtype, "trust_remote_code": trust_remote_code}
+        model = AutoModelForSequenceClassification.from_config(config, **options)
+    else:
+        model = _class_like(policy).fresh(config, policy.dtype)
+    model = model.to(policy.device)
     backbone = model.base_model
     for name, weight in policy.base_model.named_parameters():
         own = backbone.get_parameter(name)
-        own.data = own.data.to(weight.dtype)  # some may be in full precision
+        # Some weights may be in full precision.
+        own.data = own.data.to(weight.dtype)
     backbone.load_state_dict(policy.base_model.state_dict())
     nn.init.zeros_(model.score.weight)
     return model
@@ -143,8 +127,9 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
             raise ValueError(
                 f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost."
             )
+        # Under ZeRO-3 the weight is in `ds_tensor`.
         weight = model.score.weight
-        nn.init.zeros_(getattr(weight, "ds_tensor", weight))  # ZeRO-3's shard
+        nn.init.zeros_(getattr(weight, "ds_tensor", weight))
     return model
 
 
@@ -156,7 +141,8 @@ def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore
     trust = options["trust_remote_code"]
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **place)
-    except (OSError, ValueError):  # an adapter, or not loadable: transformers' own error follows
+    except (OSError, ValueError):
+        # The path is an adapter, or transformers' own error follows.
         return None
     if _has_scored_class(config):
         return None

@@ -12,6 +12,7 @@ textworld-hard: worlds of six rooms, sparse rewards; the agent has been taught o
 from __future__ import annotations
 
 import random
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from transformers import Qwen2ForCausalLM, set_seed
 
 from trl_stppo.envs.adapters import TextWorldEnv
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.recipes.textworld import GameKind, demonstration, game_rows, make_games, write_rows
+
+sys.path.append(str(Path(__file__).parents[3] / "scripts" / "textworld"))
+from adventures import GameKind, demonstration, game_rows, make_games, write_rows
 
 KIND = GameKind(rooms=3, objects=4, quest_length=4, step_points=True, theme="basic")
 HARD = GameKind(rooms=6, objects=8, quest_length=4, step_points=True, theme="basic")

@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import os
-import pickle
 import random
 import shutil
 import subprocess
@@ -14,23 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from trl_stppo.errors import IndexFolderError
-from trl_stppo.recipes.search import retrievers
+from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search.retrieval import Passage, Retriever, best
-from trl_stppo.recipes.search.retrievers import open_retriever
-from trl_stppo.recipes.search.retrievers.corpus import (
-    PassageStore,
-    PassageWriter,
-    passage_of,
-    read_corpus,
-)
 
 bm25s = pytest.importorskip("bm25s")
 np = pytest.importorskip("numpy")
 
-from trl_stppo.recipes.search.retrievers import bm25_build
-from trl_stppo.recipes.search.retrievers.bm25 import BM25Index
-from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25, terms_of
+with scripts():
+    from search_index import BM25Index, IndexFolderError, build_bm25, read_corpus
+    from search_index.bm25 import _mapped, terms_of
+    from search_index.corpus import PassageStore, PassageWriter
 
 ROOT = Path(__file__).parents[3]
 PASSAGES = [
@@ -132,23 +124,20 @@ def test_nothing_known_finds_nothing(small, query: str) -> None:
 
 
 def test_it_is_a_retriever_and_checks_top_k(small) -> None:
-    index = open_retriever(f"bm25:{small}")
+    index = BM25Index(small)
     assert isinstance(index, Retriever)
-    assert open_retriever(f"bm25:{small}") is index
     assert len(index) == 5
     assert len(index.search("heap singer capital", 99)) == 3
     with pytest.raises(ValueError, match="top_k is 0"):
         index.search("heap", 0)
 
 
-def test_threads_and_other_processes_get_the_same(large) -> None:
+def test_threads_get_the_same(large) -> None:
     _, index = large
     queries = [f"w{i % 7} w{i} t{i % 50}" for i in range(200)]
     alone = [index.search(query, 3) for query in queries]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda query: index.search(query, 3), queries)) == alone
-    again = pickle.loads(pickle.dumps(index))
-    assert [again.search(query, 3) for query in queries] == alone
 
 
 def test_nothing_is_read_into_memory(large) -> None:
@@ -171,7 +160,7 @@ def test_nothing_is_read_into_memory(large) -> None:
 ])  # fmt: skip
 def test_a_damaged_folder_is_refused(small, spoil) -> None:
     spoil(small)
-    with pytest.raises(IndexFolderError, match=r"small|Build an index"):
+    with pytest.raises(IndexFolderError, match="small"):
         BM25Index(small)
 
 
@@ -195,7 +184,7 @@ def test_an_index_is_not_replaced(small) -> None:
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="not on this system")
 def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch) -> None:
     """Writing to a hole of a mapped file would end the process with SIGBUS."""
-    mapped = bm25_build._mapped(tmp_path / "x.npy", np.int32, (300_000,))
+    mapped = _mapped(tmp_path / "x.npy", np.int32, (300_000,))
     assert len(mapped) == 300_000
     assert (tmp_path / "x.npy").stat().st_blocks * 512 >= 1_200_000
     (tmp_path / "x.npy").unlink()
@@ -235,13 +224,13 @@ def test_a_corpus_without_words_is_refused(tmp_path, passages) -> None:
 def test_corpus_files_of_both_forms(tmp_path) -> None:
     lines = [
         '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}', '{"contents": "one line"}', "",
-        '{"title": "A \\"B\\" C", "text": "t"}', '{"text": "t", "title": null}',
+        '{"title": "A \\"B\\" C", "text": "t"}', '{"text": "t", "title": null}', '{"contents": "\\""}',
     ]  # fmt: skip
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write("\n".join(lines))
     expected = [Passage("Title", "text\nmore"), Passage("", "one line")]
-    expected += [Passage('A "B" C', "t"), Passage("", "t")]
+    expected += [Passage('A "B" C', "t"), Passage("", "t"), Passage("", '"')]
     assert list(read_corpus(tmp_path / "c.jsonl")) == expected
     assert list(read_corpus(tmp_path / "c.jsonl.gz")) == expected
 
@@ -267,14 +256,6 @@ def test_a_damaged_compressed_corpus_is_named(tmp_path, spoil) -> None:
         assert 1000 < int(str(caught.value).split("line ")[1].split(":")[0]) < 4000
 
 
-def test_the_names_of_the_package_come_from_their_modules() -> None:
-    for name in retrievers.__all__:
-        assert getattr(retrievers, name).__name__ == name
-    assert retrievers.BM25Index is BM25Index
-    with pytest.raises(AttributeError, match="no attribute 'Bm25'"):
-        retrievers.Bm25  # noqa: B018
-
-
 def test_the_store_keeps_any_text(tmp_path) -> None:
     odd = [Passage("", ""), Passage("a\nb", '"\\\u2028\x00'), Passage("é東", "x" * 100_000)]
     writer = PassageWriter(tmp_path)
@@ -283,10 +264,9 @@ def test_the_store_keeps_any_text(tmp_path) -> None:
     writer.close()
     store = PassageStore(tmp_path)
     assert [store[i] for i in range(len(store))] == [*odd, Passage("lone ?", "")]
-    assert passage_of({"contents": '"'}) == Passage("", '"')
 
 
-def test_the_script_builds_what_the_environment_opens(tmp_path) -> None:
+def test_the_script_builds_an_index(tmp_path) -> None:
     rows = [{"contents": f'"{p.title}"\n{p.text}'} for p in PASSAGES]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = [sys.executable, ROOT / "scripts/search/build_index.py", "bm25", tmp_path / "c.jsonl"]

@@ -101,7 +101,7 @@ def test_multiple_choice():
     texts = ["aspirin", "ibuprofen"]
     answers = ["B", "(B)", "Ibuprofen", "A", "A or B", "B) aspirin", ""]
     completions = [f"<answer>{text}</answer>" for text in answers]
-    expected = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    expected = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert multiple_choice_reward(completions, [["B"]] * 7, [texts] * 7) == expected
     by_letter = {"A": "aspirin", "B": "ibuprofen", "C": None}
     assert multiple_choice_reward(completions, ["B"] * 7, choices=[by_letter] * 7) == expected

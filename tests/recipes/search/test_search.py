@@ -2,21 +2,17 @@
 
 import inspect
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
-from trl_stppo.errors import IndexFolderError
-from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv
-from trl_stppo.recipes.search.env import (
-    NOTHING_FOUND,
-    SEARCH_PROMPT,
-    SEARCH_PROMPT_CHOICES,
-    TOLD_SO,
-)
+from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrievers
+from trl_stppo.recipes.search.env import TOLD_SO
+from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.retrievers import specs
+from trl_stppo.recipes.search.view import NOTHING_FOUND
 
 
 @BOTH
@@ -128,8 +124,8 @@ def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatc
         built.append(len(passages))
         return ScriptedRetriever("found")
 
-    monkeypatch.setattr(specs, "_opened", {})
-    monkeypatch.setattr(specs, "BM25Retriever", build)
+    monkeypatch.setattr(retrievers, "BM25Retriever", build)
+    monkeypatch.setattr(retrievers, "_open", cache(retrievers._open.__wrapped__))
     environments = [SearchEnv() if i % 2 else StdlibSearchEnv() for i in range(8)]
     for env in environments:
         env.reset(answers=["csv"])
@@ -160,10 +156,10 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
     ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
     ({"answers": ["Paris"]}, "Paris", True),
     ({"answers": ["Paris"]}, "Lyon", False),
-    ({"answers": ["B"], "choices": []}, "The answer is B", False),
-    ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
+    ({"answers": ["B"], "choices": []}, "(C)", False),
+    ({"answers": ["B"]}, "(b)", True),  # no column, and all answers are letters
     ({"answers": ["B", "Paris"]}, "Paris", True),
-    ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
+    ({"answers": ["B"], "choices": ["alpha", "beta"]}, "B) beta", True),
     ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
 ])  # fmt: skip
 def test_the_row_decides_whether_letters_are_read(row, answer: str, right: bool) -> None:
@@ -188,15 +184,12 @@ def test_unknown_settings_are_refused() -> None:
         SearchEnv(style="r1")
     with pytest.raises(ValueError, match="metric is 'bleu'; allowed are"):
         SearchEnv(metric="bleu")
-    for name in ("bm25:", "wiki", "ftp://host/x"):
+    for name in ("bm25:folder", "wiki", "ftp://host/x"):
         with pytest.raises(ValueError, match=r"retriever is .*allowed are"):
             SearchEnv(name)
-    with pytest.raises(IndexFolderError, match="no folder"):
-        SearchEnv("bm25:/no/such/folder")
 
 
-def test_environments_share_the_retriever_of_a_name(monkeypatch) -> None:
-    monkeypatch.setattr(specs, "_opened", {})
+def test_environments_share_the_retriever_of_a_name() -> None:
     first, second = (SearchEnv("http://127.0.0.1:9/retrieve") for _ in range(2))
     assert first._retriever is second._retriever
     assert SearchEnv("http://127.0.0.1:9/other")._retriever is not first._retriever

@@ -15,15 +15,13 @@ import pytest
 
 from tests.kit.script_kit import scripts
 from tests.kit.waiting import PATIENCE
+from trl_stppo.recipes.search.remote import HttpRetriever
 from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage
-from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 
 pytest.importorskip("bm25s")
 
-from trl_stppo.recipes.search.retrievers import BM25Index, build_bm25
-
-with scripts() as _module:
-    _module("serve_retriever")
+with scripts():
+    from search_index import BM25Index, build_bm25
     from serve_retriever import MAX_BODY, RetrievalServer, retriever_of
 
 ROOT = Path(__file__).parents[3]

@@ -8,12 +8,14 @@ import pytest
 from datasets import load_dataset
 
 from tests.kit import rollout_kit
-from tests.kit.script_kit import ROOT
+from tests.kit.script_kit import ROOT, scripts
 from trl_stppo.envs.adapters import TextWorldEnv
 from trl_stppo.generation.protocol import TurnResult
 from trl_stppo.models.small import tiny_tokenizer
-from trl_stppo.recipes.textworld import demonstration
 from trl_stppo.rollout.chat import ChatRenderer
+
+with scripts():
+    from adventures import demonstration
 
 KIND = {"rooms": 2, "objects": 3, "quest_length": 3, "theme": "basic", "train": 2, "test": 1}
 FLAGS = [f"--{name}={value}" for name, value in KIND.items()]
@@ -21,13 +23,20 @@ FLAGS = [f"--{name}={value}" for name, value in KIND.items()]
 
 def write(folder, *flags):
     """What the script prints."""
-    words = [sys.executable, "scripts/make_textworld.py", *FLAGS, *flags, "--output", str(folder)]
+    words = [
+        sys.executable,
+        "scripts/textworld/make_textworld.py",
+        *FLAGS,
+        *flags,
+        "--output",
+        str(folder),
+    ]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    pytest.importorskip("textworld")
+    pytest.importorskip("textworld.generator")
     folder = tmp_path_factory.mktemp("textworld") / "made"
     result = write(folder)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -26,9 +26,6 @@ def test_a_process_holds_its_share_of_the_critic(engine, ranks):
         whole["moments"] = 2 * whole["weights"]
         for part in shared_out.get(engine, tuple(whole)):
             assert 0.45 * whole[part] < held[part] < 0.55 * whole[part], part
-        halves = {"ZeRO-3": 1}.get(engine, 2)  # of bfloat16, which the estimate takes for granted
-        expected = {"weights": (halves + 2) * held["elements"], "trained": held["elements"] // 2}
-        assert held["estimated"] == expected
 
 
 @pytest.mark.parametrize("job", ["best", "best lora"])

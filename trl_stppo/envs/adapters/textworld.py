@@ -10,12 +10,14 @@ from typing import Any, Literal
 from ._common import action_text, missing, no_episode
 
 _BANNER = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
-_STATUS_LINE = re.compile(r"\n>[^\n]*\s*\Z")  # the prompt, padded, then room and score
+# The prompt, padded, then room and score.
+_STATUS_LINE = re.compile(r"\n>[^\n]*\s*\Z")
 
 # TextWorld has one parser for all games, which is not thread-safe.
 _PARSER = threading.Lock()
 
-MAX_COMMAND_CHARS = 150  # Jericho cuts at 198 bytes, with a warning
+# Jericho cuts at 198 bytes, with a warning.
+MAX_COMMAND_CHARS = 150
 PARTS = ("feedback", "description", "inventory")
 REWARDS = ("score", "dense", "sparse")
 
@@ -61,7 +63,8 @@ class TextWorldEnv:
         self._max_steps = max_steps
         self._env: Any = None
         self._loaded: str | None = None
-        self._state: Any = None  # None: no episode is running
+        # None: no episode is running.
+        self._state: Any = None
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start the game of the row's column `game`, or else the constructor's game."""
@@ -82,7 +85,9 @@ class TextWorldEnv:
         state, score, done = self._env.step(_command(action))
         self._steps += 1
         valid = bool(done) or state.moves > moves
-        reward = self._earned(state, float(score or 0)) + (0.0 if valid else self._invalid_reward)
+        reward = self._reward_of(state, float(score or 0)) + (
+            0.0 if valid else self._invalid_reward
+        )
         self._score = float(score or 0)
         truncated = not done and self._limit is not None and self._steps >= self._limit
         info = {"valid_action": valid}
@@ -99,8 +104,9 @@ class TextWorldEnv:
         self._env = self._loaded = self._state = None
 
     def _load(self, game: str) -> None:
+        # A folder of that name, such as `scripts/textworld`, has neither.
         try:
-            import textworld
+            from textworld import EnvInfos, start
         except ImportError as error:
             raise missing("textworld") from error
         if game == self._loaded:
@@ -108,7 +114,7 @@ class TextWorldEnv:
         if not (game.endswith(".z8") and os.path.isfile(game)):
             raise ValueError(f"game is {game!r}; must be the path of a .z8 file.")
         self.close()
-        wanted = textworld.EnvInfos(
+        wanted = EnvInfos(
             won=True,
             moves=True,
             max_score=self._reward == "dense",
@@ -118,12 +124,12 @@ class TextWorldEnv:
         # A warning per game, without an effect here.
         warnings.filterwarnings("ignore", message=".*change detection will be disabled")
         with _PARSER:
-            self._env, self._loaded = textworld.start(game, wanted), game
+            self._env, self._loaded = start(game, wanted), game
 
-    def _earned(self, state: Any, score: float) -> float:
+    def _reward_of(self, state: Any, score: float) -> float:
         if self._reward == "sparse":
             return float(state.won)
-        # The score is cumulative: what this turn earned is the difference.
+        # The score is cumulative: a turn's reward is the difference.
         return (score - self._score) / (state.max_score if self._reward == "dense" else 1)
 
     def _text(self, state: Any) -> str:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trl_stppo.recipes.search.choices import has_choices, letter_match, letter_of
-from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from trl_stppo.recipes.search.retrieval import Retriever
-from trl_stppo.recipes.search.retrievers.specs import STDLIB, check_name, open_retriever
+from trl_stppo.recipes.search.retrievers import STDLIB, open_retriever
 from trl_stppo.recipes.search.rewards import f1_reward
 from trl_stppo.recipes.search.squad import exact_match, f1_score
 from trl_stppo.recipes.search.stdlib_docs import Split, stdlib_search_dataset
@@ -20,18 +19,10 @@ from trl_stppo.recipes.search.view import NOTHING_FOUND, STYLES, Style, fit, fra
 if TYPE_CHECKING:
     import datasets
 
-__all__ = [
-    "NOTHING_FOUND",
-    "SEARCH_PROMPT",
-    "SEARCH_PROMPT_CHOICES",
-    "TOLD_SO",
-    "SearchEnv",
-    "StdlibSearchEnv",
-]
-
 TOLD_SO = "Write <search> words </search> or <answer> words </answer>."
 METRICS = ("em", "f1", "letter")
-CHARS_PER_TOKEN = 4  # of English text, without `count_tokens`
+# English text, without `count_tokens`.
+CHARS_PER_TOKEN = 4
 
 
 class SearchEnv:
@@ -84,7 +75,6 @@ class SearchEnv:
 
         Raises:
             ValueError: a setting that is not allowed, or a limit that is too small for the fixed texts.
-            IndexFolderError: `retriever` names a folder without a complete index.
         """
         caps = {"top_k": top_k, "max_observation_tokens": max_observation_tokens}
         caps["max_observation_chars"] = max_observation_chars
@@ -95,7 +85,6 @@ class SearchEnv:
             if choice not in allowed:
                 raise ValueError(f"{name} is {choice!r}; allowed are {allowed}.")
         if isinstance(retriever, str) and retriever != STDLIB:
-            check_name(retriever)
             retriever = open_retriever(retriever)
         self._retriever = STDLIB if retriever is None else retriever
         self._top_k, self._style, self._metric = top_k, style, metric
@@ -110,9 +99,11 @@ class SearchEnv:
         elif max_observation_tokens is not None and max_observation_chars is None:
             self._max_chars = CHARS_PER_TOKEN * max_observation_tokens
         self._invalid_reward = float(invalid_reward)
-        self._answers: tuple[str, ...] | None = None  # None: no episode is running
+        # None: no episode is running.
+        self._answers: tuple[str, ...] | None = None
         self._choices: Any = None
-        self._by_letter = False  # whether a letter is the answer of the running episode
+        # Whether a letter is the answer of the running episode.
+        self._by_letter = False
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode from a row with a column `answers`, a non-empty list of strings.
@@ -138,14 +129,14 @@ class SearchEnv:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
         turn = read_turn(action, thoughts=self._style != "plain")
         if turn.kind == "answer":
-            reward, success = self._judge(turn.content, self._answers)
+            reward, success = self._score(turn.content, self._answers)
             self._answers = None
             return "", reward, True, False, {"valid_action": True, "success": success}
         if turn.kind == "search":
             return self._observe(turn.content), 0.0, False, False, {"valid_action": True}
         return TOLD_SO, self._invalid_reward, False, False, {"valid_action": False}
 
-    def _judge(self, answer: str, golds: tuple[str, ...]) -> tuple[float, bool]:
+    def _score(self, answer: str, golds: tuple[str, ...]) -> tuple[float, bool]:
         if self._by_letter:
             success = letter_match(answer, golds, self._choices)
         else:
@@ -195,8 +186,7 @@ def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:
     choices = row.get("choices")
     if not has_choices(choices):
         # An empty column marks an open question.
-        letters = all(len(gold.strip("() .")) == 1 and letter_of(gold) for gold in answers)
-        return "choices" not in row and letters
+        return "choices" not in row and all(map(letter_of, answers))
     if any(letter_of(gold, choices) for gold in answers):
         return True
-    raise ValueError(f"answers is {answers!r}; must have a letter or text of {choices!r}.")
+    raise ValueError(f"answers is {answers!r}; must have a letter of {choices!r}.")

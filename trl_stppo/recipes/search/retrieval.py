@@ -1,7 +1,6 @@
 """The interface `Retriever`, and BM25 in memory with the optional package bm25s."""
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -24,23 +23,6 @@ class Retriever(Protocol):
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return at most `top_k` passages, best first; an empty list if nothing matches."""
         ...
-
-
-class RankingRetriever(ABC):
-    """Base class of retrievers with scores. Subclasses implement `_ranked`."""
-
-    def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return at most `top_k` passages, best first, ties in corpus order. A blank query finds none."""
-        return [passage for passage, _ in self.ranked(query, top_k)]
-
-    def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        """Return the passages of `search`, each with its score."""
-        check_top_k(top_k)
-        return self._ranked(query, top_k) if query.strip() else []
-
-    @abstractmethod
-    def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        """Rank the passages for a query that is not blank and a valid `top_k`."""
 
 
 def check_top_k(top_k: int) -> None:
@@ -74,10 +56,11 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class BM25Retriever(RankingRetriever):
+class BM25Retriever:
     """Retriever by BM25 (as in Lucene) over titles and texts in memory. Deterministic, thread-safe.
 
-    For the documentation of programs: see `words`. `BM25Index` is for text of any language.
+    For the documentation of programs: see `words`. `scripts/search/` has an index on disk, for text of any
+    language.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -90,7 +73,13 @@ class BM25Retriever(RankingRetriever):
         self._index: Any = import_bm25s().BM25()
         self._index.index(corpus, show_progress=False)
 
-    def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
+    def search(self, query: str, top_k: int) -> list[Passage]:
+        """Return at most `top_k` passages, best first, ties in corpus order. A blank query finds none."""
+        return [passage for passage, _ in self.ranked(query, top_k)]
+
+    def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
+        """Return the passages of `search`, each with its score."""
+        check_top_k(top_k)
         known = [word for word in words(query) if word in self._known_words]
         if not known:
             return []

@@ -10,7 +10,7 @@ for rows of another kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .choices import has_choices, letter_match
@@ -32,14 +32,16 @@ def exact_match_reward(
     Returns:
         One reward per completion; None for rows without answers and for rows with choices.
     """
-    return _open_question(completions, answers, choices, lambda *sides: float(exact_match(*sides)))
+    return _scores(
+        completions, answers, choices, lambda answer, golds, _: exact_match(answer, golds)
+    )
 
 
 def f1_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
     """Return SQuAD's F1 with the closest gold answer. For arguments and None see `exact_match_reward`."""
-    return _open_question(completions, answers, choices, f1_score)
+    return _scores(completions, answers, choices, lambda answer, golds, _: f1_score(answer, golds))
 
 
 # Columns in tables (docs/evaluation.md).
@@ -50,24 +52,18 @@ f1_reward.title = "F1"  # type: ignore[attr-defined]
 def multiple_choice_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """Return 1 if the answer chooses the gold letter and no other letter, else 0.
+    """Return 1 if the answer is the gold letter, alone or with the text of its choice, else 0.
 
     Args:
         completions: strings, or lists of messages.
-        answers: per row the gold letters or texts; None for a row without any.
+        answers: per row the gold letters; None for a row without any.
         choices: per row the texts in order, or letter -> text; without the column A to Z are allowed.
         **columns: not used.
 
     Returns:
         One reward per completion; None for rows without answers, or without choices in that column.
     """
-
-    def score(answer: str | None, golds: list[str], texts: Any) -> float | None:
-        if choices is not None and not has_choices(texts):
-            return None
-        return float(letter_match(answer, golds, texts))
-
-    return _scores(completions, answers, choices, score)
+    return _scores(completions, answers, choices, letter_match, lettered=True)
 
 
 def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -133,43 +129,34 @@ def _share_in_format(turns: list[str]) -> float:
     return right / len(turns) if turns else 0.0
 
 
-def _open_question(
-    completions: Sequence[Any],
-    answers: Any,
-    choices: Any,
-    score: Callable[[str, Iterable[str]], float],
-) -> list[float | None]:
-    return _scores(
-        completions,
-        answers,
-        choices,
-        lambda answer, golds, texts: None if has_choices(texts) else score(answer or "", golds),
-    )
-
-
 def _scores(
     completions: Sequence[Any],
     answers: Any,
     choices: Any,
-    score: Callable[[str | None, list[str], Any], float | None],
+    score: Callable[[str, list[str], Any], float],
+    *,
+    lettered: bool = False,
 ) -> list[float | None]:
-    """Score each final answer by its row's gold answers. Return None for a row without gold answers."""
+    """Score the final answers by gold answers and choices.
+
+    Return None for a row without gold answers, and, if there is the column `choices`, for a row that has
+    choices where `lettered` is False, or none where it is True.
+    """
     number = len(completions)
     golds = map(_as_texts, _per_row(answers, number))
     rows = zip(completions, golds, _per_row(choices, number), strict=True)
-    return [score(final_answer(c), gold, texts) if gold else None for c, gold, texts in rows]
+    return [
+        float(score(final_answer(completion) or "", gold, texts))
+        if gold and (choices is None or has_choices(texts) == lettered)
+        else None
+        for completion, gold, texts in rows
+    ]
 
 
 def _as_texts(value: Any) -> list[str]:
-    if value is None or isinstance(value, bool | Mapping):
-        return []
-    if isinstance(value, str):
-        return [value] if comparable(value) else []
-    if isinstance(value, int | float):
-        return [str(value)]
-    if not isinstance(value, Iterable):
-        return []
-    return [text for entry in value if not isinstance(entry, list) for text in _as_texts(entry)]
+    values = [value] if isinstance(value, str | bytes) or not isinstance(value, Sequence) else value
+    found = [str(v) for v in values if isinstance(v, str | int | float) and not isinstance(v, bool)]
+    return list(filter(comparable, found))
 
 
 def _per_row(values: Any, number: int) -> list[Any]:

@@ -14,13 +14,17 @@ _OBSERVATION_TAG = re.compile(r"<(/?)information>")
 class Turn:
     """A parsed turn: its action, the action's content, and whether its format is tidy."""
 
-    kind: Kind = ""  # of its only action; "" without a valid one
-    content: str = ""  # of the action, stripped; not empty if there is one
-    tidy: bool = False  # whether it is one thought with words, then the action, and nothing else
+    # The only action; "" without a valid one.
+    kind: Kind = ""
+    # The action's text, stripped; not empty if there is an action.
+    content: str = ""
+    # Whether the turn is one thought with words, then the action, and nothing else.
+    tidy: bool = False
 
 
 class _Tag(NamedTuple):
-    name: str  # "thought" for a complete one, from its opening to its end
+    # "thought" for a complete thought, from its opening to its end.
+    name: str
     closing: bool
     start: int
     end: int
@@ -88,7 +92,8 @@ def _with_whole_thoughts(text: str) -> list[_Tag]:
         elif match[0] == "<think>":
             thought, first = _tag(match), False
         elif match[0] == "</think>" and first:
-            found, first = [_Tag("thought", False, 0, match.end())], False  # opened before the turn
+            # The thought was opened before the turn.
+            found, first = [_Tag("thought", False, 0, match.end())], False
         else:
             found.append(_tag(match))
     return found if thought is None else [*found, thought]

@@ -24,8 +24,10 @@ class Layout:
     """Passages joined into one text, with the positions at which the text may end."""
 
     shown: str
-    cuts: Sequence[int]  # allowed ends, ascending: ends of words, never within a heading
-    first: str  # the first passage without its heading, for a small limit
+    # Allowed ends, ascending: ends of words, never within a heading.
+    cuts: Sequence[int]
+    # The first passage without its heading, for a small limit.
+    first: str
 
 
 def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
@@ -35,7 +37,7 @@ def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
     """
     shown, cuts, first = "", [], ""
     for number, passage in enumerate(passages, start=1):
-        text, title = _tame(passage.text), _tame(passage.title)
+        text, title = _one_line(passage.text), _one_line(passage.title)
         if style == "plain":
             shown += " | " if number > 1 else ""
         else:
@@ -80,6 +82,6 @@ def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> st
     return shown[: ends[low]]
 
 
-def _tame(text: str) -> str:
+def _one_line(text: str) -> str:
     """Return a passage's text on one line, without tags that could close the block or be an action."""
     return " ".join(TAG.sub(" ", text).split())

@@ -14,14 +14,14 @@ from typing import Any
 from trl_stppo.errors import RetrievalError
 from trl_stppo.recipes.search.retrieval import Passage, check_top_k
 
-from .corpus import passage_of
-
-try:  # a dependency of huggingface_hub, the first from its version 2 on
+# huggingface_hub depends on one of the two, on the first from its version 2 on.
+try:
     import httpx2 as httpx
 except ImportError:
     import httpx  # type: ignore[no-redef]
 
-_RETRIED = frozenset({408, 429})  # "timeout" and "too many requests", unlike other 4xx
+# "timeout" and "too many requests", unlike other 4xx
+_RETRIED = frozenset({408, 429})
 _HEADERS = {"Content-Type": "application/json"}
 # Not the global generator, which a reproducible run draws from.
 _random = random.Random()
@@ -86,7 +86,8 @@ class HttpRetriever:
         self._process = os.getpid()
 
     def _ask(self, query: str, top_k: int) -> tuple[Passage, ...]:
-        if self._process != os.getpid():  # a fork must not use its parent's connections
+        # A fork must not use its parent's connections.
+        if self._process != os.getpid():
             self._connect()
         request = json.dumps({"queries": [query], "topk": top_k, "return_scores": True})
         pause = self._settings["backoff"]
@@ -111,6 +112,23 @@ class HttpRetriever:
         raise RetrievalError(f"{self.url} failed {attempt + 1} times. The last failure: {failure}.")
 
 
+def passage_of(record: object) -> Passage:
+    """Parse a record of a corpus file, or of a server's response, into a passage.
+
+    It has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
+    """
+    if isinstance(record, dict):
+        contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
+        if isinstance(contents, str):
+            first, newline, rest = contents.partition("\n")
+            return Passage(_unquoted(first), rest) if newline else Passage("", contents)
+        if isinstance(text, str) and isinstance(title, str | None):
+            return Passage(_unquoted(title or ""), text)
+    raise ValueError(
+        f"a passage is {record!r:.120}; must have the string `contents`, or `text` and perhaps `title`."
+    )
+
+
 def _passage(hit: Any) -> Passage:
     """Parse a search result of the server, with or without a score, into a passage."""
     return passage_of(hit["document"] if isinstance(hit, dict) and "document" in hit else hit)
@@ -118,3 +136,9 @@ def _passage(hit: Any) -> Passage:
 
 def _make(url: str, settings: dict[str, Any]) -> HttpRetriever:
     return HttpRetriever(url, **settings)
+
+
+def _unquoted(title: str) -> str:
+    title = title.strip()
+    quoted = len(title) >= 2 and title[0] == title[-1] == '"'
+    return title[1:-1] if quoted else title

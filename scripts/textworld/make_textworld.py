@@ -1,6 +1,6 @@
 """Make TextWorld games, rows of them for `trl-stppo train`, and demonstrations (docs/recipes.md).
 
-python scripts/make_textworld.py --train 1000 --test 100 --output data/textworld
+python scripts/textworld/make_textworld.py --train 1000 --test 100 --output data/textworld
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trl_stppo.envs.adapters import TextWorldEnv
-from trl_stppo.recipes.textworld import (
+from adventures import (
     SYSTEM_PROMPT,
     THEMES,
     GameKind,
@@ -20,7 +19,10 @@ from trl_stppo.recipes.textworld import (
     write_rows,
 )
 
-TEST_SEEDS = 10**6  # so far behind the training games'
+from trl_stppo.envs.adapters import TextWorldEnv
+
+# So far behind the training games' seeds.
+TEST_SEEDS = 10**6
 PARTS = ["description", "feedback", "inventory"]
 
 
@@ -58,7 +60,8 @@ def main() -> None:
             if split == "train":
                 shown = [{"messages": demonstration(row, env)} for row in rows]
                 write_rows(args.output / "demonstrations" / "messages.jsonl", shown)
-    except (ValueError, OSError, ImportError) as error:  # what the reader can mend
+    except (ValueError, OSError, ImportError) as error:
+        # A reader can mend these.
         sys.exit(f"{type(error).__name__}: {error}")
     print(f"rows: {args.output}\ndemonstrations: {args.output / 'demonstrations'}")
 

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trl_stppo.errors import IndexFolderError
-
 MANIFEST = "index.json"
 FORMAT = 1
+
+
+class IndexFolderError(ValueError):
+    """A folder without a complete search index of the right kind and settings."""
 
 
 @contextmanager

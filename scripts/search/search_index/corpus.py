@@ -9,26 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from trl_stppo.recipes.search.remote import passage_of
 from trl_stppo.recipes.search.retrieval import Passage
 
 TEXTS, OFFSETS = "passages.jsonl", "offsets.npy"
-
-
-def passage_of(record: object) -> Passage:
-    """Parse a record of a corpus file, or of a server's response, into a passage.
-
-    It has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
-    """
-    if isinstance(record, dict):
-        contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
-        if isinstance(contents, str):
-            first, newline, rest = contents.partition("\n")
-            return Passage(_unquoted(first), rest) if newline else Passage("", contents)
-        if isinstance(text, str) and isinstance(title, str | None):
-            return Passage(_unquoted(title or ""), text)
-    raise ValueError(
-        f"a passage is {record!r:.120}; must have the string `contents`, or `text` and perhaps `title`."
-    )
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
@@ -62,7 +48,8 @@ class PassageWriter:
     def __init__(self, folder: Path) -> None:
         """Open the passage file in `folder`. The folder is complete after `close`."""
         self._folder = folder
-        self._file: IO[bytes] = open(folder / TEXTS, "wb")  # noqa: SIM115 (closed in close)
+        # `close` closes the file.
+        self._file: IO[bytes] = open(folder / TEXTS, "wb")  # noqa: SIM115
         self._ends = array("q", [0])
 
     def __len__(self) -> int:
@@ -77,8 +64,6 @@ class PassageWriter:
 
     def close(self) -> None:
         """Close the passage file, and write the offsets of the passages."""
-        import numpy as np
-
         self._file.close()
         np.save(self._folder / OFFSETS, np.frombuffer(self._ends, dtype=np.int64))
 
@@ -88,8 +73,6 @@ class PassageStore:
 
     def __init__(self, folder: Path) -> None:
         """Map the files of a folder that a `PassageWriter` completed."""
-        import numpy as np
-
         self._offsets: Any = np.load(folder / OFFSETS, mmap_mode="r")
         with open(folder / TEXTS, "rb") as file:
             self._texts = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -101,9 +84,3 @@ class PassageStore:
         start, end = self._offsets[number : number + 2].tolist()
         title, text = json.loads(self._texts[start:end])
         return Passage(title, text)
-
-
-def _unquoted(title: str) -> str:
-    title = title.strip()
-    quoted = len(title) >= 2 and title[0] == title[-1] == '"'
-    return title[1:-1] if quoted else title

@@ -1,6 +1,6 @@
 """Dense retrieval: an encoder's vectors in a faiss index.
 
-faiss and sentence-transformers are optional; the latter is for encoders by name.
+It needs `pip install 'faiss-cpu>=1.9'`, and `'sentence-transformers>=3'` for encoders by name.
 """
 
 import threading
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trl_stppo.errors import IndexFolderError
-from trl_stppo.recipes.search.retrieval import Passage, RankingRetriever
+from trl_stppo.recipes.search.retrieval import Passage
 
 from .corpus import PassageStore, PassageWriter
-from .folders import new_folder, read_manifest, write_manifest
+from .folders import IndexFolderError, new_folder, read_manifest, write_manifest
+from .ranking import RankingRetriever
 
 KIND = "dense"
 VECTORS, PROBE = "vectors.faiss", "probe.npy"
@@ -106,7 +106,7 @@ class DenseIndex(RankingRetriever):
             IndexFolderError: no complete index of this kind, or one of another encoder.
         """
         faiss = _import_faiss()
-        self.folder, self._encode = Path(folder), encode
+        self.folder = Path(folder)
         made = read_manifest(self.folder, KIND)
         self.settings = DenseSettings(**{name: made[name] for name in asdict(DenseSettings())})
         self._encoder = _Encoder(self.settings, encode)
@@ -116,13 +116,6 @@ class DenseIndex(RankingRetriever):
 
     def __len__(self) -> int:
         return len(self._passages)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._encode is not None:
-            raise TypeError(
-                "a DenseIndex with `encode` cannot be pickled; open it in the other process."
-            )
-        return DenseIndex, (self.folder,)
 
     def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
         vectors, most = self._encoder.queries([query]), min(top_k, len(self._passages))

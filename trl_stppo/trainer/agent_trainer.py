@@ -355,7 +355,7 @@ class AgentTrainer(Bridge):
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card, with a section on the agent, as `README.md` in the output directory.
+        """Write TRL's model card, with results and settings, as `README.md` in the output directory.
 
         A README.md that no trainer has written stays as it is; a push uploads it.
 

@@ -1,4 +1,4 @@
-"""Builds a run's `hub.description.Description` from a trainer or from a plan."""
+"""The description of a run, for its card, `agent.json`, checkpoints and log."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePath
 from typing import Any
 
-from ..envs.base import tool_names
-from ..hub.description import Description, Environment
 from ..models.critic import SeparateCritic
-from ..redaction import is_secret, redacted
+from ..redaction import redacted
 from ._trl import get_config_model_id
-from .bridge import Bridge, Internals
+from .bridge import Bridge
 from .planning.plan import RolloutPlan
-from .ppo_config import PPOConfig
 
 # Names that `datasets` gives to rows read from files: the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
@@ -30,46 +27,89 @@ _WORD = re.compile(r"[\w.-]{1,24}")
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
+@dataclass(frozen=True)
+class Description:
+    """Description of a run.
+
+    Attributes:
+        trainer, variant: class of the trainer, and the option.
+        model: the policy's name on the Hub or path, else its class.
+        dtype: of its weights, such as "bfloat16".
+        adapter: `type`, rank `r` and `target_modules`; None if all weights are trained.
+        quantization: a bitsandbytes configuration, or None.
+        critic: "none", "shared" (an adapter on the policy), or "separate" with its adapter's type and rank.
+        environments: as in `AgentSettings`.
+        tools: names of the functions without an environment.
+        players: environments with their arguments, tools, or the function that plays the episodes.
+        dataset: name of the training data, if it is known.
+        rows: their number; None for a stream.
+        settings: that affect the weights; without secrets.
+    """
+
+    trainer: str
+    variant: str | None
+    model: str
+    dtype: str
+    adapter: Mapping[str, Any] | None
+    quantization: dict[str, Any] | None
+    critic: str
+    environments: list[dict[str, Any]]
+    tools: list[str]
+    players: list[str]
+    dataset: str | None
+    rows: int | None
+    settings: Mapping[str, Any]
+
+    @property
+    def task(self) -> dict[str, str]:
+        """Return the short names of model, environment and data set, without secrets."""
+        size = "a stream" if self.rows is None else f"{self.rows} rows"
+        return {
+            # The last part of `runs/a/checkpoint-100` alone is ambiguous.
+            "model": "/".join(PurePath(self.model).parts[-2:]),
+            "environment": " + ".join(self.players) or "none",
+            "dataset": size if self.dataset is None else f"{self.dataset}, {size}",
+        }
+
+
 def describe(host: Bridge, rollout: RolloutPlan) -> Description:
     """Describe a trainer's run with its rollout plan."""
-    model = host.accelerator.unwrap_model(host.model)
+    model, rows = host.accelerator.unwrap_model(host.model), host.train_dataset
     critic = "none" if not host.has_critic else "shared"
     if isinstance(host.critic, SeparateCritic):
         lora = adapter_of(host.critic.model)
         critic = "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
     quantization: Any = getattr(model.config, "quantization_config", None)
-    return description_of(
-        type(host),
-        host.args,
-        rollout,
-        host.train_dataset,
+    known = getattr(getattr(rows, "info", None), "dataset_name", None)
+    classes = {name: type(probe) for name, probe in rollout.probes.items()}
+    factories: dict[str | None, Any] = {**rollout.tools, **rollout.text}
+    tools = [_name_of(tool) for tool in rollout.standalone_tools]
+    return Description(
+        trainer=type(host).__name__,
+        variant=getattr(host.args, "variant", None),
         model=get_config_model_id(model.config) or type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
         adapter=adapter_of(model),
         quantization=as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
         critic=critic,
-    )
-
-
-def description_of(
-    trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
-) -> Description:
-    """Describe a run from its settings. `rollout` and `rows` are None if unknown."""
-    rollout, card = rollout or RolloutPlan(), Internals(trainer_class)
-    player = rollout.user_func
-    known = getattr(getattr(rows, "info", None), "dataset_name", None)
-    return Description(
-        trainer=trainer_class.__name__,
-        method=card.method,
-        paper=card.paper.get("id"),
-        variant=getattr(args, "variant", None),
-        environments=tuple(_environments(rollout)),
-        tools=_tool_list(rollout.standalone_tools),
-        player=None if player is None else _name_of(player),
-        dataset=next(iter(hub_datasets(rows)), None if known in READERS else known),
+        environments=[
+            {
+                "name": name,
+                "kind": "text" if name in rollout.text else "tools",
+                "class": cls.__qualname__,
+                "import": f"{cls.__module__}:{cls.__qualname__}",
+            }
+            for name, cls in classes.items()
+        ],
+        tools=tools,
+        players=[
+            *(cls.__name__ + _arguments(factories.get(name)) for name, cls in classes.items()),
+            *([f"tools {' '.join(tools)}"] if tools else []),
+            *([] if rollout.user_func is None else [_name_of(rollout.user_func)]),
+        ],
+        dataset=_hub_dataset(rows) or (None if known in READERS else known),
         rows=len(rows) if hasattr(rows, "__len__") else None,
-        settings=algorithm_settings(args),
-        **models,
+        settings=algorithm_settings(host.args),
     )
 
 
@@ -92,20 +132,15 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     names |= {"importance_sampling_level", "generation_batch_size", "bf16", "seed"}
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
-            names |= vars(base).get("__annotations__", {}).keys()  # without inherited ones
+            # Without inherited annotations.
+            names |= vars(base).get("__annotations__", {}).keys()
     names &= {spec.name for spec in fields(args)}
-    names -= {"report_to", "logging_steps"}  # they move no weights
+    # These move no weights.
+    names -= {"report_to", "logging_steps"}
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, list, dict, type(None))
     return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
-
-
-def hub_datasets(rows: Any) -> list[str]:
-    """Return the Hub ids of data sets, read from the cache paths `<namespace>___<name>`."""
-    files = getattr(rows, "cache_files", None) or []
-    parts = [_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts]
-    return list(dict.fromkeys(f"{part[1]}/{part[2]}" for part in parts if part))
 
 
 def as_json(value: Any) -> Any:
@@ -113,21 +148,11 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
-    for name, probe in rollout.probes.items():
-        cls, is_text = type(probe), name in rollout.text
-        factory = (rollout.text if is_text else rollout.tools).get(name)
-        tools = [] if is_text else [getattr(probe, tool) for tool in tool_names(probe)]
-        about = inspect.cleandoc(cls.__dict__.get("__doc__") or "").split("\n\n")[0]
-        yield Environment(
-            name=name,
-            kind="text" if is_text else "tools",
-            class_name=cls.__qualname__,
-            module=cls.__module__,
-            arguments=_arguments(factory),
-            about=about,
-            tools=_tool_list(tools),
-        )
+def _hub_dataset(rows: Any) -> str | None:
+    """Return the Hub id of a data set, read from the cache path `<namespace>___<name>`."""
+    files = getattr(rows, "cache_files", None) or []
+    parts = (_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts)
+    return next((f"{part[1]}/{part[2]}" for part in parts if part), None)
 
 
 def _arguments(factory: Any) -> str:
@@ -135,27 +160,23 @@ def _arguments(factory: Any) -> str:
     if not isinstance(factory, functools.partial):
         return ""
     try:
-        named = inspect.signature(factory.func).bind_partial(*factory.args).arguments
-    except (TypeError, ValueError):  # it might hold a secret, so it is left out
-        named = {}
-    words = [_short(value) for name, value in named.items() if not is_secret(name)]
-    for name, value in factory.keywords.items():
-        if not is_secret(name) and not (name == COUNTER and callable(value)):
+        given = dict(inspect.signature(factory.func).bind_partial(*factory.args).arguments)
+    except (TypeError, ValueError):
+        # Without its name, an argument might be a secret.
+        given = {}
+    words = [_short(value) for value in redacted(given, blank=None).values() if value is not None]
+    for name, value in redacted(factory.keywords, blank=None).items():
+        if value is not None and not (name == COUNTER and callable(value)):
             words.append(f"{name}={_short(value)}")
     return f"({', '.join(words)})" if words else ""
 
 
 def _short(value: Any) -> str:
     """Return a number or a word as text, and any other value as a digest."""
-    value = redacted(value)
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)
     text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)
     return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _tool_list(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((_name_of(tool), (inspect.getdoc(tool) or "").split("\n")[0]) for tool in tools)
 
 
 def _name_of(function: Any) -> str:

@@ -13,10 +13,10 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging as upstreams
 
 from ...errors import CheckpointError, CheckpointWriteError
-from ...hub.description import Description
 from ...models.critic import SharedCritic
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped
+from ..describe import Description
 from ..disk import disk, files
 from ..disk.run_lock import RunLock
 from ..processes import done_by

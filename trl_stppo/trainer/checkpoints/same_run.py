@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...hub.description import Description
 from ..bridge import Bridge
+from ..describe import Description
 from ..sharding.runtime import is_sharded, sharding_name
 
 logger = logging.getLogger(__name__)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from transformers import TrainerCallback
 
 from ...hub import card, pushing
-from ...hub.description import Description
 from ...hub.settings import AGENT_FILE, CRITIC_FOLDER
 from ...models.adapters import discard_saved_reference
 from ...rollout.episode import Limits
-from .._trl import uploads_without
+from .._trl import replaced, uploads_without
 from ..bridge import Bridge, Wrapped
 from ..checkpoints.checkpoints import Checkpoints
+from ..describe import Description
 from ..sharding.critics import gathered
 from . import agent_files
 
 logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def repo_name(host: Bridge) -> str:
@@ -36,6 +40,12 @@ def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs:
         wrapped(token, **kwargs)
     except Exception as error:
         raise pushing.failed_creation(error, repo_name(host)) from error
+
+
+def _on_the_hub(*names: str | None) -> str | None:
+    """Return the first name of a data set that has the form of an id on the Hub and is no path here."""
+    known = (n for n in names if n and _HUB_ID.fullmatch(n) and not Path(n).exists())
+    return next(known, None)
 
 
 class Publisher(TrainerCallback):
@@ -71,7 +81,8 @@ class Publisher(TrainerCallback):
         if not self._host.args.should_save:
             wrapped(output_dir, state_dict)
             return
-        with card.kept(folder):
+        # PEFT would write a card of its own, or take the tags out of the run's card.
+        with replaced(PeftModel, create_or_update_model_card=lambda *_: None):
             wrapped(output_dir, state_dict)
             self._host.critic.save(folder / CRITIC_FOLDER)
         agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
@@ -97,31 +108,25 @@ class Publisher(TrainerCallback):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Implement `AgentTrainer.create_model_card`: write TRL's card and add the agent's sections."""
-        host = self._host
-        if not card.may_be_written(self._run_dir):
-            self._warn_of_foreign_card(self._run_dir / card.CARD)
-            return
-        own = model_name or Path(repo_name(host)).name
-        names = agent_files.card_names(own, dataset_name, host.train_dataset)
-        wrapped(*names, tags=tags)
+        """Implement `AgentTrainer.create_model_card`: write TRL's card, and add results and settings."""
+        host, path = self._host, self._run_dir / card.CARD
         if not host.is_world_process_zero():
             return
-        try:
-            agent_files.improve_card(host, self._describe(), *names)
-        except Exception as error:  # a card must not end a run; TRL's exists
-            logger.warning(
-                "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
-            )
-
-    def _warn_of_foreign_card(self, path: Path) -> None:
-        if self._foreign_card_named or not self._host.is_world_process_zero():
+        if not card.may_be_written(path):
+            if not self._foreign_card_named:
+                logger.warning(
+                    "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
+                    path, card.GENERATED,
+                )  # fmt: skip
+            self._foreign_card_named = True
             return
-        self._foreign_card_named = True
-        logger.warning(
-            "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
-            path, card.GENERATED,
-        )  # fmt: skip
+        run, repo = self._describe(), repo_name(host)
+        wrapped(model_name or Path(repo).name, _on_the_hub(dataset_name, run.dataset), tags)
+        names = card.SETTINGS if run.critic == "none" else (*card.SETTINGS, *card.OF_CRITIC)
+        settings = {name: run.settings.get(name) for name in names}
+        card.add_run(
+            path, host.hub_model_id or str(self._run_dir), settings, host.state.log_history
+        )
 
     # ----------------------------------------------------------------------- uploads
 

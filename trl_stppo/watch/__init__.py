@@ -9,15 +9,15 @@ _LAZY = {
     "ProgressLines": "trl_stppo.watch.lines",
     "MetricsFile": "trl_stppo.watch.metrics_file",
     "Run": "trl_stppo.watch.runs",
-    "draw_curves": "trl_stppo.watch.curves",
+    "draw_curves": "trl_stppo.watch.plot",
     "read_run": "trl_stppo.watch.runs",
 }
 __all__ = ["MetricsFile", "ProgressLines", "Run", "draw_curves", "read_run"]
 
 if TYPE_CHECKING:
-    from .curves import draw_curves
     from .lines import ProgressLines
     from .metrics_file import MetricsFile
+    from .plot import draw_curves
     from .runs import Run, read_run
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from .figures import number
+from .figures import FALLS, SCORE, SUCCESS, number
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,29 @@ OF_TRL = {
 }
 
 
+class Panel(NamedTuple):
+    """One panel of curves: metric, title, unit, and limits of the axis, None if the data have none."""
+
+    metric: str
+    title: str
+    unit: str
+    limits: tuple[float | None, float | None] = (0, None)
+
+
+OUTCOMES = (
+    Panel(SUCCESS, "success", "share of episodes", (-0.02, 1.02)),
+    Panel(SCORE, "score", "reward", (None, None)),
+)
+DIAGNOSTICS = (
+    Panel("policy/approx_kl", "KL to the sampling policy", "nats per token"),
+    Panel("policy/clip_fraction", "clip fraction", "share of tokens"),
+    Panel("policy/entropy", "entropy", "nats per token"),
+    Panel("tools/call_frequency", "tool calls", "per episode"),
+    Panel("clip_bias/scale", "scale of the update", "factor", (-0.02, 1.02)),
+    Panel("value/explained_variance", "explained variance", "share", (-1.05, 1.05)),
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """The log of a run."""
@@ -40,6 +65,33 @@ class Run:
     source: Path = Path()  # the file
     steps_per_rollout: int | None = None  # optimizer steps of an update; None if unknown
     resumed: list[int] = field(default_factory=list)  # steps at which the run went on
+
+    def panels(self) -> list[Panel]:
+        """Return the panels of which the run has a value: success or else score, and diagnostics."""
+        outcomes = [panel for panel in OUTCOMES if self.points(panel.metric)[0]]
+        return [*outcomes[:1], *(p for p in DIAGNOSTICS if self.points(p.metric)[0])]
+
+    def points(self, metric: str, steps: int | None = None) -> tuple[list[int], list[float]]:
+        """Return the updates and a metric's mean in each, sorted. The last entry of a step counts.
+
+        Values that are not finite are left out. An update has this many optimizer steps; by default the
+        run's, or 1.
+        """
+        per_update = steps or self.steps_per_rollout or 1
+        entries = sorted((e for e in self.history if metric in e), key=lambda e: e["step"])
+        last = {entry["step"]: number(entry[metric]) for entry in entries}
+        updates: dict[int, list[float]] = {}
+        for step, value in last.items():
+            if value is not None:
+                updates.setdefault(math.ceil(step / per_update), []).append(value)
+        return list(updates), [fmean(values) for values in updates.values()]
+
+    def falls(self) -> set[int]:
+        """Return the updates in which the counter `guard/falls` increased."""
+        at, counts = self.points(FALLS, 1)
+        pairs = zip(at, counts, [0.0, *counts], strict=False)
+        steps = self.steps_per_rollout or 1
+        return {math.ceil(step / steps) for step, now, before in pairs if now > before}
 
 
 def read_run(path: str | Path) -> Run:

@@ -38,7 +38,7 @@ def html(run):
 def test_it_holds_every_episode(run, html):
     held, episodes = blocks(html), list(read_trace(run))
     listed = held["list-data"]
-    assert [row[0] for row in listed["rows"]] == [e.key for e in episodes]
+    assert [row["key"] for row in listed["rows"]] == [e.key for e in episodes]
     for number, episode in enumerate(episodes):
         shown = held[f"episode-{number}"]
         assert "".join(shown["pieces"]) == episode.text
@@ -61,9 +61,8 @@ def test_the_list_tells_question_and_answer_without_tags(tmp_path):
     ]  # fmt: skip
     write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
     listed = blocks(build_page(tmp_path, tmp_path / "page.html").path.read_text())["list-data"]
-    at = [listed["columns"].index(name) for name in ("question", "answer")]
-    told = [[row[i] for i in at] for row in listed["rows"]]
-    assert told == [["Which? One.", "this"], ["Be brief. Which?", "this"]]
+    shown = [(row["question"], row["answer"]) for row in listed["rows"]]
+    assert shown == [("Which? One.", "this"), ("Be brief. Which?", "this")]
 
 
 def test_its_policy_allows_its_own_script_and_nothing_else(html):
@@ -95,7 +94,7 @@ def test_of_many_episodes_some_are_taken_evenly(run):
     page = build_page(run, run / "few.html", max_episodes=4)
     assert (page.episodes, page.recorded) == (4, 34)
     rows = blocks(page.path.read_text())["list-data"]["rows"]
-    assert [row[0] for row in rows] == ["train-1-0", "train-4-2", "train-8-1", "train-11-0"]
+    assert [row["key"] for row in rows] == ["train-1-0", "train-4-2", "train-8-1", "train-11-0"]
 
 
 def options(*words: str) -> argparse.Namespace:

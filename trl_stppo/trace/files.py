@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str
 
 def _dumps(line: dict[str, Any]) -> str:
     # ASCII keeps invalid text, such as half of a surrogate pair.
-    return json.dumps(line, separators=(",", ":"), default=str, allow_nan=False) + "\n"
+    return json.dumps(line, separators=(",", ":"), default=str) + "\n"
 
 
 def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
@@ -93,13 +93,8 @@ def read_updates(
 ) -> list[tuple[TracedUpdate, Path]]:
     """Return the updates of a run, in order, with their trace files. See `read_trace`."""
     place = trace_folder(folder)
-    damage = Damage() if damage is None else damage
-    found = []
-    for path in sorted(place.glob(f"*{ENDING}")):
-        update = _read_header(path, damage)
-        if update is not None:
-            found.append((update, path))
-    starts = {(*_start(update), update.first_step) for update, _ in found}
+    found = _read_headers(place, Damage() if damage is None else damage)
+    starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
     if not latest:
         raise TraceError(f"`{place}` holds no readable trace file. {_ADVICE}")
@@ -108,31 +103,33 @@ def read_updates(
 
 def next_start(folder: Path) -> int:
     """Return the number for a new training: one more than the highest recorded number."""
-    headers = (_read_header(path, Damage()) for path in folder.glob(f"*{ENDING}"))
-    return 1 + max((update.start for update in headers if update is not None), default=0)
-
-
-def _start(update: TracedUpdate) -> tuple[int, float]:
-    """Return the sort key of an update's training: its number, or its start time if it has no number."""
-    return update.start, update.started if update.start == 0 else 0.0
+    return 1 + max((update.start for update, _ in _read_headers(folder, Damage())), default=0)
 
 
 def read_episodes(
-    update: TracedUpdate, path: Path, damage: Damage | None = None
+    update: TracedUpdate, path: Path, damage: Damage | None = None, **options: Any
 ) -> Iterator[TracedEpisode]:
-    """Yield the episodes of a trace file. Damaged episodes are skipped and counted in `damage`."""
-    lost = Damage()
+    """Yield the episodes of a trace file. Damaged episodes are skipped and counted in `damage`.
+
+    `options` are those of `json.loads`.
+    """
+    read = 0
+    reason: Exception = EOFError("the file has lost its end")
     for line in _lines(path)[1:]:
         try:
-            episode = TracedEpisode.from_json(json.loads(line), update)
+            episode = TracedEpisode.from_json(json.loads(line, **options), update)
         except _DAMAGE as error:
-            lost.episodes, reason = lost.episodes + 1, error
+            reason = error
         else:
+            read += 1
             yield episode
-    if lost.episodes:
-        _warn_of_episodes(path, lost.episodes, update.episodes, reason)
-    if damage is not None:
-        damage.episodes += lost.episodes
+    if (lost := update.episodes - read) > 0:
+        logger.warning(
+            "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
+            path, lost, update.episodes, type(reason).__name__, reason,
+        )  # fmt: skip
+        if damage is not None:
+            damage.episodes += lost
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -164,44 +161,36 @@ def trace_folder(folder: str | Path) -> Path:
     raise TraceError(f"`{folder}` holds no trace. {_ADVICE}")
 
 
-def _read_header(path: Path, damage: Damage) -> TracedUpdate | None:
-    try:
-        head, *rest = _lines(path)
-        line = json.loads(head)
-        if line["format"] != FORMAT:
-            raise ValueError(f"its format is {str(line['format'])[:40]!r}")
-        if line["version"] > VERSION:
-            raise TraceError(
-                f"`{path}`: format version is {line['version']}, must be <= {VERSION}. Update trl-stppo."
+def _read_headers(folder: Path, damage: Damage) -> list[tuple[TracedUpdate, Path]]:
+    found = []
+    for path in sorted(folder.glob(f"*{ENDING}")):
+        try:
+            line = json.loads(_lines(path)[0])
+            if line["format"] != FORMAT:
+                raise ValueError(f"its format is {str(line['format'])[:40]!r}")
+            if line["version"] <= VERSION:
+                found.append((TracedUpdate.from_json(line), path))
+                continue
+        except _DAMAGE as error:
+            logger.warning(
+                "%s is damaged and left out (%s: %s).", path, type(error).__name__, error
             )
-        update = TracedUpdate.from_json(line)
-    except TraceError:
-        raise
-    except _DAMAGE as error:
-        logger.warning("%s is damaged and left out (%s: %s).", path, type(error).__name__, error)
-        damage.files += 1
-        return None
-    if lost := max(0, update.episodes - len(rest)):
-        _warn_of_episodes(path, lost, update.episodes, EOFError("the file has lost its end"))
-        damage.episodes += lost
-    return replace(update, episodes=len(rest))
-
-
-def _warn_of_episodes(path: Path, lost: int, of: int, error: Exception) -> None:
-    logger.warning(
-        "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
-        path, lost, of, type(error).__name__, error,
-    )  # fmt: skip
-
-
-def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, float, int | None]]) -> bool:
-    """Return whether a later (resumed) training of the run has repeated this update."""
-    for *start, first_step in starts:
-        if first_step is None or tuple(start) <= _start(update):
+            damage.files += 1
             continue
-        if update.global_step - (update.phase == "eval") >= first_step:
-            return True
-    return False
+        version = line["version"]
+        raise TraceError(
+            f"`{path}`: format version is {version}, must be <= {VERSION}. Update trl-stppo."
+        )
+    return found
+
+
+def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, int | None]]) -> bool:
+    """Return whether a later (resumed) training of the run has repeated this update."""
+    step = update.global_step - (update.phase == "eval")
+    return any(
+        start > update.start and first_step is not None and step >= first_step
+        for start, first_step in starts
+    )
 
 
 def _order(update: TracedUpdate) -> tuple[Any, ...]:

@@ -15,26 +15,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
 from .files import Damage, read_episodes, read_updates
-from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
+from .format import PER_TOKEN, TracedEpisode, TracedUpdate
 
 # Joined in this order.
 SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
-# Columns of the list of episodes.
-COLUMNS = (
-    *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),
-    *("clipped", "question", "answer"),
-)
 PREVIEW = 160
 TAG = re.compile(r"<[^<>]{1,40}>")
-# Digits of a per-token figure, and texts per searched block.
-PAGE_DIGITS = 4
+# Texts per searched block.
 TEXTS = 256
 MAX_EPISODES = 2000
 
@@ -154,30 +147,28 @@ def _write_blocks(
     data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Damage
 ) -> int:
     """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
-    rows: list[list[Any]] = []
+    rows: list[dict[str, Any]] = []
     texts: list[str] = []
-    text_blocks = position = 0
+    blocks = position = 0
     for group, (update, path) in enumerate(updates):
-        for episode in read_episodes(update, path, damage):
+        # JSON in a browser has no numbers that are not finite: their names stay in their place.
+        for episode in read_episodes(update, path, damage, parse_constant=str):
             position += 1
             if position - 1 not in wanted:
                 continue
-            data.write(_block(f"episode-{len(rows)}", _episode(episode)))
+            # The messages repeat the tokens.
+            shown = {**episode.to_json(), "prompt": None, "messages": None}
+            shown |= {name: _rounded(shown[name]) for name in PER_TOKEN if shown[name]}
+            data.write(_block(f"episode-{len(rows)}", shown))
             rows.append(_row(episode, group))
             texts.append("\n".join(filter(None, (episode.text, episode.error, episode.prompt_id))))
             if len(texts) == TEXTS:
-                data.write(_block(f"texts-{text_blocks}", texts))
-                text_blocks, texts = text_blocks + 1, []
-    if texts:
-        data.write(_block(f"texts-{text_blocks}", texts))
-        text_blocks += 1
-    listed = {
-        "columns": COLUMNS,
-        "rows": rows,
-        "updates": [update.to_json() for update, _ in updates],
-        "text_blocks": text_blocks,
-    }
-    data.write(_block("list-data", listed))
+                data.write(_block(f"texts-{blocks}", texts))
+                blocks, texts = blocks + 1, []
+    data.write(_block(f"texts-{blocks}", texts))
+    heads = json.dumps([update.to_json() for update, _ in updates])
+    heads = json.loads(heads, parse_constant=str)
+    data.write(_block("list-data", {"rows": rows, "updates": heads, "text_blocks": blocks + 1}))
     return len(rows)
 
 
@@ -187,51 +178,35 @@ def _block(name: str, content: Any) -> str:
     return f'<script type="application/octet-stream" id="{name}">{packed}</script>\n'
 
 
-def _row(episode: TracedEpisode, group: int) -> list[Any]:
-    sampled = sum(end - start for start, end in episode.turn_spans)
+def _rounded(values: list[Any]) -> list[Any]:
+    return [float(f"{value:.4g}") if isinstance(value, float) else value for value in values]
+
+
+def _row(episode: TracedEpisode, group: int) -> dict[str, Any]:
+    """Return an episode's entry in the list."""
     pieces, first = episode.pieces, episode.prompt_tokens
     start, end = episode.turn_spans[-1] if episode.turn_spans else (0, 0)
     clipped = [flag for flag in episode.clipped or [] if flag is not None]
-    values = {
+    last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
+    question = last.get("content") if isinstance(last, dict) else None
+    if not isinstance(question, str):
+        question = "".join(pieces[:first])
+    return {
         "key": episode.key,
         "group": group,
         "row": episode.row,
         "environment": episode.environment,
         "success": episode.success,
-        "score": as_json(episode.score),
+        "score": episode.score,
         "turns": len(episode.turn_spans),
-        "tokens": sampled,
+        "tokens": sum(end - start for start, end in episode.turn_spans),
         "stop": episode.stop_reason,
         "clipped": sum(clipped) / len(clipped) if clipped else 0.0,
-        "question": _preview(_question(episode)),
+        "question": _preview(question),
         "answer": _preview("".join(pieces[first + start : first + end])),
     }
-    return [values[name] for name in COLUMNS]
-
-
-def _question(episode: TracedEpisode) -> str:
-    """Return the text of the last prompt message, or else the text of the whole prompt."""
-    last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
-    content = last.get("content") if isinstance(last, dict) else None
-    return content if isinstance(content, str) else "".join(episode.pieces[: episode.prompt_tokens])
 
 
 def _preview(text: str) -> str:
     """Return the beginning of a text on one line, without tags."""
     return " ".join(TAG.sub(" ", text[: 4 * PREVIEW]).split())[:PREVIEW]
-
-
-def _episode(episode: TracedEpisode) -> dict[str, Any]:
-    """Return an episode as rounded data for the page, without messages, which repeat the tokens."""
-    line = episode.to_json()
-    for name in ("prompt", "messages"):
-        del line[name]
-    for name in FIGURES:
-        line[name] = _rounded(line[name])
-    return line
-
-
-def _rounded(values: Sequence[Any] | None) -> list[Any] | None:
-    if values is None:
-        return None
-    return [float(f"{v:.{PAGE_DIGITS}g}") if isinstance(v, float) else v for v in values]

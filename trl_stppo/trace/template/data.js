@@ -23,18 +23,12 @@ async function block(id) {
   return JSON.parse(await new Response(stream).text());
 }
 
-const data = { episodes: [], updates: [], texts: null, textBlocks: 0, opened: new Map() };
+const data = { episodes: [], texts: null, textBlocks: 0, opened: new Map() };
 
 async function loadList() {
-  const { columns, rows, updates, text_blocks } = await block("list-data");
-  data.updates = updates;
+  const { rows, updates, text_blocks } = await block("list-data");
   data.textBlocks = text_blocks;
-  data.episodes = rows.map((row, number) => {
-    const episode = { number };
-    columns.forEach((name, i) => { episode[name] = row[i]; });
-    episode.of = updates[episode.group];
-    return episode;
-  });
+  data.episodes = rows.map((row, number) => ({ ...row, number, of: updates[row.group] }));
 }
 
 /** All of an episode; the newest few are kept. */

@@ -66,7 +66,8 @@ def test_environments_are_told_apart_and_keep_their_secrets():
     assert len(said) == 15
     assert not any("sk-1" in words or "/" in words for words in said)
     assert (
-        _arguments(partial(environment, 3, largest=7, mode="easy")) == "(3, largest=7, mode=easy)"
+        _arguments(partial(environment, 3, largest=7, mode="easy"))
+        == "(count=3, largest=7, mode=easy)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The description of a run, for its card, `agent.json`, checkpoints and log."""
+"""Names and settings of a run, for its log, checkpoints, `agent.json` and card."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,90 +27,45 @@ _WORD = re.compile(r"[\w.-]{1,24}")
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
-@dataclass(frozen=True)
-class Description:
-    """Description of a run.
+def task(host: Bridge, rollout: RolloutPlan) -> dict[str, str]:
+    """Return the short names of a run's model, environment and data set, without secrets.
 
-    Attributes:
-        trainer, variant: class of the trainer, and the option.
-        model: the policy's name on the Hub or path, else its class.
-        dtype: of its weights, such as "bfloat16".
-        adapter: `type`, rank `r` and `target_modules`; None if all weights are trained.
-        quantization: a bitsandbytes configuration, or None.
-        critic: "none", "shared" (an adapter on the policy), or "separate" with its adapter's type and rank.
-        environments: as in `AgentSettings`.
-        tools: names of the functions without an environment.
-        players: environments with their arguments, tools, or the function that plays the episodes.
-        dataset: name of the training data, if it is known.
-        rows: their number; None for a stream.
-        settings: that affect the weights; without secrets.
+    The environment is those of the rollout plan, with their arguments, its tools, or the function that
+    plays the episodes.
     """
-
-    trainer: str
-    variant: str | None
-    model: str
-    dtype: str
-    adapter: Mapping[str, Any] | None
-    quantization: dict[str, Any] | None
-    critic: str
-    environments: list[dict[str, Any]]
-    tools: list[str]
-    players: list[str]
-    dataset: str | None
-    rows: int | None
-    settings: Mapping[str, Any]
-
-    @property
-    def task(self) -> dict[str, str]:
-        """Return the short names of model, environment and data set, without secrets."""
-        size = "a stream" if self.rows is None else f"{self.rows} rows"
-        return {
-            # The last part of `runs/a/checkpoint-100` alone is ambiguous.
-            "model": "/".join(PurePath(self.model).parts[-2:]),
-            "environment": " + ".join(self.players) or "none",
-            "dataset": size if self.dataset is None else f"{self.dataset}, {size}",
-        }
-
-
-def describe(host: Bridge, rollout: RolloutPlan) -> Description:
-    """Describe a trainer's run with its rollout plan."""
-    model, rows = host.accelerator.unwrap_model(host.model), host.train_dataset
-    critic = "none" if not host.has_critic else "shared"
-    if isinstance(host.critic, SeparateCritic):
-        lora = adapter_of(host.critic.model)
-        critic = "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
-    quantization: Any = getattr(model.config, "quantization_config", None)
-    known = getattr(getattr(rows, "info", None), "dataset_name", None)
-    classes = {name: type(probe) for name, probe in rollout.probes.items()}
+    policy, rows = host.accelerator.unwrap_model(host.model), host.train_dataset
+    model = get_config_model_id(policy.config) or type(policy).__name__
     factories: dict[str | None, Any] = {**rollout.tools, **rollout.text}
-    tools = [_name_of(tool) for tool in rollout.standalone_tools]
-    return Description(
-        trainer=type(host).__name__,
-        variant=getattr(host.args, "variant", None),
-        model=get_config_model_id(model.config) or type(model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        adapter=adapter_of(model),
-        quantization=as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
-        critic=critic,
-        environments=[
-            {
-                "name": name,
-                "kind": "text" if name in rollout.text else "tools",
-                "class": cls.__qualname__,
-                "import": f"{cls.__module__}:{cls.__qualname__}",
-            }
-            for name, cls in classes.items()
-        ],
-        tools=tools,
-        players=[
-            *(cls.__name__ + _arguments(factories.get(name)) for name, cls in classes.items()),
-            *([f"tools {' '.join(tools)}"] if tools else []),
-            *([] if rollout.user_func is None else [_name_of(rollout.user_func)]),
-        ],
-        dataset=_hub_dataset(rows) or (None if known in READERS else known),
-        rows=len(rows) if hasattr(rows, "__len__") else None,
-        settings=algorithm_settings(host.args),
-    )
+    probes = rollout.probes.items()
+    players = [type(probe).__name__ + _arguments(factories.get(name)) for name, probe in probes]
+    if rollout.standalone_tools:
+        players.append(f"tools {' '.join(map(name_of, rollout.standalone_tools))}")
+    if rollout.user_func is not None:
+        players.append(name_of(rollout.user_func))
+    size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
+    return {
+        # The last part of `runs/a/checkpoint-100` alone is ambiguous.
+        "model": "/".join(PurePath(model).parts[-2:]),
+        "environment": " + ".join(players) or "none",
+        "dataset": ", ".join(filter(None, (dataset_of(rows), size))),
+    }
+
+
+def dataset_of(rows: Any) -> str | None:
+    """Return the name of a data set, its id on the Hub if the rows are from there; None if unknown."""
+    files = getattr(rows, "cache_files", None) or []
+    parts = (_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts)
+    known = getattr(getattr(rows, "info", None), "dataset_name", None)
+    hub = next((f"{part[1]}/{part[2]}" for part in parts if part), None)
+    return hub or (None if known in READERS else known)
+
+
+def critic_of(host: Bridge) -> str:
+    """Describe a trainer's critic: "none", "shared" or "separate", with its adapter's type and rank."""
+    if not isinstance(host.critic, SeparateCritic):
+        return "shared" if host.has_critic else "none"
+    lora = adapter_of(host.critic.model)
+    return "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
 
 
 def adapter_of(model: Any) -> Mapping[str, Any] | None:
@@ -143,32 +98,18 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
 
 
-def as_json(value: Any) -> Any:
-    """Convert a value to plain JSON data."""
-    return json.loads(json.dumps(value, default=str))
-
-
-def _hub_dataset(rows: Any) -> str | None:
-    """Return the Hub id of a data set, read from the cache path `<namespace>___<name>`."""
-    files = getattr(rows, "cache_files", None) or []
-    parts = (_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts)
-    return next((f"{part[1]}/{part[2]}" for part in parts if part), None)
-
-
 def _arguments(factory: Any) -> str:
     """Return a partial's arguments as text, such as `(largest=7)`; long values become digests."""
     if not isinstance(factory, functools.partial):
         return ""
     try:
-        given = dict(inspect.signature(factory.func).bind_partial(*factory.args).arguments)
+        given = inspect.signature(factory.func).bind_partial(*factory.args).arguments
     except (TypeError, ValueError):
-        # Without its name, an argument might be a secret.
+        # An argument without a name might be a secret.
         given = {}
-    words = [_short(value) for value in redacted(given, blank=None).values() if value is not None]
-    for name, value in redacted(factory.keywords, blank=None).items():
-        if value is not None and not (name == COUNTER and callable(value)):
-            words.append(f"{name}={_short(value)}")
-    return f"({', '.join(words)})" if words else ""
+    named = redacted({**given, **factory.keywords}, blank=None).items()
+    shown = [(n, v) for n, v in named if v is not None and not (n == COUNTER and callable(v))]
+    return f"({', '.join(f'{name}={_short(value)}' for name, value in shown)})" if shown else ""
 
 
 def _short(value: Any) -> str:
@@ -179,5 +120,6 @@ def _short(value: Any) -> str:
     return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """Return the name of a function or of an object's class."""
     return str(getattr(function, "__name__", type(function).__name__))

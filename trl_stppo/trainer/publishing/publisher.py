@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from ...rollout.episode import Limits
 from .._trl import replaced, uploads_without
 from ..bridge import Bridge, Wrapped
 from ..checkpoints.checkpoints import Checkpoints
-from ..describe import Description
+from ..describe import algorithm_settings, dataset_of
+from ..planning.plan import RolloutPlan
 from ..sharding.critics import gathered
 from . import agent_files
 
@@ -58,11 +58,11 @@ class Publisher(TrainerCallback):
         self,
         host: Bridge,
         checkpoints: Checkpoints,
-        describe: Callable[[], Description],
+        rollout: RolloutPlan,
         limits: Limits,
     ) -> None:
         self._host, self._checkpoints = host, checkpoints
-        self._describe, self._limits = describe, limits
+        self._rollout, self._limits = rollout, limits
         self._saved_for_push = True
         self._pushing: Path | None = None  # a checkpoint; None in a push of the final agent
         self._foreign_card_named = False
@@ -85,7 +85,7 @@ class Publisher(TrainerCallback):
         with replaced(PeftModel, create_or_update_model_card=lambda *_: None):
             wrapped(output_dir, state_dict)
             self._host.critic.save(folder / CRITIC_FOLDER)
-        agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
+        agent_files.agent_settings(self._host, self._rollout, self._limits).save(folder)
         # Only a run resumed from a checkpoint keeps its reference.
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
@@ -120,13 +120,12 @@ class Publisher(TrainerCallback):
                 )  # fmt: skip
             self._foreign_card_named = True
             return
-        run, repo = self._describe(), repo_name(host)
-        wrapped(model_name or Path(repo).name, _on_the_hub(dataset_name, run.dataset), tags)
-        names = card.SETTINGS if run.critic == "none" else (*card.SETTINGS, *card.OF_CRITIC)
-        settings = {name: run.settings.get(name) for name in names}
-        card.add_run(
-            path, host.hub_model_id or str(self._run_dir), settings, host.state.log_history
-        )
+        data = _on_the_hub(dataset_name, dataset_of(host.train_dataset))
+        wrapped(model_name or Path(repo_name(host)).name, data, tags)
+        names = (*card.SETTINGS, *(card.OF_CRITIC if host.has_critic else ()))
+        settings = {name: algorithm_settings(host.args).get(name) for name in names}
+        repo = host.hub_model_id or str(self._run_dir)
+        card.add_run(path, repo, settings, host.state.log_history)
 
     # ----------------------------------------------------------------------- uploads
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -12,7 +13,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from ...watch.lines import ProgressLines
 from ...watch.metrics_file import MetricsFile
 from ..bridge import Bridge
-from ..describe import describe
+from ..describe import task
 from ..loop.rollout import Rollout
 from ..loop.sampler import why_not_ahead
 from ..planning.plan import RolloutPlan
@@ -20,16 +21,13 @@ from ..planning.plan import RolloutPlan
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
     """Install callbacks that print lines of metrics and write the log to a file."""
-
-    def task() -> dict[str, str]:
-        return describe(host, rollout).task
-
+    names = partial(task, host, rollout)
     shield_integrations(host.callback_handler.callbacks)
-    host.add_callback(MetricsFile(task))
-    _print_lines(host, task)
+    host.add_callback(MetricsFile(names))
+    _print_lines(host, names)
 
 
-def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
+def _print_lines(host: Bridge, names: Callable[[], dict[str, str]]) -> None:
     """Replace upstream's progress bar and printed dictionaries by lines of metrics."""
     # In a notebook the third is a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
@@ -40,7 +38,7 @@ def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
     lines = next((c for c in callbacks if isinstance(c, ProgressLines)), None)
     if lines is None:
         host.add_callback(lines := ProgressLines())
-    lines.task = task
+    lines.task = names
     lines.can_overlap = lambda: why_not_ahead(host) is None
 
 

@@ -110,7 +110,7 @@ def test_one_bit_costs_its_file_and_is_said(tmp_path, caplog):
         assert all(line in written for line in found), "none is another than was written"
         assert "is damaged and left out" in caplog.text
         page = build_page(tmp_path, tmp_path / "page.html")
-        assert page.damage, bit
+        assert page.left_out, bit
         path.write_bytes(data)
 
 

@@ -42,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise OSError(f"`--output {output}` cannot be written: {error}.") from error
     of = f" of {page.recorded}" if page.episodes < page.recorded else ""
     size = page.path.stat().st_size / 2**20
-    left_out = f"; {page.damage}" if page.damage else ""
-    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB{left_out}")
+    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB{page.left_out}")
     if options.open:
         webbrowser.open(page.path.resolve().as_uri())
     return 0

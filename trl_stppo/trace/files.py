@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,32 +68,24 @@ def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
     Raises:
         TraceError: there is no trace, or a newer version of this package has written it.
     """
-    updates = read_updates(folder)  # now, not with the first episode
-    return (episode for update, path in updates for episode in read_episodes(update, path))
+    damage = Counter[str]()
+    # Errors are raised now, not with the first episode.
+    updates = read_updates(folder, damage)
+    return (episode for head, path in updates for episode in read_episodes(head, path, damage))
 
 
-@dataclass
-class Damage:
-    """Numbers of damaged trace files and damaged episodes that were skipped."""
-
-    files: int = 0
-    episodes: int = 0  # of the other files
-
-    def __bool__(self) -> bool:
-        return bool(self.files or self.episodes)
-
-    def __str__(self) -> str:
-        counts = {"file": self.files, "episode": self.episodes}
-        named = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
-        return f"{' and '.join(named)} left out as damaged"
+def left_out(damage: Counter[str]) -> str:
+    """Return the end of a sentence that counts damaged files and episodes; an empty text without any."""
+    named = [
+        f"{n} {what}{'s' if n > 1 else ''}" for what, n in sorted(damage.items(), reverse=True)
+    ]
+    return f"; {' and '.join(named)} left out as damaged" if named else ""
 
 
-def read_updates(
-    folder: str | Path, damage: Damage | None = None
-) -> list[tuple[TracedUpdate, Path]]:
-    """Return the updates of a run, in order, with their trace files. See `read_trace`."""
+def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
+    """Return the updates of a run, in order, with their trace files; count each damaged "file"."""
     place = trace_folder(folder)
-    found = _read_headers(place, Damage() if damage is None else damage)
+    found = _read_headers(place, damage)
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
     if not latest:
@@ -103,13 +95,13 @@ def read_updates(
 
 def next_start(folder: Path) -> int:
     """Return the number for a new training: one more than the highest recorded number."""
-    return 1 + max((update.start for update, _ in _read_headers(folder, Damage())), default=0)
+    return 1 + max((update.start for update, _ in _read_headers(folder, Counter())), default=0)
 
 
 def read_episodes(
-    update: TracedUpdate, path: Path, damage: Damage | None = None, **options: Any
+    update: TracedUpdate, path: Path, damage: Counter[str], **options: Any
 ) -> Iterator[TracedEpisode]:
-    """Yield the episodes of a trace file. Damaged episodes are skipped and counted in `damage`.
+    """Yield the episodes of a trace file; skip and count each damaged "episode".
 
     `options` are those of `json.loads`.
     """
@@ -128,8 +120,7 @@ def read_episodes(
             "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
             path, lost, update.episodes, type(reason).__name__, reason,
         )  # fmt: skip
-        if damage is not None:
-            damage.episodes += lost
+        damage["episode"] += lost
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -161,7 +152,7 @@ def trace_folder(folder: str | Path) -> Path:
     raise TraceError(f"`{folder}` holds no trace. {_ADVICE}")
 
 
-def _read_headers(folder: Path, damage: Damage) -> list[tuple[TracedUpdate, Path]]:
+def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
     found = []
     for path in sorted(folder.glob(f"*{ENDING}")):
         try:
@@ -175,7 +166,7 @@ def _read_headers(folder: Path, damage: Damage) -> list[tuple[TracedUpdate, Path
             logger.warning(
                 "%s is damaged and left out (%s: %s).", path, type(error).__name__, error
             )
-            damage.files += 1
+            damage["file"] += 1
             continue
         version = line["version"]
         raise TraceError(

@@ -15,12 +15,13 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from .files import Damage, read_episodes, read_updates
+from .files import left_out, read_episodes, read_updates
 from .format import PER_TOKEN, TracedEpisode, TracedUpdate
 
 # Joined in this order.
@@ -34,13 +35,18 @@ MAX_EPISODES = 2000
 
 @dataclass(frozen=True)
 class PageSummary:
-    """Summary of a page: its path, its numbers of episodes and updates, damaged parts."""
+    """Summary of a page.
+
+    Attributes:
+        path: of the page.
+        episodes, recorded: their numbers on the page and in the trace.
+        left_out: end of a sentence that counts damaged parts, or an empty text.
+    """
 
     path: Path
-    episodes: int  # on the page
-    recorded: int  # in the trace
-    updates: int  # rollout batches and evaluations
-    damage: Damage
+    episodes: int
+    recorded: int
+    left_out: str
 
 
 def build_page(
@@ -53,59 +59,58 @@ def build_page(
         output: the page.
         max_episodes: more episodes are sampled evenly from first to last; None for all.
     """
-    damage = Damage()
+    run, output, damage = Path(run), Path(output), Counter[str]()
     updates = read_updates(run, damage)
-    output = Path(output)
+    recorded = sum(update.episodes for update, _ in updates)
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
     try:
-        with aside.open("w", encoding="utf-8") as page:
-            summary = _write(page, Path(run), updates, max_episodes, damage)
+        with (
+            aside.open("w", encoding="utf-8") as page,
+            tempfile.TemporaryFile("w+", encoding="ascii") as data,
+        ):
+            # Before the heading, which has the number of readable episodes.
+            count = _write_blocks(data, updates, _evenly(recorded, max_episodes), damage)
+            summary = _summary([update for update, _ in updates], count, recorded) + left_out(
+                damage
+            )
+            before, after = _frame(f"Episodes of {run.resolve().name}", summary)
+            page.write(before)
+            data.seek(0)
+            shutil.copyfileobj(data, page)
+            page.write(after)
         aside.replace(output)
     finally:
         aside.unlink(missing_ok=True)
-    return PageSummary(output, *summary, damage)
+    return PageSummary(output, count, recorded, left_out(damage))
 
 
-def _write(
-    page: IO[str],
-    run: Path,
-    updates: list[tuple[TracedUpdate, Path]],
-    limit: int | None,
-    damage: Damage,
-) -> tuple[int, int, int]:
-    script = "\n".join(_template(f"{name}.js") for name in SCRIPTS)
-    script = f'(() => {{ "use strict";\n{script}\n}})();'
-    style = _template("page.css")
-    recorded = sum(update.episodes for update, _ in updates)
-    with tempfile.TemporaryFile("w+", encoding="ascii") as data:
-        # Before the summary, which has the number of readable episodes.
-        count = _write_blocks(data, updates, _evenly(recorded, limit), damage)
-        inserted = {
-            "policy": _policy(style, script),
-            "title": html.escape(f"Episodes of {run.resolve().name}"),
-            "style": style,
-            "summary": _summary(updates, count, recorded, damage),
-            "script": script,
-        }
-        before, _, after = _template("page.html").partition("{{data}}")
-        page.write(_filled(before, inserted))
-        data.seek(0)
-        shutil.copyfileobj(data, page)
-        page.write(_filled(after, inserted))
-    return count, recorded, len(updates)
-
-
-def _summary(
-    updates: list[tuple[TracedUpdate, Path]], count: int, recorded: int, damage: Damage
-) -> str:
+def _summary(updates: list[TracedUpdate], count: int, recorded: int) -> str:
     shown = f"{count} episodes" + (f" of {recorded}" if count < recorded else "")
-    trained = len({update.update for update, _ in updates if update.phase == "train"})
-    held = len(
-        {(update.name, update.global_step) for update, _ in updates if update.phase == "eval"}
+    trained = len({update.update for update in updates if update.phase == "train"})
+    held = len({(update.name, update.global_step) for update in updates if update.phase == "eval"})
+    counts = {"update": trained, "evaluation": held}
+    named = [f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()]
+    return f"{shown} from {' and '.join(named)}"
+
+
+def _frame(title: str, summary: str) -> tuple[str, str]:
+    """Return the page before and after its data."""
+
+    def template(name: str) -> str:
+        return (files(__package__) / "template" / name).read_text(encoding="utf-8")
+
+    script = "\n".join(template(f"{name}.js") for name in SCRIPTS)
+    script = f'(() => {{ "use strict";\n{script}\n}})();'
+    style = template("page.css")
+    inserted = {"policy": _policy(style, script), "style": style, "script": script}
+    inserted |= {"title": html.escape(title), "summary": summary}
+    # Inserted text is not searched for further names.
+    before, after = (
+        re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], part)
+        for part in template("page.html").split("{{data}}")
     )
-    left_out = f"; {damage}" if damage else ""
-    return f"{shown} from {_count(trained, 'update')} and {_count(held, 'evaluation')}{left_out}"
+    return before, after
 
 
 def _evenly(count: int, limit: int | None) -> set[int]:
@@ -115,19 +120,6 @@ def _evenly(count: int, limit: int | None) -> set[int]:
     if limit == 1:
         return {count - 1}
     return {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _template(name: str) -> str:
-    return (files(__package__) / "template" / name).read_text(encoding="utf-8")
-
-
-def _filled(text: str, inserted: dict[str, str]) -> str:
-    """Replace each {{name}} in a template. Inserted text is not searched for further names."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], text)
 
 
 def _policy(style: str, script: str) -> str:
@@ -144,7 +136,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _write_blocks(
-    data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Damage
+    data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Counter[str]
 ) -> int:
     """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
     rows: list[dict[str, Any]] = []

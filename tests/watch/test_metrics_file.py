@@ -36,7 +36,6 @@ def finished(tmp_path_factory):
 def test_it_holds_the_whole_log_and_the_settings(finished):
     folder, trainer = finished
     run = read_run(folder)
-    assert run.source.name == "metrics.jsonl"
     assert run.history == trainer.state.log_history
     assert (run.settings["variant"], run.settings["seed"]) == ("st-ppo", 3)
     assert run.settings["num_ppo_epochs"] == 2

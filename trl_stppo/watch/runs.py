@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
-MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
 # TRL's metrics that the panels draw, and our names for them.
 OF_TRL = {
@@ -56,15 +55,21 @@ DIAGNOSTICS = (
 
 @dataclass(frozen=True)
 class Run:
-    """The log of a run."""
+    """The log of a run.
+
+    Attributes:
+        folder: of the run, or of the file.
+        history: entries of `log_history`, oldest first.
+        settings: changed settings, and names of model, environment and dataset, as `metrics.jsonl` has them.
+        steps_per_rollout: optimizer steps of an update; None if unknown.
+        resumed: steps at which the run went on.
+    """
 
     folder: Path
-    history: list[dict[str, Any]]  # entries of `log_history`, oldest first
-    # Changed settings, and names of model, environment and dataset; empty if the file has none.
+    history: list[dict[str, Any]]
     settings: dict[str, Any] = field(default_factory=dict)
-    source: Path = Path()  # the file
-    steps_per_rollout: int | None = None  # optimizer steps of an update; None if unknown
-    resumed: list[int] = field(default_factory=list)  # steps at which the run went on
+    steps_per_rollout: int | None = None
+    resumed: list[int] = field(default_factory=list)
 
     def panels(self) -> list[Panel]:
         """Return the panels of which the run has a value: success or else score, and diagnostics."""
@@ -133,12 +138,8 @@ def _read_file(file: Path, folder: Path) -> Run:
     try:
         if file.suffix == ".jsonl":
             head, history = _read_lines(file)
-            settings = head.get("settings", {})
         else:
-            settings = _settings_beside(file)
             history = list(map(_named, json.loads(file.read_text(encoding="utf-8"))["log_history"]))
-        if not isinstance(settings, dict):
-            raise TypeError(f"`settings` is {settings!r:.40}; it must be an object")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error})."
@@ -150,7 +151,7 @@ def _read_file(file: Path, folder: Path) -> Run:
     if odd := len(history) - len(dicts) + len(steps) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
     per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
-    return Run(folder, valid, settings, file, per_rollout, head.get("resumed", []))
+    return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
 
 
 def _pace(history: list[dict[str, Any]]) -> int | None:
@@ -187,14 +188,3 @@ def _entry(line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def _settings_beside(file: Path) -> dict[str, Any]:
-    """Return the settings from a checkpoint's manifest, or {} if the folder has no manifest."""
-    manifest = file.parent / MANIFEST
-    if not manifest.is_file():
-        return {}
-    about = json.loads(manifest.read_text(encoding="utf-8"))
-    identity = about.get("identity", {})
-    known = {key: identity[key] for key in ("variant", "seed") if identity.get(key) is not None}
-    return {**about.get("settings", {}), **known}

@@ -33,12 +33,9 @@ def figures(draw: random.Random, spans: list[tuple[int, int]], length: int) -> d
     def some(spread: float, middle: float = 0.0) -> list[float | None]:
         return [draw.gauss(middle, spread) if there else None for there in inside]
 
-    index = [-1] * length
-    for turn, (start, end) in enumerate(spans):
-        index[start:end] = [turn] * (end - start)
     ratio = some(0.15)
     return {
-        "turn_index": index, "loss_mask": inside,
+        "loss_mask": inside,
         "old_logprobs": [None if x is None else -abs(x) for x in some(1.5)],
         "token_log_ratio": ratio, "log_ratio": ratio, "advantages": some(1.0),
         "values": some(0.2, 0.4), "returns": some(0.3, 0.5),

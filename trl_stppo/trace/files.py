@@ -28,18 +28,13 @@ ENDING = ".jsonl.gz"
 COMPRESSION = 4
 
 
-def file_name(update: TracedUpdate) -> str:
-    """Return the name of the trace file of an update and a process."""
-    name = re.sub(r"[^\w.-]", "_", update.name)
-    number = update.update if update.phase == "train" else update.global_step
-    return f"{name}-{number:07d}-rank{update.process}{ENDING}"
-
-
 def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str, Any]]) -> Path:
     """Write the trace file of an update atomically. Episodes are dictionaries of `TracedEpisode.to_json`."""
     lines = [_dumps(update.to_json()), *(_dumps(episode) for episode in episodes)]
     content = gzip.compress("".join(lines).encode("ascii"), COMPRESSION, mtime=0)
-    path = folder / file_name(update)
+    name = re.sub(r"[^\w.-]", "_", update.name)
+    number = update.update if update.phase == "train" else update.global_step
+    path = folder / f"{name}-{number:07d}-rank{update.process}{ENDING}"
     aside = folder / f".{path.name}.{os.getpid()}.writing"
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -84,12 +79,15 @@ def left_out(damage: Counter[str]) -> str:
 
 def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
     """Return the updates of a run, in order, with their trace files; count each damaged "file"."""
-    place = trace_folder(folder)
-    found = _read_headers(place, damage)
+    folder = Path(folder)
+    if not folder.is_dir():
+        there = "is a file" if folder.exists() else "does not exist"
+        raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
+    found = _read_headers(folder / FOLDER, damage) or _read_headers(folder, damage)
+    if not found:
+        raise TraceError(f"`{folder}` holds no readable trace. {_ADVICE}")
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
-    if not latest:
-        raise TraceError(f"`{place}` holds no readable trace file. {_ADVICE}")
     return sorted(latest, key=lambda entry: _order(entry[0]))
 
 
@@ -138,18 +136,6 @@ _DAMAGE = (
     *(OSError, zlib.error, ValueError, TypeError, KeyError, AttributeError),
     *(OverflowError, RecursionError),
 )
-
-
-def trace_folder(folder: str | Path) -> Path:
-    """Return the folder with the trace files: `folder` itself, or the folder `trace` in a run."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        there = "is a file" if folder.exists() else "does not exist"
-        raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
-    for place in (folder / FOLDER, folder):
-        if any(place.glob(f"*{ENDING}")):
-            return place
-    raise TraceError(f"`{folder}` holds no trace. {_ADVICE}")
 
 
 def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:

@@ -16,7 +16,7 @@ VERSION = 1
 
 # Fields with an entry per token after the prompt.
 PER_TOKEN = (
-    *("turn_index", "loss_mask", "old_logprobs", "token_log_ratio", "log_ratio"),
+    *("loss_mask", "old_logprobs", "token_log_ratio", "log_ratio"),
     *("advantages", "values", "returns", "clipped"),
 )
 # Digits of a recorded per-token figure; more would double the file.
@@ -92,7 +92,6 @@ class TracedEpisode:
         context, contexts: number of this context in the episode, and their count.
         turns: per turn of this context its number in the episode; None if there is one context.
         observations: "environment" or "tool", the source of the text between turns.
-        turn_index: per token its turn in the loss, -1 outside.
         loss_mask: per token whether it is in the loss.
         old_logprobs: log-probabilities of the sampling policy, nats.
         token_log_ratio, log_ratio: difference of the log-probabilities at the last update and
@@ -131,7 +130,6 @@ class TracedEpisode:
     contexts: int = 1
     turns: list[int] | None = None
     observations: str = "environment"
-    turn_index: list[int] | None = None
     loss_mask: list[bool] | None = None
     old_logprobs: Figures = None
     token_log_ratio: Figures = None

@@ -28,8 +28,6 @@ from .format import PER_TOKEN, TracedEpisode, TracedUpdate
 SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
 PREVIEW = 160
 TAG = re.compile(r"<[^<>]{1,40}>")
-# Texts per searched block.
-TEXTS = 256
 MAX_EPISODES = 2000
 
 
@@ -103,7 +101,7 @@ def _frame(title: str, summary: str) -> tuple[str, str]:
     script = "\n".join(template(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{ "use strict";\n{script}\n}})();'
     style = template("page.css")
-    inserted = {"policy": _policy(style, script), "style": style, "script": script}
+    inserted = {"policy": _policy(script, style), "style": style, "script": script}
     inserted |= {"title": html.escape(title), "summary": summary}
     # Inserted text is not searched for further names.
     before, after = (
@@ -122,16 +120,14 @@ def _evenly(count: int, limit: int | None) -> set[int]:
     return {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
 
 
-def _policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy, which allows only this style and this script, by hash."""
-
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
+def _policy(*texts: str) -> str:
+    """Return the Content-Security-Policy, which allows only this script and this style, by hash."""
+    hashes = (hashlib.sha256(text.encode()).digest() for text in texts)
+    script, style = (base64.b64encode(each).decode() for each in hashes)
     return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}'; "
-        f"style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"require-trusted-types-for 'script'; trusted-types 'none'"
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     )
 
 
@@ -141,7 +137,7 @@ def _write_blocks(
     """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
     rows: list[dict[str, Any]] = []
     texts: list[str] = []
-    blocks = position = 0
+    position = 0
     for group, (update, path) in enumerate(updates):
         # JSON in a browser has no numbers that are not finite: their names stay in their place.
         for episode in read_episodes(update, path, damage, parse_constant=str):
@@ -152,15 +148,12 @@ def _write_blocks(
             shown = {**episode.to_json(), "prompt": None, "messages": None}
             shown |= {name: _rounded(shown[name]) for name in PER_TOKEN if shown[name]}
             data.write(_block(f"episode-{len(rows)}", shown))
-            rows.append(_row(episode, group))
             texts.append("\n".join(filter(None, (episode.text, episode.error, episode.prompt_id))))
-            if len(texts) == TEXTS:
-                data.write(_block(f"texts-{blocks}", texts))
-                blocks, texts = blocks + 1, []
-    data.write(_block(f"texts-{blocks}", texts))
+            rows.append(_row(episode, group))
     heads = json.dumps([update.to_json() for update, _ in updates])
     heads = json.loads(heads, parse_constant=str)
-    data.write(_block("list-data", {"rows": rows, "updates": heads, "text_blocks": blocks + 1}))
+    data.write(_block("texts", texts))
+    data.write(_block("list-data", {"rows": rows, "updates": heads}))
     return len(rows)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import re
 import shutil
@@ -11,17 +13,19 @@ from typing import Any
 from peft import PeftModel
 from transformers import TrainerCallback
 
+from ...generation.sampling import SamplingSettings
 from ...hub import card, pushing
-from ...hub.settings import AGENT_FILE, CRITIC_FOLDER
+from ...hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
 from ...models.adapters import discard_saved_reference
 from ...rollout.episode import Limits
 from .._trl import replaced, uploads_without
 from ..bridge import Bridge, Wrapped
 from ..checkpoints.checkpoints import Checkpoints
-from ..describe import algorithm_settings, dataset_of
+from ..describe import algorithm_settings, dataset_of, name_of
+from ..evaluation.settings import SAMPLING
+from ..loop.sampler import sampling_settings
 from ..planning.plan import RolloutPlan
 from ..sharding.critics import gathered
-from . import agent_files
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +59,13 @@ class Publisher(TrainerCallback):
     """
 
     def __init__(
-        self,
-        host: Bridge,
-        checkpoints: Checkpoints,
-        rollout: RolloutPlan,
-        limits: Limits,
+        self, host: Bridge, checkpoints: Checkpoints, rollout: RolloutPlan, limits: Limits
     ) -> None:
         self._host, self._checkpoints = host, checkpoints
         self._rollout, self._limits = rollout, limits
         self._saved_for_push = True
-        self._pushing: Path | None = None  # a checkpoint; None in a push of the final agent
+        # The checkpoint of a push; None in a push of the final agent.
+        self._pushing: Path | None = None
         self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}
         host.add_callback(self)
@@ -78,14 +79,13 @@ class Publisher(TrainerCallback):
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
-        if not self._host.args.should_save:
-            wrapped(output_dir, state_dict)
-            return
         # PEFT would write a card of its own, or take the tags out of the run's card.
         with replaced(PeftModel, create_or_update_model_card=lambda *_: None):
             wrapped(output_dir, state_dict)
+            if not self._host.args.should_save:
+                return
             self._host.critic.save(folder / CRITIC_FOLDER)
-        agent_files.agent_settings(self._host, self._rollout, self._limits).save(folder)
+        agent_settings(self._host, self._rollout, self._limits).save(folder)
         # Only a run resumed from a checkpoint keeps its reference.
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
@@ -94,7 +94,8 @@ class Publisher(TrainerCallback):
         """Implement `AgentTrainer.save_model`: finish an upload in progress, then save all files."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
-            self._host.internals.finish_push()  # it reads the files that are about to be written
+            # It reads the files that are about to be written.
+            self._host.internals.finish_push()
         with gathered(self._host):
             wrapped(output_dir, internal)
         self._saved_for_push = True
@@ -137,12 +138,13 @@ class Publisher(TrainerCallback):
                 result = wrapped(*args, **kwargs)
         except Exception as error:
             folder = self._run_dir
-            if not self._saved_for_push:  # the repository could not be made, so no file was written
+            # Without a repository no file was written.
+            if not self._saved_for_push:
                 self._host.save_model(_internal_call=True)
                 self._host.create_model_card()
             revision = kwargs.get("revision") or self._host.args.hub_revision
             raise pushing.failed_push(error, repo_name(self._host), folder, revision) from error
-        if hasattr(result, "add_done_callback"):  # not blocking
+        if hasattr(result, "add_done_callback"):
             pushing.watch(result, self._warn_of(self._run_dir))
         return result
 
@@ -157,8 +159,9 @@ class Publisher(TrainerCallback):
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Push the agent from a checkpoint by upstream's method; a failure is only a warning."""
+        # An unfinished checkpoint is uploaded later, under its final name.
         if self._checkpoints.staging is not None:
-            return  # it is uploaded later, under its final name
+            return
         folder = Path(checkpoint)
         before = list(self._push_jobs())
         self._pushing = folder
@@ -200,3 +203,50 @@ class Publisher(TrainerCallback):
         if self._pushed_from:
             self._checkpoints.prune(self._run_dir)
         return result
+
+
+def agent_settings(host: Bridge, rollout: RolloutPlan, limits: Limits) -> AgentSettings:
+    """Return the agent's settings, taken from the trainer's evaluation."""
+    args, fields = host.args, dataclasses.asdict(limits)
+    model = host.accelerator.unwrap_model(host.model)
+    quantization: Any = getattr(model.config, "quantization_config", None)
+    # The model has this limit itself.
+    del fields["max_context_tokens"]
+    return AgentSettings(
+        max_completion_length=fields.pop("max_completion_tokens"),
+        **fields,
+        sampling=_sampling(host),
+        eos_token_ids=[int(i) for i in host.eos_token_ids],
+        chat_template_kwargs=_as_json(host.chat_template_kwargs or {}),
+        agent_context=args.agent_context,
+        environments=[
+            {
+                "name": name,
+                "kind": "text" if name in rollout.text else "tools",
+                "class": type(probe).__qualname__,
+                "import": f"{type(probe).__module__}:{type(probe).__qualname__}",
+            }
+            for name, probe in rollout.probes.items()
+        ],
+        tools=[name_of(tool) for tool in rollout.standalone_tools],
+        trainer=type(host).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantization=_as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
+        seed=args.seed,
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _sampling(host: Bridge) -> dict[str, Any]:
+    """Return sampling settings of evaluation, with training's temperature if evaluation is greedy."""
+    args = host.args
+    names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
+    settings = None if host.use_vllm else sampling_settings(host)[0]
+    known = {name: getattr(settings or args, name) for name in names}
+    overrides = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
+    if overrides.get("temperature") == 0:
+        del overrides["temperature"]
+    return known | overrides

@@ -114,7 +114,7 @@ def complete_records(
         record |= {"token_ids": [*prompt, *ids], "prompt_tokens": len(prompt)}
         record["pieces"] = pieces(record["token_ids"])
         own = {name: rows[number][: len(ids)] for name, rows in columns.items()}
-        record |= {name: own[name] for name in ("turn_index", "loss_mask") if name in own}
+        record["loss_mask"] = own.get("loss_mask")
         for name, (mask, values) in figures.items():
             if mask in own and values in own:
                 pairs = zip(own[mask], own[values], strict=True)

@@ -20,15 +20,10 @@ from ..planning.plan import RolloutPlan
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
-    """Install callbacks that print lines of metrics and write the log to a file."""
+    """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics."""
     names = partial(task, host, rollout)
     shield_integrations(host.callback_handler.callbacks)
     host.add_callback(MetricsFile(names))
-    _print_lines(host, names)
-
-
-def _print_lines(host: Bridge, names: Callable[[], dict[str, str]]) -> None:
-    """Replace upstream's progress bar and printed dictionaries by lines of metrics."""
     # In a notebook the third is a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
     callbacks = list(host.callback_handler.callbacks)

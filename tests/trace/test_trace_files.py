@@ -35,7 +35,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert list(read_trace(tmp_path / "trace")) == episodes
     first = episodes[0]
     assert first.update.level == "turn"
-    assert first.update.clip_range == (0.2, 0.2)
+    assert first.update.clip_range == [0.2, 0.2]
 
 
 def test_hostile_text_and_odd_numbers_come_back(tmp_path):

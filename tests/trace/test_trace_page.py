@@ -119,5 +119,3 @@ def test_the_command_says_what_is_missing(tmp_path, run):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"--output .* cannot be written"):
         command.run(options(str(run), "--output", str(tmp_path / "file" / "page.html")))
-    with pytest.raises(SystemExit):
-        options(str(run), "--max_episodes", "-1")

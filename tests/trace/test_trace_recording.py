@@ -111,7 +111,7 @@ def test_ratios_are_those_of_the_last_pass_over_each_row(trained):
 def test_a_clip_range_that_is_unset_is_recorded_as_it_was(tmp_path):
     trainer, _ = train(tmp_path, **{**UPDATE, "cliprange": None})
     episodes = list(read_trace(tmp_path))
-    assert episodes[-1].update.clip_range == (trainer.epsilon_low, trainer.epsilon_high)
+    assert episodes[-1].update.clip_range == [trainer.epsilon_low, trainer.epsilon_high]
     assert all(0 < low < 0.2 for low, _ in (each.update.clip_range for each in episodes))
 
 

@@ -77,11 +77,8 @@ def results(history: Sequence[Mapping[str, Any]]) -> str:
 
 def _shown(figures: Mapping[str, Any], name: str) -> str:
     value, low, high = (number(figures.get(name + end)) for end in ("", "_low", "_high"))
-    if value is None:
-        return ""
-    return f"{round(value, 3):g}" + (
-        "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
-    )
+    bounds = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    return "" if value is None else f"{round(value, 3):g}{bounds}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

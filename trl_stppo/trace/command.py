@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="PAGE", help="the page; default RUN/trace.html")
     parser.add_argument(
         "--max_episodes",
-        type=_count,
+        type=int,
         default=MAX_EPISODES,
         metavar="N",
         help=f"at most N episodes, evenly from first to last; default {MAX_EPISODES}, 0 for all",
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if output.is_dir():
         output = output / "trace.html"
     try:
-        page = build_page(folder, output, max_episodes=options.max_episodes or None)
+        page = build_page(folder, output, max_episodes=max(0, options.max_episodes) or None)
     except OSError as error:
         raise OSError(f"`--output {output}` cannot be written: {error}.") from error
     of = f" of {page.recorded}" if page.episodes < page.recorded else ""
@@ -46,10 +46,3 @@ def run(options: argparse.Namespace) -> int:
     if options.open:
         webbrowser.open(page.path.resolve().as_uri())
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must be >= 0, 0 for all")
-    return number

@@ -85,7 +85,10 @@ def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedU
         raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
     found = _read_headers(folder / FOLDER, damage) or _read_headers(folder, damage)
     if not found:
-        raise TraceError(f"`{folder}` holds no readable trace. {_ADVICE}")
+        raise TraceError(
+            f"`{folder}` holds no readable trace. The option `trace_episodes` (8 by default) records that "
+            "many episodes of every update in `output_dir/trace`."
+        )
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
     return sorted(latest, key=lambda entry: _order(entry[0]))
@@ -127,15 +130,8 @@ def _lines(path: Path) -> list[bytes]:
     return text.removesuffix(b"\n").split(b"\n")
 
 
-_ADVICE = (
-    "The option `trace_episodes` (8 by default) records that many episodes of every update in "
-    "`output_dir/trace`, after the update."
-)
 # Errors of reading a damaged file.
-_DAMAGE = (
-    *(OSError, zlib.error, ValueError, TypeError, KeyError, AttributeError),
-    *(OverflowError, RecursionError),
-)
+_DAMAGE = (OSError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:

@@ -56,7 +56,7 @@ class TracedUpdate:
     trainer: str = ""
     variant: str | None = None
     level: str = "token"
-    clip_range: tuple[float, float] = (0.2, 0.2)
+    clip_range: list[float] = field(default_factory=lambda: [0.2, 0.2])
     steps: dict[str, int] = field(default_factory=dict)
     complete: bool = True
     episodes: int = 0
@@ -68,8 +68,7 @@ class TracedUpdate:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
         """Make a record from a dictionary of `to_json`. Unknown fields are ignored."""
-        below, above = line.get("clip_range", (0.2, 0.2))
-        return cls(**{**_known(cls, line), "clip_range": (float(below), float(above))})
+        return cls(**_known(cls, line))
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Publisher(TrainerCallback):
             revision = kwargs.get("revision") or self._host.args.hub_revision
             raise pushing.failed_push(error, repo_name(self._host), folder, revision) from error
         if hasattr(result, "add_done_callback"):
-            pushing.watch(result, self._warn_of(self._run_dir))
+            pushing.watch(result, repo_name(self._host), self._run_dir)
         return result
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
@@ -175,7 +175,7 @@ class Publisher(TrainerCallback):
         for job in self._push_jobs():
             if job not in before:
                 self._pushed_from[job] = folder
-                pushing.watch(job, self._warn_of(folder))
+                pushing.watch(job, repo_name(self._host), folder)
 
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy the agent's and critic's files, which upstream omits when it pushes from a checkpoint.
@@ -192,10 +192,6 @@ class Publisher(TrainerCallback):
     def _push_jobs(self) -> list[Any]:
         progress = getattr(self._host, "push_in_progress", None)
         return [] if progress is None else progress.jobs
-
-    def _warn_of(self, folder: Path) -> Any:
-        name = repo_name(self._host)
-        return lambda error: pushing.warn_of_failed_push(error, name, folder)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""

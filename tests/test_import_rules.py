@@ -40,7 +40,7 @@ RULES = {
     ),
     "hub": (
         {"hub", "watch", "errors", "paths", "redaction", "version"},
-        {"huggingface_hub", "jinja2"},
+        {"huggingface_hub"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
     "agent": ({"agent_episode", "hub", "trainer", "rollout", "generation"}, set(), set()),

@@ -9,19 +9,16 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-# Degrees of freedom above which Student's distribution is expanded.
-LARGE = 400
+# The two-sided 95 % quantile of the normal distribution.
+Z = NormalDist().inv_cdf(0.975)
 
 
-def wilson_interval(
-    successes: float, trials: float, z: float = 1.959963984540054
-) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion.
 
     Args:
         successes: number of successes, 0 <= successes <= trials.
         trials: (effective) number of trials, >= 1.
-        z: normal quantile; the default gives 95 %.
 
     Returns:
         Lower and upper bound, both in [0, 1].
@@ -35,9 +32,9 @@ def wilson_interval(
         raise ValueError(
             f"`successes={successes}` of `trials={trials}`: need 0 <= successes <= trials >= 1."
         )
-    rate, square = successes / trials, z * z / trials
+    rate, square = successes / trials, Z * Z / trials
     center = (rate + square / 2) / (1 + square)
-    half = z / (1 + square) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials))
+    half = Z / (1 + square) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials))
     return max(0.0, center - half), min(1.0, center + half)
 
 
@@ -85,19 +82,17 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
     return wilson_interval(min(count, max(0.0, rate * count)), count)
 
 
-def mean_interval(
-    totals: Sequence[float], counts: Sequence[float], confidence: float = 0.95
-) -> tuple[float, float] | None:
-    """Return the interval, by Student's distribution, of a mean over clusters of values.
+def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[float, float] | None:
+    """Return the normal interval of a mean over clusters of values.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
-    t(n - 1) sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, or
-    equally many, that is the usual t-interval of the values, or of the clusters' means.
+    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, or equally
+    many, that is z standard errors of the values' mean, or of the clusters' means. It is too narrow for
+    few clusters: by 29 % for 5, by 13 % for 10, by 4 % for 30.
 
     Args:
         totals: sum of the values of each cluster.
         counts: number of values of each cluster; clusters without any are ignored.
-        confidence: probability of the interval.
 
     Returns:
         Lower and upper bound; None for fewer than two clusters.
@@ -109,42 +104,5 @@ def mean_interval(
     count = math.fsum(c for _, c in clusters)
     mean = math.fsum(t for t, _ in clusters) / count
     spread = math.fsum((t - mean * c) ** 2 for t, c in clusters)
-    half = student_quantile(confidence, n - 1) * math.sqrt(n / (n - 1) * spread) / count
+    half = Z * math.sqrt(n / (n - 1) * spread) / count
     return mean - half, mean + half
-
-
-def student_quantile(confidence: float, degrees: int) -> float:
-    """Return the two-sided quantile t of Student's distribution: P(-t < T < t) = confidence.
-
-    Args:
-        confidence: 0 < confidence < 1.
-        degrees: of freedom, >= 1.
-
-    Source: Abramowitz and Stegun 26.7.3, 26.7.4 (inverted by bisection) and 26.7.5.
-    """
-    if degrees > LARGE:
-        z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-        third = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-        return z + (z**3 + z) / (4 * degrees) + third / degrees**2
-    low, high = 0.0, math.pi / 2  # of the angle, whose tangent may be any number
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _student_mass(middle, degrees) < confidence:
-            low = middle
-        else:
-            high = middle
-    return math.tan((low + high) / 2) * math.sqrt(degrees)
-
-
-def _student_mass(angle: float, degrees: int) -> float:
-    """Return P(-t < T < t) of Student's distribution, with t = tan(angle) sqrt(degrees of freedom)."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    if degrees == 1:
-        return 2 * angle / math.pi
-    term = cosine if odd else 1.0
-    total = term
-    for k in range(3 if odd else 2, degrees - 1, 2):
-        term *= (k - 1) / k * cosine * cosine
-        total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

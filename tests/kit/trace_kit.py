@@ -33,12 +33,9 @@ def figures(draw: random.Random, spans: list[tuple[int, int]], length: int) -> d
     def some(spread: float, middle: float = 0.0) -> list[float | None]:
         return [draw.gauss(middle, spread) if there else None for there in inside]
 
-    index = [-1] * length
-    for turn, (start, end) in enumerate(spans):
-        index[start:end] = [turn] * (end - start)
     ratio = some(0.15)
     return {
-        "turn_index": index, "loss_mask": inside,
+        "loss_mask": inside,
         "old_logprobs": [None if x is None else -abs(x) for x in some(1.5)],
         "token_log_ratio": ratio, "log_ratio": ratio, "advantages": some(1.0),
         "values": some(0.2, 0.4), "returns": some(0.3, 0.5),
@@ -65,7 +62,7 @@ def episode(update: TracedUpdate, row: int, draw: random.Random, **changes: Any)
         "token_ids": [draw.randrange(50_000) for _ in prompt + pieces],
         "prompt_tokens": len(prompt), "turn_spans": spans, **figures(draw, spans, len(pieces)),
         "steps": {"taken": 4}, "turn_rewards": rewards, "rewards": {"correct": float(success)},
-        "score": sum(rewards), "success": success, "terminated": True, "truncated": False,
+        "score": sum(rewards), "success": success, "terminated": True,
         "stop_reason": draw.choice(ENDS),
     }  # fmt: skip
     return TracedEpisode(update, row, **{**values, **changes})
@@ -92,8 +89,6 @@ def made_up_run(folder: Path, updates: int = 4, per_update: int = 3, **changes: 
     for number in range(1, updates + 1):
         about = {
             "trainer": "ST-PPO", "variant": "st-ppo", "level": "turn", "episodes": per_update,
-            "figures": {"episode/success_rate": 0.2 + 0.5 * number / updates + draw.gauss(0, 0.04),
-                        "turns/mean": 3.0 - number / updates},
         }  # fmt: skip
         update = TracedUpdate("train", "train", number, 8 * (number - 1), **about)
         made = [episode(update, row, draw, **changes) for row in range(per_update)]

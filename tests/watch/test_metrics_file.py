@@ -36,7 +36,6 @@ def finished(tmp_path_factory):
 def test_it_holds_the_whole_log_and_the_settings(finished):
     folder, trainer = finished
     run = read_run(folder)
-    assert run.source.name == "metrics.jsonl"
     assert run.history == trainer.state.log_history
     assert (run.settings["variant"], run.settings["seed"]) == ("st-ppo", 3)
     assert run.settings["num_ppo_epochs"] == 2
@@ -66,7 +65,8 @@ def test_environments_are_told_apart_and_keep_their_secrets():
     assert len(said) == 15
     assert not any("sk-1" in words or "/" in words for words in said)
     assert (
-        _arguments(partial(environment, 3, largest=7, mode="easy")) == "(3, largest=7, mode=easy)"
+        _arguments(partial(environment, 3, largest=7, mode="easy"))
+        == "(count=3, largest=7, mode=easy)"
     )
 
 

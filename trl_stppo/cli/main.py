@@ -29,7 +29,7 @@ MODULES = {
     "env play": "cli.play",
     "watch": "cli.watch",
     "trace": "trace.command",
-    "plot": "watch.plot_command",
+    "plot": "watch.plot",
 }
 # Commands with TRL's flags, and `run(words)`; the others have `add_arguments(parser)` and `run(options)`.
 TRAINERS = ("train", "evaluate")

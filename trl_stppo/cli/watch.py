@@ -22,8 +22,7 @@ from typing import Any
 
 from ..trace.files import FOLDER
 from ..trace.page import build_page
-from ..watch.curves import DIAGNOSTICS, OUTCOMES, falls, points
-from ..watch.runs import read_run
+from ..watch.runs import OUTCOMES, read_run
 
 HOST = "127.0.0.1"
 HTML, JSON = "text/html; charset=utf-8", "application/json"
@@ -51,19 +50,17 @@ class WatchedRun:
             run = read_run(self.folder)
         except (FileNotFoundError, ValueError):  # no entry yet, or damaged
             return state
-        history, steps = run.history, run.steps_per_rollout or 1
-        outcomes = [panel for panel in OUTCOMES if points(history, panel.metric)[0]]
         panels = {
             panel.title: {
-                "train": list(zip(*points(history, panel.metric, steps), strict=True)),
-                "eval": list(zip(*points(history, f"eval_{panel.metric}", steps), strict=True)),
+                "train": list(zip(*run.points(panel.metric), strict=True)),
+                "eval": list(zip(*run.points(f"eval_{panel.metric}"), strict=True)),
                 "unit": panel.unit,
                 "limits": panel.limits,
-                "falls": sorted(falls(history, steps)) if panel in OUTCOMES else [],
+                "falls": sorted(run.falls()) if panel in OUTCOMES else [],
             }
-            for panel in (*outcomes[:1], *DIAGNOSTICS)
+            for panel in run.panels()
         }
-        resumed = [step / steps for step in run.resumed]
+        resumed = [step / (run.steps_per_rollout or 1) for step in run.resumed]
         unit = "update" if run.steps_per_rollout else "step"
         return state | {"unit": unit, "resumed": resumed, "panels": panels}
 

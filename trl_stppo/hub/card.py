@@ -1,30 +1,26 @@
-"""Write the model card: TRL's card, with a section about the agent in place of TRL's example."""
+"""Results and settings of a run, for TRL's model card."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, metadata_load
+from huggingface_hub import metadata_load
 
-from ..redaction import redacted
-from ..version import __version__
-from .description import Description
-from .markdown import code, escaped, fenced, plain, table
-from .results import last_evaluations, model_index, results_table
+from ..watch.figures import SCORE, SUCCESS, number
 
 CARD = "README.md"
-GENERATED = "generated_from_trainer"  # transformers' tag on its cards
-# PEFT's additions to the Hub's template, which it saves beside an adapter ...
-ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
-# ... and to our card, whose tag it removes.
-ADDED_TO_OURS = re.compile(r"^### Framework versions\n\n- PEFT \S+\n- trl-stppo: ", re.M)
-# Settings on the card.
+# transformers' tag on its cards.
+GENERATED = "generated_from_trainer"
+# Metric of an evaluation -> its name in the table (docs/evaluation.md).
+FIGURES = {
+    SUCCESS: "success rate",
+    SCORE: "score",
+    "turns/mean": "turns per episode",
+    "turns/valid_action_rate": "valid actions",
+    "episodes": "episodes",
+}
 SETTINGS = (
     *("variant", "stabilizers", "learning_rate", "cliprange", "generation_batch_size"),
     *("num_ppo_epochs", "num_mini_batches", "kl_coef", "temperature", "seed"),
@@ -32,113 +28,59 @@ SETTINGS = (
 OF_CRITIC = ("critic_learning_rate", "gamma", "lam", "cliprange_value")
 
 
-def may_be_written(folder: Path) -> bool:
-    """Return whether a folder's model card may be overwritten: it is missing or generated."""
-    path = folder / CARD
-    if not path.exists():
-        return True
+def may_be_written(path: Path) -> bool:
+    """Return whether a model card may be overwritten: it is missing, or a trainer has written it."""
     try:
-        header = metadata_load(path)
-        if not header:  # generated cards have one
-            return False
-        tags = header.get("tags")
-        if isinstance(tags, list) and GENERATED in tags:
-            return True
-        text = ModelCard.load(path).text
-        form = set(ModelCard.from_template(ModelCardData()).text.splitlines())
-        lines = [line for line in text.splitlines() if line.strip()]
-        blank = lines and all(line in form or ADDED_TO_FORM.fullmatch(line) for line in lines)
-        return bool(blank) or ADDED_TO_OURS.search(text) is not None
-    except Exception:  # a damaged header: a user's
+        return not path.exists() or GENERATED in (metadata_load(path) or {})["tags"]
+    except Exception:
+        # A card without readable tags is a user's.
         return False
 
 
-@contextmanager
-def kept(folder: Path) -> Iterator[None]:
-    """Context manager that restores a folder's card at its end, since saving with PEFT changes the card."""
-    path = (folder / CARD).resolve()
-    if not path.exists():
-        yield
-        return
-    aside = path.with_name(f"_{CARD}")  # uploads ignore this prefix
-    shutil.copy2(path, aside)  # before: a failed save may leave no space
-    try:
-        yield
-    finally:
-        os.replace(aside, path)
-
-
-def improve(
-    folder: Path,
-    run: Description,
-    *,
-    title: str,
-    repo: str,
-    base_model: str | None,
-    datasets: Sequence[str],
-    tags: Sequence[str],
-    history: Sequence[Mapping[str, Any]],
-    transcript: str | None,
+def add_run(
+    path: Path, repo: str, settings: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Put the section about the agent into the card that TRL has just written.
+    """Add results and settings to the card that TRL has written.
 
-    `base_model` and `datasets` are ids on the Hub; `base_model` is None without one. `history` is the run's
-    log. `transcript` is an episode in text, None if its row may not be shown.
+    `settings` are those of the run, without secrets, and `history` is its log.
     """
-    card, evaluations = ModelCard.load(folder / CARD), last_evaluations(history)
-    base = escaped(base_model) if base_model else "a local model"
-    heading = f"# {escaped(title, 120)}\n\nFine-tuned from {base}.\n\n"
-    agent = section(run, repo, results_table(evaluations), transcript)
-    parts = re.split(r"^(?=## )", card.text, flags=re.M)
-    upstream = [p for p in parts if p.startswith(("## Training procedure", "## Citations"))]
-    versions = "### Framework versions\n\n"
-    text = heading + agent + "".join(upstream)
-    card.text = redacted(text.replace(versions, f"{versions}- trl-stppo: {__version__}\n"))
-    data: Any = card.data
-    data.pop("licence")  # TRL's spelling, unknown to the Hub
-    data.base_model, data.datasets = base_model, [plain(name) for name in datasets] or None
-    data.library_name = "peft" if run.adapter else "transformers"
-    data.pipeline_tag, data.model_name = "text-generation", plain(title)
-    tags = [*tags, *sorted(data.tags or []), *(["lora"] if run.adapter_kind == "LoRA" else [])]
-    data.tags = list(dict.fromkeys(map(plain, tags)))
-    played = ", ".join(each.class_name for each in run.environments) or "held-out rows"
-    data.eval_results = model_index(evaluations, plain(played)) or None
-    card.save(folder / CARD)
+    rows = [[f"`{name}`", f"`{value}`"] for name, value in settings.items() if value is not None]
+    sections = {
+        "Agent": f"`trl_stppo.Agent.from_pretrained({repo!r})` plays as the run's evaluation did.",
+        "Results": results(history),
+        "Settings": _table(["option", "value"], rows),
+    }
+    text = "".join(f"## {name}\n\n{text}\n\n" for name, text in sections.items() if text)
+    before, heading, after = path.read_text(encoding="utf-8").partition("## Training procedure")
+    path.write_text(f"{before.rstrip()}\n\n{text}{heading}{after}", encoding="utf-8")
 
 
-def section(run: Description, repo: str, results: str, transcript: str | None) -> str:
-    """Return the card's section about an agent, in Markdown."""
-    shown = [name for name in SETTINGS if run.settings.get(name)]
-    shown += [name for name in OF_CRITIC if run.critic != "none" and run.settings.get(name)]
-    rows = [(code(name), code(run.settings[name], 120)) for name in shown]
-    shown_about = ((code(e.class_name, 80), escaped(e.about, 500)) for e in run.environments)
-    about = [f"{name}: {text or 'no description.'}" for name, text in shown_about]
-    critic = {"none": "", "shared": " `critic/` holds the critic's adapter and value head."}
-    parts = [
-        "## Agent",
-        f"An agent over several turns, trained with {escaped(run.method)} by {code(run.trainer)} of "
-        f"`trl-stppo`. Policy: {escaped(run.training)}.",
-        *about,
-        fenced(_example(run, repo), "python"),
-        "`agent.json` holds limits and sampling of its evaluation."
-        + critic.get(run.critic, " `critic/` holds the critic."),
-        *(["### Results", results] if results else []),
-        *(["### An episode", fenced(transcript, "text", 2000)] if transcript else []),
-        "### Settings",
-        table(("option", "value"), rows),
+def results(history: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the log's last evaluation, with 95 % intervals; an empty text without one."""
+    last = {
+        key.removesuffix(SCORE): entry
+        for entry in history
+        for key in entry
+        if key.startswith("eval_") and key.endswith(SCORE)
+    }
+    step = max((entry["step"] for entry in last.values()), default=0)
+    rows = [
+        [
+            prefix.removeprefix("eval_").removesuffix("_") or "held-out rows",
+            *(_shown(entry, prefix + name) for name in FIGURES),
+        ]
+        for prefix, entry in last.items()
+        if entry["step"] == step
     ]
-    return "\n\n".join(parts) + "\n\n"
+    return _table(["data", *FIGURES.values()], rows)
 
 
-def _example(run: Description, repo: str) -> str:
-    lines = ["from trl_stppo import Agent", "", f"agent = Agent.from_pretrained({plain(repo)!r})"]
-    if not run.environments:
-        lines.append('print(agent.act([{"role": "user", "content": "Hello"}]))')
-        return "\n".join(lines)
-    environment, name = run.environments[0], "YourEnvironment"
-    if environment.importable:
-        name = environment.class_name
-        lines.insert(1, f"from {environment.module} import {name}")
-    factory = name if environment.name is None else f"{{{plain(environment.name)!r}: {name}}}"
-    lines.append(f"episode = agent.run({factory}, row)  # a row of data, as a dict")
-    return "\n".join([*lines, "print(episode)"])
+def _shown(figures: Mapping[str, Any], name: str) -> str:
+    value, low, high = (number(figures.get(name + end)) for end in ("", "_low", "_high"))
+    bounds = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    return "" if value is None else f"{round(value, 3):g}{bounds}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines) if rows else ""

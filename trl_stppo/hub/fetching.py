@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from ..errors import HubError
 from ..paths import check_name
-from ..redaction import redacted
+from .pushing import reason
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Files of a policy and its tokenizer.
@@ -41,7 +41,7 @@ def unreachable(name: str, revision: str | None, error: Exception) -> HubError:
     """Return the error for a repository that cannot be downloaded."""
     at = f" at revision {revision!r}" if revision else ""
     return HubError(
-        f"{name!r}{at} is no folder here and could not be downloaded: {_first_line(error)} Check name and "
+        f"{name!r}{at} is no folder here and could not be downloaded: {reason(error)} Check name and "
         f"revision; a private repository needs `hf auth login`. A second try continues the download."
     )
 
@@ -65,10 +65,3 @@ def critic_folder(
             raise unreachable(name, revision, error) from error
     folder = Path(found) / subfolder
     return folder if folder.is_dir() else None
-
-
-def _first_line(error: BaseException) -> str:
-    text = redacted(" ".join(str(error).split())) or type(error).__name__
-    if isinstance(error, HfHubHTTPError) and error.response is not None:
-        text = f"HTTP {error.response.status_code}: {text}"
-    return text[:400].rstrip(".") + "."

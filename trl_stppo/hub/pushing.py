@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ from ..redaction import redacted
 
 logger = logging.getLogger(__name__)
 
-# Files of the output directory that transformers does not upload ...
+# Episodes in checkpoints.
+EPISODES = "episodes_*.pt"
+# Files of the output directory that transformers does not upload.
 LEFT_OUT = ("_*", "checkpoint-*")
-# ... and that we do not: recorded episodes contain training data; the log has settings and data of this
-# machine; a downloaded checkpoint is on the Hub.
-EPISODES = "episodes_*.pt"  # in checkpoints
+# Files that this package does not upload: recorded episodes contain training data; the log has settings
+# and data of this machine; a downloaded checkpoint is on the Hub.
 LEFT_OUT_TOO = (
     *("trace/*", "trace.html", EPISODES, "metrics*.jsonl", ".*.writing"),
     "last-checkpoint/*",
@@ -59,12 +59,12 @@ def warn_of_failed_push(error: BaseException, repo: str, folder: Path) -> None:
     logger.warning(text, folder, repo, reason(error))
 
 
-def watch(job: Future[Any], on_error: Callable[[BaseException], None]) -> None:
-    """Call `on_error` if a background upload fails. transformers ignores such errors."""
+def watch(job: Future[Any], repo: str, folder: Path) -> None:
+    """Warn if a background upload of a folder fails. transformers ignores such errors."""
 
     def finished(done: Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None:
-            on_error(error)
+            warn_of_failed_push(error, repo, folder)
 
     job.add_done_callback(finished)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="PAGE", help="the page; default RUN/trace.html")
     parser.add_argument(
         "--max_episodes",
-        type=_count,
+        type=int,
         default=MAX_EPISODES,
         metavar="N",
         help=f"at most N episodes, evenly from first to last; default {MAX_EPISODES}, 0 for all",
@@ -37,20 +37,12 @@ def run(options: argparse.Namespace) -> int:
     if output.is_dir():
         output = output / "trace.html"
     try:
-        page = build_page(folder, output, max_episodes=options.max_episodes or None)
+        page = build_page(folder, output, max_episodes=max(0, options.max_episodes) or None)
     except OSError as error:
         raise OSError(f"`--output {output}` cannot be written: {error}.") from error
     of = f" of {page.recorded}" if page.episodes < page.recorded else ""
     size = page.path.stat().st_size / 2**20
-    left_out = f"; {page.damage}" if page.damage else ""
-    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB{left_out}")
+    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB{page.left_out}")
     if options.open:
         webbrowser.open(page.path.resolve().as_uri())
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must be >= 0, 0 for all")
-    return number

@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,13 @@ ENDING = ".jsonl.gz"
 COMPRESSION = 4
 
 
-def file_name(update: TracedUpdate) -> str:
-    """Return the name of the trace file of an update and a process."""
-    name = re.sub(r"[^\w.-]", "_", update.name)
-    number = update.update if update.phase == "train" else update.global_step
-    return f"{name}-{number:07d}-rank{update.process}{ENDING}"
-
-
 def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str, Any]]) -> Path:
     """Write the trace file of an update atomically. Episodes are dictionaries of `TracedEpisode.to_json`."""
     lines = [_dumps(update.to_json()), *(_dumps(episode) for episode in episodes)]
     content = gzip.compress("".join(lines).encode("ascii"), COMPRESSION, mtime=0)
-    path = folder / file_name(update)
+    name = re.sub(r"[^\w.-]", "_", update.name)
+    number = update.update if update.phase == "train" else update.global_step
+    path = folder / f"{name}-{number:07d}-rank{update.process}{ENDING}"
     aside = folder / f".{path.name}.{os.getpid()}.writing"
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -53,7 +48,7 @@ def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str
 
 def _dumps(line: dict[str, Any]) -> str:
     # ASCII keeps invalid text, such as half of a surrogate pair.
-    return json.dumps(line, separators=(",", ":"), default=str, allow_nan=False) + "\n"
+    return json.dumps(line, separators=(",", ":"), default=str) + "\n"
 
 
 def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
@@ -68,71 +63,65 @@ def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
     Raises:
         TraceError: there is no trace, or a newer version of this package has written it.
     """
-    updates = read_updates(folder)  # now, not with the first episode
-    return (episode for update, path in updates for episode in read_episodes(update, path))
+    damage = Counter[str]()
+    # Errors are raised now, not with the first episode.
+    updates = read_updates(folder, damage)
+    return (episode for head, path in updates for episode in read_episodes(head, path, damage))
 
 
-@dataclass
-class Damage:
-    """Numbers of damaged trace files and damaged episodes that were skipped."""
-
-    files: int = 0
-    episodes: int = 0  # of the other files
-
-    def __bool__(self) -> bool:
-        return bool(self.files or self.episodes)
-
-    def __str__(self) -> str:
-        counts = {"file": self.files, "episode": self.episodes}
-        named = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
-        return f"{' and '.join(named)} left out as damaged"
+def left_out(damage: Counter[str]) -> str:
+    """Return the end of a sentence that counts damaged files and episodes; an empty text without any."""
+    named = [
+        f"{n} {what}{'s' if n > 1 else ''}" for what, n in sorted(damage.items(), reverse=True)
+    ]
+    return f"; {' and '.join(named)} left out as damaged" if named else ""
 
 
-def read_updates(
-    folder: str | Path, damage: Damage | None = None
-) -> list[tuple[TracedUpdate, Path]]:
-    """Return the updates of a run, in order, with their trace files. See `read_trace`."""
-    place = trace_folder(folder)
-    damage = Damage() if damage is None else damage
-    found = []
-    for path in sorted(place.glob(f"*{ENDING}")):
-        update = _read_header(path, damage)
-        if update is not None:
-            found.append((update, path))
-    starts = {(*_start(update), update.first_step) for update, _ in found}
+def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
+    """Return the updates of a run, in order, with their trace files; count each damaged "file"."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        there = "is a file" if folder.exists() else "does not exist"
+        raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
+    found = _read_headers(folder / FOLDER, damage) or _read_headers(folder, damage)
+    if not found:
+        raise TraceError(
+            f"`{folder}` holds no readable trace. The option `trace_episodes` (8 by default) records that "
+            "many episodes of every update in `output_dir/trace`."
+        )
+    starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
-    if not latest:
-        raise TraceError(f"`{place}` holds no readable trace file. {_ADVICE}")
     return sorted(latest, key=lambda entry: _order(entry[0]))
 
 
 def next_start(folder: Path) -> int:
     """Return the number for a new training: one more than the highest recorded number."""
-    headers = (_read_header(path, Damage()) for path in folder.glob(f"*{ENDING}"))
-    return 1 + max((update.start for update in headers if update is not None), default=0)
-
-
-def _start(update: TracedUpdate) -> tuple[int, float]:
-    """Return the sort key of an update's training: its number, or its start time if it has no number."""
-    return update.start, update.started if update.start == 0 else 0.0
+    return 1 + max((update.start for update, _ in _read_headers(folder, Counter())), default=0)
 
 
 def read_episodes(
-    update: TracedUpdate, path: Path, damage: Damage | None = None
+    update: TracedUpdate, path: Path, damage: Counter[str], **options: Any
 ) -> Iterator[TracedEpisode]:
-    """Yield the episodes of a trace file. Damaged episodes are skipped and counted in `damage`."""
-    lost = Damage()
+    """Yield the episodes of a trace file; skip and count each damaged "episode".
+
+    `options` are those of `json.loads`.
+    """
+    read = 0
+    reason: Exception = EOFError("the file has lost its end")
     for line in _lines(path)[1:]:
         try:
-            episode = TracedEpisode.from_json(json.loads(line), update)
+            episode = TracedEpisode.from_json(json.loads(line, **options), update)
         except _DAMAGE as error:
-            lost.episodes, reason = lost.episodes + 1, error
+            reason = error
         else:
+            read += 1
             yield episode
-    if lost.episodes:
-        _warn_of_episodes(path, lost.episodes, update.episodes, reason)
-    if damage is not None:
-        damage.episodes += lost.episodes
+    if (lost := update.episodes - read) > 0:
+        logger.warning(
+            "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
+            path, lost, update.episodes, type(reason).__name__, reason,
+        )  # fmt: skip
+        damage["episode"] += lost
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -141,67 +130,40 @@ def _lines(path: Path) -> list[bytes]:
     return text.removesuffix(b"\n").split(b"\n")
 
 
-_ADVICE = (
-    "The option `trace_episodes` (8 by default) records that many episodes of every update in "
-    "`output_dir/trace`, after the update."
-)
 # Errors of reading a damaged file.
-_DAMAGE = (
-    *(OSError, zlib.error, ValueError, TypeError, KeyError, AttributeError),
-    *(OverflowError, RecursionError),
-)
+_DAMAGE = (OSError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-def trace_folder(folder: str | Path) -> Path:
-    """Return the folder with the trace files: `folder` itself, or the folder `trace` in a run."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        there = "is a file" if folder.exists() else "does not exist"
-        raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
-    for place in (folder / FOLDER, folder):
-        if any(place.glob(f"*{ENDING}")):
-            return place
-    raise TraceError(f"`{folder}` holds no trace. {_ADVICE}")
-
-
-def _read_header(path: Path, damage: Damage) -> TracedUpdate | None:
-    try:
-        head, *rest = _lines(path)
-        line = json.loads(head)
-        if line["format"] != FORMAT:
-            raise ValueError(f"its format is {str(line['format'])[:40]!r}")
-        if line["version"] > VERSION:
-            raise TraceError(
-                f"`{path}`: format version is {line['version']}, must be <= {VERSION}. Update trl-stppo."
+def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
+    found = []
+    for path in sorted(folder.glob(f"*{ENDING}")):
+        try:
+            line = json.loads(_lines(path)[0])
+            if line["format"] != FORMAT:
+                raise ValueError(f"its format is {str(line['format'])[:40]!r}")
+            if line["version"] <= VERSION:
+                found.append((TracedUpdate.from_json(line), path))
+                continue
+        except _DAMAGE as error:
+            logger.warning(
+                "%s is damaged and left out (%s: %s).", path, type(error).__name__, error
             )
-        update = TracedUpdate.from_json(line)
-    except TraceError:
-        raise
-    except _DAMAGE as error:
-        logger.warning("%s is damaged and left out (%s: %s).", path, type(error).__name__, error)
-        damage.files += 1
-        return None
-    if lost := max(0, update.episodes - len(rest)):
-        _warn_of_episodes(path, lost, update.episodes, EOFError("the file has lost its end"))
-        damage.episodes += lost
-    return replace(update, episodes=len(rest))
-
-
-def _warn_of_episodes(path: Path, lost: int, of: int, error: Exception) -> None:
-    logger.warning(
-        "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
-        path, lost, of, type(error).__name__, error,
-    )  # fmt: skip
-
-
-def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, float, int | None]]) -> bool:
-    """Return whether a later (resumed) training of the run has repeated this update."""
-    for *start, first_step in starts:
-        if first_step is None or tuple(start) <= _start(update):
+            damage["file"] += 1
             continue
-        if update.global_step - (update.phase == "eval") >= first_step:
-            return True
-    return False
+        version = line["version"]
+        raise TraceError(
+            f"`{path}`: format version is {version}, must be <= {VERSION}. Update trl-stppo."
+        )
+    return found
+
+
+def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, int | None]]) -> bool:
+    """Return whether a later (resumed) training of the run has repeated this update."""
+    step = update.global_step - (update.phase == "eval")
+    return any(
+        start > update.start and first_step is not None and step >= first_step
+        for start, first_step in starts
+    )
 
 
 def _order(update: TracedUpdate) -> tuple[Any, ...]:

@@ -1,26 +1,24 @@
-"""Records of an episode and of its update, with their JSON format.
+"""Records of an episode and of its update, each a line of JSON.
 
-Per-token lists have one entry per token after the prompt, None without a value. Numbers that are not
-finite are the strings "NaN", "Infinity" and "-Infinity" in JSON.
+Per-token lists have one entry per token after the prompt, None without a value. JSON is Python's: numbers
+that are not finite are NaN, Infinity and -Infinity.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 FORMAT = "trl-stppo-trace"
 # Increased if older readers would misread a file; new fields do not increase it.
 VERSION = 1
 
-# Per-token figures of an episode.
-FIGURES = (
-    *("old_logprobs", "token_log_ratio", "log_ratio"),
-    *("advantages", "values", "returns"),
+# Fields with an entry per token after the prompt.
+PER_TOKEN = (
+    *("loss_mask", "old_logprobs", "token_log_ratio", "log_ratio"),
+    *("advantages", "values", "returns", "clipped"),
 )
-PER_TOKEN = ("turn_index", "loss_mask", "clipped")
 # Digits of a recorded per-token figure; more would double the file.
 DIGITS = 6
 
@@ -36,9 +34,8 @@ class TracedUpdate:
         name: "train", or the prefix of an evaluation's figures.
         update: number of the rollout batch, from 1; in an evaluation, number of past updates.
         global_step: optimizer steps before the episodes.
-        process, processes: rank, and number of processes.
-        start: number of the (perhaps resumed) training in the folder, from 1; 0 if not recorded.
-        started: its start, in seconds since 1970.
+        process: its rank.
+        start: number of the (perhaps resumed) training in the folder, from 1; 0 outside of training.
         first_step: optimizer steps before it; None for an evaluation outside of training.
         trainer, variant: of the run.
         level: of the importance ratio: "token", "turn" or "sequence".
@@ -47,7 +44,6 @@ class TracedUpdate:
             critic), "target_kl", "not_finite" and "empty" (skipped by a guard).
         complete: whether the update was finished.
         episodes: number in the file.
-        figures: metrics of the batch by name, with those of the last optimizer step.
     """
 
     phase: str
@@ -55,33 +51,24 @@ class TracedUpdate:
     update: int
     global_step: int
     process: int = 0
-    processes: int = 1
     start: int = 0
-    started: float = 0.0
     first_step: int | None = None
     trainer: str = ""
     variant: str | None = None
     level: str = "token"
-    clip_range: tuple[float, float] = (0.2, 0.2)
+    clip_range: list[float] = field(default_factory=lambda: [0.2, 0.2])
     steps: dict[str, int] = field(default_factory=dict)
     complete: bool = True
     episodes: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dictionary for the first line of a trace file."""
-        figures = {name: as_json(value) for name, value in self.figures.items()}
-        numbers = {"clip_range": [as_json(bound) for bound in self.clip_range], "figures": figures}
-        return {"format": FORMAT, "version": VERSION, **asdict(self), **numbers}
+        return {"format": FORMAT, "version": VERSION, **vars(self)}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
         """Make a record from a dictionary of `to_json`. Unknown fields are ignored."""
-        known = _known(cls, line)
-        known["start"] = int(known.get("start", 0))
-        known["clip_range"] = tuple(map(float, known.get("clip_range", (0.2, 0.2))))
-        known["figures"] = {k: float(v) for k, v in known.get("figures", {}).items()}
-        return cls(**known)
+        return cls(**_known(cls, line))
 
 
 @dataclass(frozen=True)
@@ -104,7 +91,6 @@ class TracedEpisode:
         context, contexts: number of this context in the episode, and their count.
         turns: per turn of this context its number in the episode; None if there is one context.
         observations: "environment" or "tool", the source of the text between turns.
-        turn_index: per token its turn in the loss, -1 outside.
         loss_mask: per token whether it is in the loss.
         old_logprobs: log-probabilities of the sampling policy, nats.
         token_log_ratio, log_ratio: difference of the log-probabilities at the last update and
@@ -120,7 +106,7 @@ class TracedEpisode:
         rewards: of each reward function.
         score: sum of all rewards, as in `episode/score`.
         success: None if it is not known.
-        terminated, truncated: end of the task, or cut-off.
+        terminated: whether the task ended by itself, and was not cut off.
         stop_reason: None without the rollout engine.
         error: of the environment, or of sampling.
         trains: whether the episode is in the loss.
@@ -133,7 +119,7 @@ class TracedEpisode:
     repetition: int = 0
     prompt_id: str = ""
     columns: dict[str, Any] = field(default_factory=dict)
-    seed: tuple[int, ...] | None = None
+    seed: list[int] | None = None
     environment: str | None = None
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -143,7 +129,6 @@ class TracedEpisode:
     contexts: int = 1
     turns: list[int] | None = None
     observations: str = "environment"
-    turn_index: list[int] | None = None
     loss_mask: list[bool] | None = None
     old_logprobs: Figures = None
     token_log_ratio: Figures = None
@@ -160,7 +145,6 @@ class TracedEpisode:
     score: float | None = None
     success: bool | None = None
     terminated: bool | None = None
-    truncated: bool | None = None
     stop_reason: str | None = None
     error: str | None = None
     trains: bool = True
@@ -182,72 +166,30 @@ class TracedEpisode:
         """Return the text of prompt and completion, special tokens included."""
         return "".join(self.pieces)
 
-    @property
-    def roles(self) -> list[str]:
-        """Return each token's role: "prompt", "turn 0", "turn 1", ..., else the value of `observations`."""
-        roles = [self.observations] * (len(self.pieces) - self.prompt_tokens)
-        for turn, (start, end) in enumerate(self.turn_spans):
-            roles[start:end] = [f"turn {turn}"] * (end - start)
-        return ["prompt"] * self.prompt_tokens + roles
-
     def to_json(self) -> dict[str, Any]:
         """Return the episode as a dictionary for one line of a trace file."""
-        line = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "update"}
-        for name in FIGURES:
-            line[name] = _as_json(line[name])
-        line["score"] = as_json(self.score)
-        line["rewards"] = {name: as_json(value) for name, value in self.rewards.items()}
-        if self.turn_rewards is not None:
-            line["turn_rewards"] = [as_json(value) for value in self.turn_rewards]
-        return line
+        return {name: value for name, value in vars(self).items() if name != "update"}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any], update: TracedUpdate) -> TracedEpisode:
-        """Make an episode from a dictionary of `to_json`. Unknown fields are ignored."""
-        known = _known(cls, line)
-        for name in (*FIGURES, "turn_rewards"):
-            known[name] = _floats(known.get(name))
-        known["score"] = _float(known.get("score"))
-        known["rewards"] = {k: _float(v) for k, v in known.get("rewards", {}).items()}
-        known["turn_spans"] = [(start, end) for start, end in known.get("turn_spans", [])]
-        if known.get("seed") is not None:
-            known["seed"] = tuple(known["seed"])
-        episode = cls(**{**known, "update": update})
-        episode.check_lengths()
-        return episode
+        """Make an episode from a dictionary of `to_json`. Unknown fields are ignored.
 
-    def check_lengths(self) -> None:
-        """Raise ValueError if a per-token list has another length than the episode."""
-        length = len(self.pieces) - self.prompt_tokens
-        per_token = {name: getattr(self, name) for name in (*FIGURES, *PER_TOKEN)}
+        Raises:
+            ValueError: a per-token list has another length than the episode.
+        """
+        known = {**_known(cls, line), "update": update}
+        known["turn_spans"] = [(start, end) for start, end in known.get("turn_spans", ())]
+        episode = cls(**known)
+        length = len(episode.pieces) - episode.prompt_tokens
+        per_token = {name: getattr(episode, name) for name in PER_TOKEN}
         wrong = [name for name, x in per_token.items() if x is not None and len(x) != length]
-        if len(self.token_ids) != len(self.pieces) or not self.prompt_tokens >= 0:
+        if len(episode.token_ids) != len(episode.pieces) or episode.prompt_tokens < 0:
             wrong.append("pieces")
-        if any(not 0 <= start <= end <= length for start, end in self.turn_spans):
+        if any(not 0 <= start <= end <= length for start, end in episode.turn_spans):
             wrong.append("turn_spans")
         if wrong:
             raise ValueError(f"`{wrong[0]}` has another length than the episode")
-
-
-def as_json(value: float | None) -> float | str | None:
-    """Return a number for JSON. NaN and infinities become strings."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _as_json(values: Sequence[float | None] | None) -> Sequence[float | str | None] | None:
-    """Return per-token values for JSON. NaN and infinities become strings."""
-    known = filter(None, values or ())
-    return values if all(map(math.isfinite, known)) else [as_json(v) for v in values or ()]
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _floats(values: Sequence[Any] | None) -> Any:
-    return None if values is None else [_float(value) for value in values]
+        return episode
 
 
 def _known(cls: type, line: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,39 +15,36 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from .files import Damage, read_episodes, read_updates
-from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
+from .files import left_out, read_episodes, read_updates
+from .format import PER_TOKEN, TracedEpisode, TracedUpdate
 
 # Joined in this order.
 SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
-# Columns of the list of episodes.
-COLUMNS = (
-    *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),
-    *("clipped", "question", "answer"),
-)
 PREVIEW = 160
 TAG = re.compile(r"<[^<>]{1,40}>")
-# Digits of a per-token figure, and texts per searched block.
-PAGE_DIGITS = 4
-TEXTS = 256
 MAX_EPISODES = 2000
 
 
 @dataclass(frozen=True)
 class PageSummary:
-    """Summary of a page: its path, its numbers of episodes and updates, damaged parts."""
+    """Summary of a page.
+
+    Attributes:
+        path: of the page.
+        episodes, recorded: their numbers on the page and in the trace.
+        left_out: end of a sentence that counts damaged parts, or an empty text.
+    """
 
     path: Path
-    episodes: int  # on the page
-    recorded: int  # in the trace
-    updates: int  # rollout batches and evaluations
-    damage: Damage
+    episodes: int
+    recorded: int
+    left_out: str
 
 
 def build_page(
@@ -60,59 +57,58 @@ def build_page(
         output: the page.
         max_episodes: more episodes are sampled evenly from first to last; None for all.
     """
-    damage = Damage()
+    run, output, damage = Path(run), Path(output), Counter[str]()
     updates = read_updates(run, damage)
-    output = Path(output)
+    recorded = sum(update.episodes for update, _ in updates)
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
     try:
-        with aside.open("w", encoding="utf-8") as page:
-            summary = _write(page, Path(run), updates, max_episodes, damage)
+        with (
+            aside.open("w", encoding="utf-8") as page,
+            tempfile.TemporaryFile("w+", encoding="ascii") as data,
+        ):
+            # Before the heading, which has the number of readable episodes.
+            count = _write_blocks(data, updates, _evenly(recorded, max_episodes), damage)
+            summary = _summary([update for update, _ in updates], count, recorded) + left_out(
+                damage
+            )
+            before, after = _frame(f"Episodes of {run.resolve().name}", summary)
+            page.write(before)
+            data.seek(0)
+            shutil.copyfileobj(data, page)
+            page.write(after)
         aside.replace(output)
     finally:
         aside.unlink(missing_ok=True)
-    return PageSummary(output, *summary, damage)
+    return PageSummary(output, count, recorded, left_out(damage))
 
 
-def _write(
-    page: IO[str],
-    run: Path,
-    updates: list[tuple[TracedUpdate, Path]],
-    limit: int | None,
-    damage: Damage,
-) -> tuple[int, int, int]:
-    script = "\n".join(_template(f"{name}.js") for name in SCRIPTS)
-    script = f'(() => {{ "use strict";\n{script}\n}})();'
-    style = _template("page.css")
-    recorded = sum(update.episodes for update, _ in updates)
-    with tempfile.TemporaryFile("w+", encoding="ascii") as data:
-        # Before the summary, which has the number of readable episodes.
-        count = _write_blocks(data, updates, _evenly(recorded, limit), damage)
-        inserted = {
-            "policy": _policy(style, script),
-            "title": html.escape(f"Episodes of {run.resolve().name}"),
-            "style": style,
-            "summary": _summary(updates, count, recorded, damage),
-            "script": script,
-        }
-        before, _, after = _template("page.html").partition("{{data}}")
-        page.write(_filled(before, inserted))
-        data.seek(0)
-        shutil.copyfileobj(data, page)
-        page.write(_filled(after, inserted))
-    return count, recorded, len(updates)
-
-
-def _summary(
-    updates: list[tuple[TracedUpdate, Path]], count: int, recorded: int, damage: Damage
-) -> str:
+def _summary(updates: list[TracedUpdate], count: int, recorded: int) -> str:
     shown = f"{count} episodes" + (f" of {recorded}" if count < recorded else "")
-    trained = len({update.update for update, _ in updates if update.phase == "train"})
-    held = len(
-        {(update.name, update.global_step) for update, _ in updates if update.phase == "eval"}
+    trained = len({update.update for update in updates if update.phase == "train"})
+    held = len({(update.name, update.global_step) for update in updates if update.phase == "eval"})
+    counts = {"update": trained, "evaluation": held}
+    named = [f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()]
+    return f"{shown} from {' and '.join(named)}"
+
+
+def _frame(title: str, summary: str) -> tuple[str, str]:
+    """Return the page before and after its data."""
+
+    def template(name: str) -> str:
+        return (files(__package__) / "template" / name).read_text(encoding="utf-8")
+
+    script = "\n".join(template(f"{name}.js") for name in SCRIPTS)
+    script = f'(() => {{ "use strict";\n{script}\n}})();'
+    style = template("page.css")
+    inserted = {"policy": _policy(script, style), "style": style, "script": script}
+    inserted |= {"title": html.escape(title), "summary": summary}
+    # Inserted text is not searched for further names.
+    before, after = (
+        re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], part)
+        for part in template("page.html").split("{{data}}")
     )
-    left_out = f"; {damage}" if damage else ""
-    return f"{shown} from {_count(trained, 'update')} and {_count(held, 'evaluation')}{left_out}"
+    return before, after
 
 
 def _evenly(count: int, limit: int | None) -> set[int]:
@@ -124,60 +120,40 @@ def _evenly(count: int, limit: int | None) -> set[int]:
     return {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _template(name: str) -> str:
-    return (files(__package__) / "template" / name).read_text(encoding="utf-8")
-
-
-def _filled(text: str, inserted: dict[str, str]) -> str:
-    """Replace each {{name}} in a template. Inserted text is not searched for further names."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], text)
-
-
-def _policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy, which allows only this style and this script, by hash."""
-
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
+def _policy(*texts: str) -> str:
+    """Return the Content-Security-Policy, which allows only this script and this style, by hash."""
+    hashes = (hashlib.sha256(text.encode()).digest() for text in texts)
+    script, style = (base64.b64encode(each).decode() for each in hashes)
     return (
-        f"default-src 'none'; script-src 'sha256-{digest(script)}'; "
-        f"style-src 'sha256-{digest(style)}'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"require-trusted-types-for 'script'; trusted-types 'none'"
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     )
 
 
 def _write_blocks(
-    data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Damage
+    data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Counter[str]
 ) -> int:
     """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
-    rows: list[list[Any]] = []
+    rows: list[dict[str, Any]] = []
     texts: list[str] = []
-    text_blocks = position = 0
+    position = 0
     for group, (update, path) in enumerate(updates):
-        for episode in read_episodes(update, path, damage):
+        # JSON in a browser has no numbers that are not finite: their names stay in their place.
+        for episode in read_episodes(update, path, damage, parse_constant=str):
             position += 1
             if position - 1 not in wanted:
                 continue
-            data.write(_block(f"episode-{len(rows)}", _episode(episode)))
-            rows.append(_row(episode, group))
+            # The messages repeat the tokens.
+            shown = {**episode.to_json(), "prompt": None, "messages": None}
+            shown |= {name: _rounded(shown[name]) for name in PER_TOKEN if shown[name]}
+            data.write(_block(f"episode-{len(rows)}", shown))
             texts.append("\n".join(filter(None, (episode.text, episode.error, episode.prompt_id))))
-            if len(texts) == TEXTS:
-                data.write(_block(f"texts-{text_blocks}", texts))
-                text_blocks, texts = text_blocks + 1, []
-    if texts:
-        data.write(_block(f"texts-{text_blocks}", texts))
-        text_blocks += 1
-    listed = {
-        "columns": COLUMNS,
-        "rows": rows,
-        "updates": [update.to_json() for update, _ in updates],
-        "text_blocks": text_blocks,
-    }
-    data.write(_block("list-data", listed))
+            rows.append(_row(episode, group))
+    heads = json.dumps([update.to_json() for update, _ in updates])
+    heads = json.loads(heads, parse_constant=str)
+    data.write(_block("texts", texts))
+    data.write(_block("list-data", {"rows": rows, "updates": heads}))
     return len(rows)
 
 
@@ -187,51 +163,35 @@ def _block(name: str, content: Any) -> str:
     return f'<script type="application/octet-stream" id="{name}">{packed}</script>\n'
 
 
-def _row(episode: TracedEpisode, group: int) -> list[Any]:
-    sampled = sum(end - start for start, end in episode.turn_spans)
+def _rounded(values: list[Any]) -> list[Any]:
+    return [float(f"{value:.4g}") if isinstance(value, float) else value for value in values]
+
+
+def _row(episode: TracedEpisode, group: int) -> dict[str, Any]:
+    """Return an episode's entry in the list."""
     pieces, first = episode.pieces, episode.prompt_tokens
     start, end = episode.turn_spans[-1] if episode.turn_spans else (0, 0)
     clipped = [flag for flag in episode.clipped or [] if flag is not None]
-    values = {
+    last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
+    question = last.get("content") if isinstance(last, dict) else None
+    if not isinstance(question, str):
+        question = "".join(pieces[:first])
+    return {
         "key": episode.key,
         "group": group,
         "row": episode.row,
         "environment": episode.environment,
         "success": episode.success,
-        "score": as_json(episode.score),
+        "score": episode.score,
         "turns": len(episode.turn_spans),
-        "tokens": sampled,
+        "tokens": sum(end - start for start, end in episode.turn_spans),
         "stop": episode.stop_reason,
         "clipped": sum(clipped) / len(clipped) if clipped else 0.0,
-        "question": _preview(_question(episode)),
+        "question": _preview(question),
         "answer": _preview("".join(pieces[first + start : first + end])),
     }
-    return [values[name] for name in COLUMNS]
-
-
-def _question(episode: TracedEpisode) -> str:
-    """Return the text of the last prompt message, or else the text of the whole prompt."""
-    last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
-    content = last.get("content") if isinstance(last, dict) else None
-    return content if isinstance(content, str) else "".join(episode.pieces[: episode.prompt_tokens])
 
 
 def _preview(text: str) -> str:
     """Return the beginning of a text on one line, without tags."""
     return " ".join(TAG.sub(" ", text[: 4 * PREVIEW]).split())[:PREVIEW]
-
-
-def _episode(episode: TracedEpisode) -> dict[str, Any]:
-    """Return an episode as rounded data for the page, without messages, which repeat the tokens."""
-    line = episode.to_json()
-    for name in ("prompt", "messages"):
-        del line[name]
-    for name in FIGURES:
-        line[name] = _rounded(line[name])
-    return line
-
-
-def _rounded(values: Sequence[Any] | None) -> list[Any] | None:
-    if values is None:
-        return None
-    return [float(f"{v:.{PAGE_DIGITS}g}") if isinstance(v, float) else v for v in values]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
-from .describe import describe
 from .evaluation.evaluator import Evaluator
 from .guards.guards import Guards
 from .loop.forward import ForwardPasses, Logprobs
@@ -142,9 +140,9 @@ class AgentTrainer(Bridge):
     def _build_watch(self, run: RunPlan) -> None:
         """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
-        about, limits = partial(describe, self, run.rollout), self._player.eval_engine.limits
-        self._checkpoints = Checkpoints(self, self._run_state, about)
-        self._publisher = Publisher(self, self._checkpoints, about, limits)
+        self._checkpoints = Checkpoints(self, self._run_state)
+        limits = self._player.eval_engine.limits
+        self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         display.install_callbacks(self, run.rollout)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(self, self._player)
@@ -355,7 +353,7 @@ class AgentTrainer(Bridge):
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card, with a section on the agent, as `README.md` in the output directory.
+        """Write TRL's model card, with results and settings, as `README.md` in the output directory.
 
         A README.md that no trainer has written stays as it is; a push uploads it.
 

@@ -109,10 +109,7 @@ class Internals:
     calculate_rewards = Private[Callable[..., torch.Tensor]]("_calculate_rewards")
     logprobs = Private[Wrapped]("_get_per_token_logps_and_entropies")
 
-    # Of TRL's model card; trainer classes have them too.
     method = Private[str]("_name")
-    paper = Private[dict[str, str]]("_paper")
-    tags = Private[list[str]]("_tag_names")
 
     output_dir = Private[Callable[[Any], str]]("_get_output_dir")  # of the run, or of a trial
     push = Private[Wrapped]("_push_from_checkpoint")

@@ -1,4 +1,4 @@
-"""Builds a run's `hub.description.Description` from a trainer or from a plan."""
+"""Names and settings of a run, for its log, checkpoints, `agent.json` and card."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from ..envs.base import tool_names
-from ..hub.description import Description, Environment
 from ..models.critic import SeparateCritic
-from ..redaction import is_secret, redacted
+from ..redaction import redacted
 from ._trl import get_config_model_id
-from .bridge import Bridge, Internals
+from .bridge import Bridge
 from .planning.plan import RolloutPlan
-from .ppo_config import PPOConfig
 
 # Names that `datasets` gives to rows read from files: the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
@@ -30,47 +27,45 @@ _WORD = re.compile(r"[\w.-]{1,24}")
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
-def describe(host: Bridge, rollout: RolloutPlan) -> Description:
-    """Describe a trainer's run with its rollout plan."""
-    model = host.accelerator.unwrap_model(host.model)
-    critic = "none" if not host.has_critic else "shared"
-    if isinstance(host.critic, SeparateCritic):
-        lora = adapter_of(host.critic.model)
-        critic = "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
-    quantization: Any = getattr(model.config, "quantization_config", None)
-    return description_of(
-        type(host),
-        host.args,
-        rollout,
-        host.train_dataset,
-        model=get_config_model_id(model.config) or type(model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        adapter=adapter_of(model),
-        quantization=as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
-        critic=critic,
-    )
+def task(host: Bridge, rollout: RolloutPlan) -> dict[str, str]:
+    """Return the short names of a run's model, environment and data set, without secrets.
+
+    The environment is those of the rollout plan, with their arguments, its tools, or the function that
+    plays the episodes.
+    """
+    policy, rows = host.accelerator.unwrap_model(host.model), host.train_dataset
+    model = get_config_model_id(policy.config) or type(policy).__name__
+    factories: dict[str | None, Any] = {**rollout.tools, **rollout.text}
+    probes = rollout.probes.items()
+    players = [type(probe).__name__ + _arguments(factories.get(name)) for name, probe in probes]
+    if rollout.standalone_tools:
+        players.append(f"tools {' '.join(map(name_of, rollout.standalone_tools))}")
+    if rollout.user_func is not None:
+        players.append(name_of(rollout.user_func))
+    size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
+    return {
+        # The last part of `runs/a/checkpoint-100` alone is ambiguous.
+        "model": "/".join(PurePath(model).parts[-2:]),
+        "environment": " + ".join(players) or "none",
+        "dataset": ", ".join(filter(None, (dataset_of(rows), size))),
+    }
 
 
-def description_of(
-    trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
-) -> Description:
-    """Describe a run from its settings. `rollout` and `rows` are None if unknown."""
-    rollout, card = rollout or RolloutPlan(), Internals(trainer_class)
-    player = rollout.user_func
+def dataset_of(rows: Any) -> str | None:
+    """Return the name of a data set, its id on the Hub if the rows are from there; None if unknown."""
+    files = getattr(rows, "cache_files", None) or []
+    parts = (_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts)
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
-    return Description(
-        trainer=trainer_class.__name__,
-        method=card.method,
-        paper=card.paper.get("id"),
-        variant=getattr(args, "variant", None),
-        environments=tuple(_environments(rollout)),
-        tools=_tool_list(rollout.standalone_tools),
-        player=None if player is None else _name_of(player),
-        dataset=next(iter(hub_datasets(rows)), None if known in READERS else known),
-        rows=len(rows) if hasattr(rows, "__len__") else None,
-        settings=algorithm_settings(args),
-        **models,
-    )
+    hub = next((f"{part[1]}/{part[2]}" for part in parts if part), None)
+    return hub or (None if known in READERS else known)
+
+
+def critic_of(host: Bridge) -> str:
+    """Describe a trainer's critic: "none", "shared" or "separate", with its adapter's type and rank."""
+    if not isinstance(host.critic, SeparateCritic):
+        return "shared" if host.has_critic else "none"
+    lora = adapter_of(host.critic.model)
+    return "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
 
 
 def adapter_of(model: Any) -> Mapping[str, Any] | None:
@@ -92,42 +87,15 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     names |= {"importance_sampling_level", "generation_batch_size", "bf16", "seed"}
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
-            names |= vars(base).get("__annotations__", {}).keys()  # without inherited ones
+            # Without inherited annotations.
+            names |= vars(base).get("__annotations__", {}).keys()
     names &= {spec.name for spec in fields(args)}
-    names -= {"report_to", "logging_steps"}  # they move no weights
+    # These move no weights.
+    names -= {"report_to", "logging_steps"}
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, list, dict, type(None))
     return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
-
-
-def hub_datasets(rows: Any) -> list[str]:
-    """Return the Hub ids of data sets, read from the cache paths `<namespace>___<name>`."""
-    files = getattr(rows, "cache_files", None) or []
-    parts = [_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts]
-    return list(dict.fromkeys(f"{part[1]}/{part[2]}" for part in parts if part))
-
-
-def as_json(value: Any) -> Any:
-    """Convert a value to plain JSON data."""
-    return json.loads(json.dumps(value, default=str))
-
-
-def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
-    for name, probe in rollout.probes.items():
-        cls, is_text = type(probe), name in rollout.text
-        factory = (rollout.text if is_text else rollout.tools).get(name)
-        tools = [] if is_text else [getattr(probe, tool) for tool in tool_names(probe)]
-        about = inspect.cleandoc(cls.__dict__.get("__doc__") or "").split("\n\n")[0]
-        yield Environment(
-            name=name,
-            kind="text" if is_text else "tools",
-            class_name=cls.__qualname__,
-            module=cls.__module__,
-            arguments=_arguments(factory),
-            about=about,
-            tools=_tool_list(tools),
-        )
 
 
 def _arguments(factory: Any) -> str:
@@ -135,28 +103,23 @@ def _arguments(factory: Any) -> str:
     if not isinstance(factory, functools.partial):
         return ""
     try:
-        named = inspect.signature(factory.func).bind_partial(*factory.args).arguments
-    except (TypeError, ValueError):  # it might hold a secret, so it is left out
-        named = {}
-    words = [_short(value) for name, value in named.items() if not is_secret(name)]
-    for name, value in factory.keywords.items():
-        if not is_secret(name) and not (name == COUNTER and callable(value)):
-            words.append(f"{name}={_short(value)}")
-    return f"({', '.join(words)})" if words else ""
+        given = inspect.signature(factory.func).bind_partial(*factory.args).arguments
+    except (TypeError, ValueError):
+        # An argument without a name might be a secret.
+        given = {}
+    named = redacted({**given, **factory.keywords}, blank=None).items()
+    shown = [(n, v) for n, v in named if v is not None and not (n == COUNTER and callable(v))]
+    return f"({', '.join(f'{name}={_short(value)}' for name, value in shown)})" if shown else ""
 
 
 def _short(value: Any) -> str:
     """Return a number or a word as text, and any other value as a digest."""
-    value = redacted(value)
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)
     text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)
     return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _tool_list(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((_name_of(tool), (inspect.getdoc(tool) or "").split("\n")[0]) for tool in tools)
-
-
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """Return the name of a function or of an object's class."""
     return str(getattr(function, "__name__", type(function).__name__))

@@ -103,7 +103,7 @@ def changed_settings(args: Any) -> dict[str, Any]:
             default = spec.default_factory()
         else:
             default = None if spec.default is MISSING else spec.default
-        if spec.name.startswith("_") or is_secret(spec.name) or value == default:
+        if spec.name.startswith("_") or is_secret(spec.name, value) or value == default:
             continue
         if isinstance(value, (str, int, float, bool, list)):
             changed[spec.name] = value

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from .figures import number
+from .figures import FALLS, SCORE, SUCCESS, number
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
-MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
 # TRL's metrics that the panels draw, and our names for them.
 OF_TRL = {
@@ -29,17 +30,73 @@ OF_TRL = {
 }
 
 
+class Panel(NamedTuple):
+    """One panel of curves: metric, title, unit, and limits of the axis, None if the data have none."""
+
+    metric: str
+    title: str
+    unit: str
+    limits: tuple[float | None, float | None] = (0, None)
+
+
+OUTCOMES = (
+    Panel(SUCCESS, "success", "share of episodes", (-0.02, 1.02)),
+    Panel(SCORE, "score", "reward", (None, None)),
+)
+DIAGNOSTICS = (
+    Panel("policy/approx_kl", "KL to the sampling policy", "nats per token"),
+    Panel("policy/clip_fraction", "clip fraction", "share of tokens"),
+    Panel("policy/entropy", "entropy", "nats per token"),
+    Panel("tools/call_frequency", "tool calls", "per episode"),
+    Panel("clip_bias/scale", "scale of the update", "factor", (-0.02, 1.02)),
+    Panel("value/explained_variance", "explained variance", "share", (-1.05, 1.05)),
+)
+
+
 @dataclass(frozen=True)
 class Run:
-    """The log of a run."""
+    """The log of a run.
+
+    Attributes:
+        folder: of the run, or of the file.
+        history: entries of `log_history`, oldest first.
+        settings: changed settings, and names of model, environment and dataset, as `metrics.jsonl` has them.
+        steps_per_rollout: optimizer steps of an update; None if unknown.
+        resumed: steps at which the run went on.
+    """
 
     folder: Path
-    history: list[dict[str, Any]]  # entries of `log_history`, oldest first
-    # Changed settings, and names of model, environment and dataset; empty if the file has none.
+    history: list[dict[str, Any]]
     settings: dict[str, Any] = field(default_factory=dict)
-    source: Path = Path()  # the file
-    steps_per_rollout: int | None = None  # optimizer steps of an update; None if unknown
-    resumed: list[int] = field(default_factory=list)  # steps at which the run went on
+    steps_per_rollout: int | None = None
+    resumed: list[int] = field(default_factory=list)
+
+    def panels(self) -> list[Panel]:
+        """Return the panels of which the run has a value: success or else score, and diagnostics."""
+        outcomes = [panel for panel in OUTCOMES if self.points(panel.metric)[0]]
+        return [*outcomes[:1], *(p for p in DIAGNOSTICS if self.points(p.metric)[0])]
+
+    def points(self, metric: str, steps: int | None = None) -> tuple[list[int], list[float]]:
+        """Return the updates and a metric's mean in each, sorted. The last entry of a step counts.
+
+        Values that are not finite are left out. An update has this many optimizer steps; by default the
+        run's, or 1.
+        """
+        per_update = steps or self.steps_per_rollout or 1
+        entries = sorted((e for e in self.history if metric in e), key=lambda e: e["step"])
+        last = {entry["step"]: number(entry[metric]) for entry in entries}
+        updates: dict[int, list[float]] = {}
+        for step, value in last.items():
+            if value is not None:
+                updates.setdefault(math.ceil(step / per_update), []).append(value)
+        return list(updates), [fmean(values) for values in updates.values()]
+
+    def falls(self) -> set[int]:
+        """Return the updates in which the counter `guard/falls` increased."""
+        at, counts = self.points(FALLS, 1)
+        pairs = zip(at, counts, [0.0, *counts], strict=False)
+        steps = self.steps_per_rollout or 1
+        return {math.ceil(step / steps) for step, now, before in pairs if now > before}
 
 
 def read_run(path: str | Path) -> Run:
@@ -81,12 +138,8 @@ def _read_file(file: Path, folder: Path) -> Run:
     try:
         if file.suffix == ".jsonl":
             head, history = _read_lines(file)
-            settings = head.get("settings", {})
         else:
-            settings = _settings_beside(file)
             history = list(map(_named, json.loads(file.read_text(encoding="utf-8"))["log_history"]))
-        if not isinstance(settings, dict):
-            raise TypeError(f"`settings` is {settings!r:.40}; it must be an object")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error})."
@@ -98,7 +151,7 @@ def _read_file(file: Path, folder: Path) -> Run:
     if odd := len(history) - len(dicts) + len(steps) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
     per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
-    return Run(folder, valid, settings, file, per_rollout, head.get("resumed", []))
+    return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
 
 
 def _pace(history: list[dict[str, Any]]) -> int | None:
@@ -135,14 +188,3 @@ def _entry(line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def _settings_beside(file: Path) -> dict[str, Any]:
-    """Return the settings from a checkpoint's manifest, or {} if the folder has no manifest."""
-    manifest = file.parent / MANIFEST
-    if not manifest.is_file():
-        return {}
-    about = json.loads(manifest.read_text(encoding="utf-8"))
-    identity = about.get("identity", {})
-    known = {key: identity[key] for key in ("variant", "seed") if identity.get(key) is not None}
-    return {**about.get("settings", {}), **known}

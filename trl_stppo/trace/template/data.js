@@ -1,4 +1,4 @@
-// What the page holds: one compressed block of JSON for the list, one per episode, some for searching.
+// What the page holds: one compressed block of JSON for the list, one per episode, one for searching.
 
 const $ = (id) => document.getElementById(id);
 
@@ -23,18 +23,11 @@ async function block(id) {
   return JSON.parse(await new Response(stream).text());
 }
 
-const data = { episodes: [], updates: [], texts: null, textBlocks: 0, opened: new Map() };
+const data = { episodes: [], opened: new Map() };
 
 async function loadList() {
-  const { columns, rows, updates, text_blocks } = await block("list-data");
-  data.updates = updates;
-  data.textBlocks = text_blocks;
-  data.episodes = rows.map((row, number) => {
-    const episode = { number };
-    columns.forEach((name, i) => { episode[name] = row[i]; });
-    episode.of = updates[episode.group];
-    return episode;
-  });
+  const { rows, updates } = await block("list-data");
+  data.episodes = rows.map((row, number) => ({ ...row, number, of: updates[row.group] }));
 }
 
 /** All of an episode; the newest few are kept. */
@@ -46,15 +39,11 @@ async function loadEpisode(number) {
   return data.opened.get(number);
 }
 
-let loadingTexts = null;
+let texts = null;
 /** The texts of all episodes in small letters, once somebody searches. */
 function loadTexts() {
-  loadingTexts ??= (async () => {
-    const texts = [];
-    for (let i = 0; i < data.textBlocks; i++) texts.push(...await block(`texts-${i}`));
-    data.texts = texts.map((text) => text.toLowerCase());
-  })();
-  return loadingTexts;
+  texts ??= block("texts").then((all) => all.map((text) => text.toLowerCase()));
+  return texts;
 }
 
 // ------------------------------------------------------------------------------------ text and numbers

@@ -7,7 +7,7 @@ const FACTS = [
   ["score", (episode) => show(episode.score)],
   ["turns", (episode, row) => String(row.turns)],
   ["sampled tokens", (episode, row) => String(row.tokens)],
-  ["ended by", (episode) => (episode.stop_reason ?? (episode.terminated ? "its own end" : episode.truncated ? "a cut-off" : "–")).replaceAll("_", " ")],
+  ["ended by", (episode) => (episode.stop_reason ?? (episode.terminated ? "its own end" : "a cut-off")).replaceAll("_", " ")],
   ["weight in the update", (episode) => (episode.weight == null ? null : show(episode.weight))],
 ];
 /** The same, folded away. */

@@ -68,13 +68,13 @@ function telling(numbers) {
 /** Find the episodes that pass, and sort them; the chosen one is among them, and opened if that is another. */
 async function applyFilters(opens = true) {
   const wanted = state.q.toLowerCase();
-  if (wanted && !data.texts) {
-    $("count").textContent = "Searching…";
-    await loadTexts();
-    if (wanted !== state.q.toLowerCase()) return; // typed on meanwhile
-  }
   let found = data.episodes.filter(passes);
-  if (wanted) found = found.filter((episode) => data.texts[episode.number].includes(wanted));
+  if (wanted) {
+    $("count").textContent = "Searching…";
+    const texts = await loadTexts();
+    if (wanted !== state.q.toLowerCase()) return; // typed on meanwhile
+    found = found.filter((episode) => texts[episode.number].includes(wanted));
+  }
   if (state.sort in ORDERS) found.sort(ORDERS[state.sort]);
   shown = found.map((episode) => episode.number);
   const all = data.episodes.length;

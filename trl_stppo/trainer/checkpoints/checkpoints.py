@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging as upstreams
 
 from ...errors import CheckpointError, CheckpointWriteError
-from ...hub.description import Description
 from ...models.critic import SharedCritic
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped
@@ -44,8 +43,8 @@ class Checkpoints:
 
     _lock: RunLock
 
-    def __init__(self, host: Bridge, state: RunState, describe: Callable[[], Description]) -> None:
-        self._host, self._state, self._describe = host, state, describe
+    def __init__(self, host: Bridge, state: RunState) -> None:
+        self._host, self._state = host, state
         self.last: Path | None = None  # that this run wrote or resumed from
         self.staging: Path | None = None  # folder of the checkpoint being written
         self.run_name = uuid.uuid4().hex  # a resumed run keeps it
@@ -106,7 +105,7 @@ class Checkpoints:
 
     def _about(self) -> dict[str, Any]:
         inside = self._state.inside_rollout
-        return same_run.about(self._host, self._describe(), self.run_name, inside_rollout=inside)
+        return same_run.about(self._host, self.run_name, inside_rollout=inside)
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""

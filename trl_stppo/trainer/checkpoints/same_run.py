@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
-from ...hub.description import Description
 from ..bridge import Bridge
+from ..describe import adapter_of, algorithm_settings, critic_of
 from ..sharding.runtime import is_sharded, sharding_name
 
 logger = logging.getLogger(__name__)
@@ -22,9 +22,9 @@ FIXED = (
 CUT = ("processes", "micro_batches")
 
 
-def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
+def about(host: Bridge, name: str, *, inside_rollout: bool) -> dict[str, Any]:
     """Return a record of the run for the manifest: identity, split into batches, settings."""
-    args, accelerator = host.args, host.accelerator
+    args, accelerator, rows = host.args, host.accelerator, host.train_dataset
     micro_batches = args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has set it
     return {
@@ -34,11 +34,11 @@ def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) ->
         "resumable": not args.save_only_model,
         "identity": {
             "trainer": host.config_class.__name__,
-            "variant": run.variant,
-            "critic": run.critic,
-            "adapter": run.adapter,
+            "variant": getattr(args, "variant", None),
+            "critic": critic_of(host),
+            "adapter": adapter_of(accelerator.unwrap_model(host.model)),
             "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
-            "rows": run.rows,
+            "rows": len(rows) if hasattr(rows, "__len__") else None,
             "seed": args.seed,
             "shuffle": bool(args.shuffle_dataset),
             "batch": args.generation_batch_size,
@@ -47,7 +47,7 @@ def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) ->
             "mini_batches": micro_batches // args.gradient_accumulation_steps,
         },
         "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
-        "settings": run.settings,
+        "settings": algorithm_settings(args),
     }
 
 

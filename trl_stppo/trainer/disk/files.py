@@ -18,7 +18,6 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...hub.pushing import EPISODES
-from ...watch.runs import MANIFEST
 from . import disk
 
 logger = logging.getLogger(__name__)
@@ -27,6 +26,7 @@ logger = logging.getLogger(__name__)
 # names that begin with an underscore.
 STAGING = "_incomplete"
 TRASH = "_deleted"
+MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-\d+")
 # Fields of a manifest.

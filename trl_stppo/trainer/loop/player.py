@@ -145,7 +145,7 @@ class EpisodePlayer:
         if host.use_vllm:  # the function may generate with it
             self.sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
-        read = partial(read_message, renderer(self._host, self._tokenizer))
+        read = partial(read_message, renderer(host, self._tokenizer))
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
         for episode in episodes:
             for key, values in columns.items():

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
+import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from transformers import TrainerCallback
 
+from ...generation.sampling import SamplingSettings
 from ...hub import card, pushing
-from ...hub.description import Description
-from ...hub.settings import AGENT_FILE, CRITIC_FOLDER
+from ...hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
 from ...models.adapters import discard_saved_reference
 from ...rollout.episode import Limits
-from .._trl import uploads_without
+from .._trl import replaced, uploads_without
 from ..bridge import Bridge, Wrapped
 from ..checkpoints.checkpoints import Checkpoints
+from ..describe import algorithm_settings, dataset_of, name_of
+from ..evaluation.settings import SAMPLING
+from ..loop.sampler import sampling_settings
+from ..planning.plan import RolloutPlan
 from ..sharding.critics import gathered
-from . import agent_files
 
 logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def repo_name(host: Bridge) -> str:
@@ -38,6 +46,12 @@ def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs:
         raise pushing.failed_creation(error, repo_name(host)) from error
 
 
+def _on_the_hub(*names: str | None) -> str | None:
+    """Return the first name of a data set that has the form of an id on the Hub and is no path here."""
+    known = (n for n in names if n and _HUB_ID.fullmatch(n) and not Path(n).exists())
+    return next(known, None)
+
+
 class Publisher(TrainerCallback):
     """Saves one trainer's agent and pushes it to the Hub; a failed push loses no data.
 
@@ -45,16 +59,13 @@ class Publisher(TrainerCallback):
     """
 
     def __init__(
-        self,
-        host: Bridge,
-        checkpoints: Checkpoints,
-        describe: Callable[[], Description],
-        limits: Limits,
+        self, host: Bridge, checkpoints: Checkpoints, rollout: RolloutPlan, limits: Limits
     ) -> None:
         self._host, self._checkpoints = host, checkpoints
-        self._describe, self._limits = describe, limits
+        self._rollout, self._limits = rollout, limits
         self._saved_for_push = True
-        self._pushing: Path | None = None  # a checkpoint; None in a push of the final agent
+        # The checkpoint of a push; None in a push of the final agent.
+        self._pushing: Path | None = None
         self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}
         host.add_callback(self)
@@ -68,13 +79,13 @@ class Publisher(TrainerCallback):
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
-        if not self._host.args.should_save:
+        # PEFT would write a card of its own, or take the tags out of the run's card.
+        with replaced(PeftModel, create_or_update_model_card=lambda *_: None):
             wrapped(output_dir, state_dict)
-            return
-        with card.kept(folder):
-            wrapped(output_dir, state_dict)
+            if not self._host.args.should_save:
+                return
             self._host.critic.save(folder / CRITIC_FOLDER)
-        agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
+        agent_settings(self._host, self._rollout, self._limits).save(folder)
         # Only a run resumed from a checkpoint keeps its reference.
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
@@ -83,7 +94,8 @@ class Publisher(TrainerCallback):
         """Implement `AgentTrainer.save_model`: finish an upload in progress, then save all files."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
-            self._host.internals.finish_push()  # it reads the files that are about to be written
+            # It reads the files that are about to be written.
+            self._host.internals.finish_push()
         with gathered(self._host):
             wrapped(output_dir, internal)
         self._saved_for_push = True
@@ -97,31 +109,24 @@ class Publisher(TrainerCallback):
         dataset_name: str | None = None,
         tags: str | list[str] | None = None,
     ) -> None:
-        """Implement `AgentTrainer.create_model_card`: write TRL's card and add the agent's sections."""
-        host = self._host
-        if not card.may_be_written(self._run_dir):
-            self._warn_of_foreign_card(self._run_dir / card.CARD)
-            return
-        own = model_name or Path(repo_name(host)).name
-        names = agent_files.card_names(own, dataset_name, host.train_dataset)
-        wrapped(*names, tags=tags)
+        """Implement `AgentTrainer.create_model_card`: write TRL's card, and add results and settings."""
+        host, path = self._host, self._run_dir / card.CARD
         if not host.is_world_process_zero():
             return
-        try:
-            agent_files.improve_card(host, self._describe(), *names)
-        except Exception as error:  # a card must not end a run; TRL's exists
-            logger.warning(
-                "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
-            )
-
-    def _warn_of_foreign_card(self, path: Path) -> None:
-        if self._foreign_card_named or not self._host.is_world_process_zero():
+        if not card.may_be_written(path):
+            if not self._foreign_card_named:
+                logger.warning(
+                    "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
+                    path, card.GENERATED,
+                )  # fmt: skip
+            self._foreign_card_named = True
             return
-        self._foreign_card_named = True
-        logger.warning(
-            "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
-            path, card.GENERATED,
-        )  # fmt: skip
+        data = _on_the_hub(dataset_name, dataset_of(host.train_dataset))
+        wrapped(model_name or Path(repo_name(host)).name, data, tags)
+        names = (*card.SETTINGS, *(card.OF_CRITIC if host.has_critic else ()))
+        settings = {name: algorithm_settings(host.args).get(name) for name in names}
+        repo = host.hub_model_id or str(self._run_dir)
+        card.add_run(path, repo, settings, host.state.log_history)
 
     # ----------------------------------------------------------------------- uploads
 
@@ -133,13 +138,14 @@ class Publisher(TrainerCallback):
                 result = wrapped(*args, **kwargs)
         except Exception as error:
             folder = self._run_dir
-            if not self._saved_for_push:  # the repository could not be made, so no file was written
+            # Without a repository no file was written.
+            if not self._saved_for_push:
                 self._host.save_model(_internal_call=True)
                 self._host.create_model_card()
             revision = kwargs.get("revision") or self._host.args.hub_revision
             raise pushing.failed_push(error, repo_name(self._host), folder, revision) from error
-        if hasattr(result, "add_done_callback"):  # not blocking
-            pushing.watch(result, self._warn_of(self._run_dir))
+        if hasattr(result, "add_done_callback"):
+            pushing.watch(result, repo_name(self._host), self._run_dir)
         return result
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
@@ -153,8 +159,9 @@ class Publisher(TrainerCallback):
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Push the agent from a checkpoint by upstream's method; a failure is only a warning."""
+        # An unfinished checkpoint is uploaded later, under its final name.
         if self._checkpoints.staging is not None:
-            return  # it is uploaded later, under its final name
+            return
         folder = Path(checkpoint)
         before = list(self._push_jobs())
         self._pushing = folder
@@ -168,7 +175,7 @@ class Publisher(TrainerCallback):
         for job in self._push_jobs():
             if job not in before:
                 self._pushed_from[job] = folder
-                pushing.watch(job, self._warn_of(folder))
+                pushing.watch(job, repo_name(self._host), folder)
 
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy the agent's and critic's files, which upstream omits when it pushes from a checkpoint.
@@ -186,13 +193,55 @@ class Publisher(TrainerCallback):
         progress = getattr(self._host, "push_in_progress", None)
         return [] if progress is None else progress.jobs
 
-    def _warn_of(self, folder: Path) -> Any:
-        name = repo_name(self._host)
-        return lambda error: pushing.warn_of_failed_push(error, name, folder)
-
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""
         result = self._checkpoints.finish(wrapped, *args)
         if self._pushed_from:
             self._checkpoints.prune(self._run_dir)
         return result
+
+
+def agent_settings(host: Bridge, rollout: RolloutPlan, limits: Limits) -> AgentSettings:
+    """Return the agent's settings, taken from the trainer's evaluation."""
+    args, fields = host.args, dataclasses.asdict(limits)
+    model = host.accelerator.unwrap_model(host.model)
+    quantization: Any = getattr(model.config, "quantization_config", None)
+    # The model has this limit itself.
+    del fields["max_context_tokens"]
+    return AgentSettings(
+        max_completion_length=fields.pop("max_completion_tokens"),
+        **fields,
+        sampling=_sampling(host),
+        eos_token_ids=[int(i) for i in host.eos_token_ids],
+        chat_template_kwargs=_as_json(host.chat_template_kwargs or {}),
+        environments=[
+            {
+                "name": name,
+                "kind": "text" if name in rollout.text else "tools",
+                "class": type(probe).__qualname__,
+                "import": f"{type(probe).__module__}:{type(probe).__qualname__}",
+            }
+            for name, probe in rollout.probes.items()
+        ],
+        tools=[name_of(tool) for tool in rollout.standalone_tools],
+        trainer=type(host).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantization=_as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
+        seed=args.seed,
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _sampling(host: Bridge) -> dict[str, Any]:
+    """Return sampling settings of evaluation, with training's temperature if evaluation is greedy."""
+    args = host.args
+    names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
+    settings = None if host.use_vllm else sampling_settings(host)[0]
+    known = {name: getattr(settings or args, name) for name in names}
+    overrides = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
+    if overrides.get("temperature") == 0:
+        del overrides["temperature"]
+    return known | overrides

@@ -8,10 +8,12 @@ numbers, does not change training's computation, and a failure in it does not en
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-import time
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,28 +28,34 @@ from transformers import TrainerCallback
 from ...core import ClippedSurrogate
 from ...rollout.engine import RolloutEngine
 from ...trace.files import FOLDER, next_start, write_update
-from ...trace.format import TracedUpdate
+from ...trace.format import DIGITS, TracedUpdate
 from ...trace.pieces import cut
 from ..batch import Batch
 from ..bridge import Bridge, is_warming_up
 from ..loop.player import EpisodePlayer
 from ..loop.rollout import Rollout
-from .facts import facts
-from .lines import lines
 
 logger = logging.getLogger(__name__)
 
+# Longest text of a message or an error; an environment's text has no limit.
+MAX_CHARACTERS = 100_000
+# Longest column of a row that is recorded, as JSON.
+SHORT = 200
+# Per-token field -> the column of its mask and of its values. A value off the mask is None.
+FIGURES = {
+    "old_logprobs": ("sampled", "old_per_token_logps"),
+    "token_log_ratio": ("seen", "difference"),
+    "log_ratio": ("seen", "log_ratio"),
+    "advantages": ("loss_mask", "advantages"),
+    "values": ("sampled", "values"),
+    "returns": ("value_mask", "returns"),
+    "clipped": ("seen", "clipped"),
+}
+# The powers of ten that float64 represents exactly.
+_POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
 # Columns of the rollout batch, [B, T].
-COLUMNS = (
-    *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "turn_index", "loss_mask"),
-    *("value_mask", "advantages", "values", "returns", "old_per_token_logps"),
-)
-# Metrics of the batch that are recorded with its episodes.
-PLAYED = ("episode/success_rate", "episode/score", "turns/mean", "value/explained_variance")
-TRAINED = (
-    *("policy/clip_fraction", "policy/ratio_max", "policy/approx_kl", "policy/entropy"),
-    *("clip_bias/norm", "clip_bias/scale"),
-)
+COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
+OF_CRITIC = ("values", "returns", "value_mask")
 
 
 @dataclass
@@ -60,28 +68,6 @@ class OpenRecord:
     passes: dict[str, Tensor] = field(default_factory=dict)
     outcomes: list[tuple[str, Tensor]] = field(default_factory=list)
 
-    def observe(self, rows: Tensor, figures: dict[str, Tensor]) -> None:
-        """Store a micro-batch's values, [b, t] each, at the recorded rows."""
-        size = len(self.episodes)
-        slots = rows.clamp(max=size)
-        for name, values in figures.items():
-            if name not in self.passes:
-                length = self.batch["completion_ids"].size(1)
-                self.passes[name] = values.new_zeros(size + 1, length)
-            kept = self.passes[name]
-            kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
-
-    def outcomes_of_rows(self) -> list[Counter[str]]:
-        """Count for each recorded row its optimizer steps by verdict."""
-        counts = [Counter[str]() for _ in self.episodes]
-        if self.outcomes:
-            rows = torch.cat([rows for _, rows in self.outcomes]).tolist()
-            names = [name for name, rows in self.outcomes for _ in range(len(rows))]
-            for row, name in zip(rows, names, strict=True):
-                if row < len(counts):
-                    counts[row][name] += 1
-        return counts
-
 
 class TraceRecorder(TrainerCallback):
     """Records this process's share of the `trace_episodes` episodes of each update."""
@@ -93,7 +79,7 @@ class TraceRecorder(TrainerCallback):
         self._share = share + (accelerator.process_index < rest)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
-        self._start, self._started, self._first_step = 0, time.time(), None
+        self._start, self._first_step = 0, None
         self._warned = False
         if episodes:
             host.add_callback(self)
@@ -111,8 +97,8 @@ class TraceRecorder(TrainerCallback):
         start = 0
         if self._host.accelerator.is_main_process:
             with self._harmless():
-                start = next_start(self._folder())
-        self._start, self._started = gather_object([(start, time.time())])[0]
+                start = next_start(Path(self._host.args.output_dir) / FOLDER)
+        self._start = gather_object([start])[0]
         self._first_step = self._host.state.global_step
 
     def rollout(self, rollout: Rollout, batch: Batch) -> None:
@@ -123,11 +109,13 @@ class TraceRecorder(TrainerCallback):
         self._update = None
         with self._harmless():
             update = host.state.global_step // host.args.steps_per_rollout + 1
-            numbers = list(range(len(rollout.episodes)))[: self._share]
-            engine = self._player.engine
-            episodes, kept = self._episodes(rollout, batch, numbers, engine)
-            self._update = OpenRecord(self._header("train", "train", update), episodes, kept)
-            self._add_figures(PLAYED)
+            numbers = range(len(rollout.episodes))[: self._share]
+            records = begin_records(host, rollout, numbers, self._player.engine)
+            # The first rows of the batch are the contexts of the first episodes.
+            columns: dict[str, Any] = dict(batch)
+            names = (*COLUMNS, *OF_CRITIC) if host.has_critic else COLUMNS
+            kept = {n: columns[n][: len(records)].clone() for n in names if n in columns}
+            self._update = OpenRecord(self._header("train", "train", update), records, kept)
             ids = batch["completion_ids"]
             batch["trace_row"] = torch.arange(len(ids), device=ids.device)
 
@@ -137,13 +125,21 @@ class TraceRecorder(TrainerCallback):
         """Record a micro-batch's pass through the policy."""
         if self._update is None or "trace_row" not in inputs:
             return
-        record, self._update = self._update, None  # lost if this fails
+        # The record is lost if this fails.
+        record, self._update = self._update, None
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
             if surrogate.episode_weights is not None:
                 figures["weight"] = surrogate.episode_weights[:, None].expand_as(logprobs)
-            record.observe(inputs["trace_row"], figures)
+            # The last row of the tables takes the values of rows that are not recorded.
+            size, length = len(record.episodes), record.batch["turn_index"].size(1)
+            rows = inputs["trace_row"].clamp(max=size)
+            for name, values in figures.items():
+                if name not in record.passes:
+                    record.passes[name] = values.new_zeros(size + 1, length)
+                table = record.passes[name]
+                table[rows, : values.size(1)] = values.detach().to(table.dtype)
             self._update = record
 
     def end_mini_batch(self, window: list[Batch], *, verdict: str) -> None:
@@ -153,7 +149,7 @@ class TraceRecorder(TrainerCallback):
         host = self._host
         with self._harmless():
             outcome = verdict
-            if verdict == "taken" and is_warming_up(self._host):
+            if verdict == "taken" and is_warming_up(host):
                 outcome = "critic_only"
             self._update.header["clip_range"] = [host.epsilon_low, host.epsilon_high]
             steps = self._update.header["steps"]
@@ -161,7 +157,6 @@ class TraceRecorder(TrainerCallback):
             rows = [part["trace_row"] for part in window if "trace_row" in part]
             if rows:
                 self._update.outcomes.append((outcome, torch.cat(rows)))
-            self._add_figures(TRAINED)
         if host.internals.step % host.args.micro_batches_per_rollout == 0:
             self._update.header["complete"] = True
             self.finish()
@@ -181,28 +176,15 @@ class TraceRecorder(TrainerCallback):
                 self._evaluation = OpenRecord(self._header("eval", prefix, done))
             room = self._share - len(self._evaluation.episodes)
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
-            if numbers:
-                engine = self._player.eval_engine
-                episodes, kept = self._episodes(rollout, self._player.pad(rollout), numbers, engine)
-                self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
+            records = begin_records(self._host, rollout, numbers, self._player.eval_engine)
+            self._evaluation.episodes += complete_records(records, {}, {}, self._pieces)
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Write the record of a completed evaluation, with its metrics."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the record of a completed evaluation or prediction."""
         record, self._evaluation = self._evaluation, None
-        if record is not None and metrics is not None:
-            for name in PLAYED:
-                value = metrics.get(f"{record.header['name']}_{name}")
-                if value is not None:
-                    record.header["figures"][name] = float(value)
         self._write(record)
 
-    def on_predict(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Write the record of a completed prediction, without metrics."""
-        self.on_evaluate(args, state, control)
+    on_predict = on_evaluate
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the open update's record for a checkpoint, or None between two updates."""
@@ -218,44 +200,19 @@ class TraceRecorder(TrainerCallback):
     # -------------------------------------------------------------------------- inside
 
     def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
-        host, process = self._host, self._host.accelerator
+        host = self._host
         return {
             "phase": phase,
             "name": name,
             "update": update,
             "global_step": host.state.global_step,
-            "process": process.process_index,
-            "processes": process.num_processes,
-            "trainer": self._host.internals.method,
+            "process": host.accelerator.process_index,
+            "trainer": host.internals.method,
             "variant": getattr(host.args, "variant", None),
             "level": host.importance_sampling_level,
             "steps": {},
             "complete": phase == "eval",
-            "figures": {},
         }
-
-    def _add_figures(self, names: tuple[str, ...]) -> None:
-        """Add the newest logged value of each metric to the record's header."""
-        assert self._update is not None
-        for name in names:
-            values = self._host.internals.metrics["train"].get(name)
-            if values:
-                self._update.header["figures"][name] = float(values[-1])
-
-    def _episodes(
-        self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
-    ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Return plain data of the contexts of the episodes `numbers`, and copies of their tensors."""
-        host, ids = self._host, batch["completion_ids"]
-        rows = [row for row, (number, _) in enumerate(rollout.contexts) if number in numbers]
-        index = torch.tensor(rows, dtype=torch.long, device=ids.device)
-        whole: dict[str, Any] = dict(batch)
-        tensors = {name: whole[name][index] for name in COLUMNS if name in whole}
-        if not host.has_critic:
-            critics = ("values", "returns", "value_mask")
-            tensors = {name: tensor for name, tensor in tensors.items() if name not in critics}
-        first = host.accelerator.process_index * len(rollout.episodes)
-        return facts(rollout, numbers, first, host.reward_func_names, engine), tensors
 
     def _write(self, record: OpenRecord | None) -> None:
         if record is None or not record.episodes:
@@ -263,16 +220,14 @@ class TraceRecorder(TrainerCallback):
         with self._harmless():
             episodes = record.episodes
             if record.header["phase"] == "train":
-                episodes = lines(episodes, record.batch, record.passes, self._pieces)
-                for episode, counts in zip(episodes, record.outcomes_of_rows(), strict=True):
-                    episode["steps"] = dict(counts)
-            start = {"start": self._start, "started": self._started, "first_step": self._first_step}
+                complete_records(episodes, record.batch, record.passes, self._pieces)
+                outcomes = [(name, rows.tolist()) for name, rows in record.outcomes]
+                for row, episode in enumerate(episodes):
+                    episode["steps"] = Counter(name for name, rows in outcomes if row in rows)
+            start = {"start": self._start, "first_step": self._first_step}
             about = {**record.header, **start, "episodes": len(episodes)}
-            update = TracedUpdate.from_json(about)
-            write_update(self._folder(), update, episodes)
-
-    def _folder(self) -> Path:
-        return Path(self._host.args.output_dir) / FOLDER
+            folder = Path(self._host.args.output_dir) / FOLDER
+            write_update(folder, TracedUpdate.from_json(about), episodes)
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
@@ -287,3 +242,132 @@ class TraceRecorder(TrainerCallback):
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)
             self._warned = True
+
+
+def begin_records(
+    host: Bridge, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine
+) -> list[dict[str, Any]]:
+    """Return records of some episodes, one per context, with all that is known before the update.
+
+    `ids` holds the ids of prompt and completion.
+    """
+    first = host.accelerator.process_index * len(rollout.episodes)
+    scores, by_turn, records = rollout.rewards.tolist(), rollout.turn_rewards, []
+    for number in numbers:
+        episode = rollout.episodes[number]
+        row, versions = rollout.rows[episode.row], episode.policy_versions
+        # In an evaluation the row of the data set, and the repetition.
+        key = [first + number] if rollout.names is None else [*rollout.names[number]]
+        rewards = zip(host.reward_func_names, scores[number], strict=True)
+        record = {
+            "row": key[0],
+            "repetition": key[1] if len(key) > 1 else 0,
+            "prompt_id": _prompt_id(row),
+            "columns": _short_columns(row),
+            "seed": None if rollout.seed is None else [*rollout.seed, *key],
+            "score": rollout.earnings[number],
+            "rewards": {name: None if math.isnan(value) else value for name, value in rewards},
+            "success": episode.success,
+            "terminated": episode.terminated,
+            "stop_reason": None if episode.stop_reason is None else str(episode.stop_reason),
+            "error": _plain(episode.error),
+            "trains": episode.trains,
+            "contexts": len(episode.contexts),
+            "prompt": _plain(episode.prompt),
+            "messages": _plain(episode.messages),
+        }
+        # A `rollout_func` has no driver.
+        if rollout.seed is not None:
+            driver = engine.drivers[episode.name]
+            record["environment"] = episode.name or driver.type_name
+            record["observations"] = "tool" if driver.tools else "environment"
+            record["pictures"] = _plain(episode.pictures) if any(episode.pictures) else None
+        for at, context in enumerate(episode.contexts):
+            turns = context.turns
+            own: dict[str, Any] = {
+                "context": at,
+                "ids": [context.prompt_ids, context.ids],
+                "turn_spans": context.turn_spans,
+                "turns": turns if episode.more else None,
+                "turn_rewards": by_turn and [by_turn[number][turn] for turn in turns],
+                "policy_versions": [versions[turn] for turn in turns] if versions else None,
+            }
+            records.append(record | own)
+    return records
+
+
+def complete_records(
+    records: list[dict[str, Any]],
+    batch: dict[str, Tensor],
+    passes: dict[str, Tensor],
+    pieces: Callable[[list[int]], list[str]],
+) -> list[dict[str, Any]]:
+    """Add tokens and per-token values to records, from their rows of the rollout batch, [N, T].
+
+    `passes`, of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the episode's
+    `weight`, and `seen`, whether there was a pass. Empty without a pass. `pieces` cuts the text.
+    """
+    # The only synchronisation with the device.
+    table = {name: tensor.cpu()[: len(records)] for name, tensor in (batch | passes).items()}
+    if "turn_index" in table:
+        table["sampled"] = table["turn_index"] >= 0
+    figures = dict(FIGURES)
+    if "logprobs" in table and "old_per_token_logps" not in table:
+        # The trained policy is the one that played.
+        figures["old_logprobs"] = ("seen", "logprobs")
+    if "logprobs" in table:
+        old = table[figures["old_logprobs"][1]]
+        table["difference"] = table["logprobs"].double() - old.double()
+    columns = {name: _rounded(tensor).tolist() for name, tensor in table.items()}
+    for number, record in enumerate(records):
+        prompt, ids = record.pop("ids")
+        record |= {"token_ids": [*prompt, *ids], "prompt_tokens": len(prompt)}
+        record["pieces"] = pieces(record["token_ids"])
+        own = {name: rows[number][: len(ids)] for name, rows in columns.items()}
+        record["loss_mask"] = own.get("loss_mask")
+        for name, (mask, values) in figures.items():
+            if mask in own and values in own:
+                pairs = zip(own[mask], own[values], strict=True)
+                record[name] = [value if there else None for there, value in pairs]
+        if "weight" in own and any(own["seen"]):
+            record["weight"] = own["weight"][0]
+    return records
+
+
+def _plain(value: Any) -> Any:
+    """Return plain JSON data whose texts have at most `MAX_CHARACTERS`."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    finite = isinstance(value, float) and math.isfinite(value)
+    if value is None or isinstance(value, (bool, int)) or finite:
+        return value
+    text, left_out = str(value), len(str(value)) - MAX_CHARACTERS
+    return text if left_out <= 0 else f"{text[:MAX_CHARACTERS]}[{left_out} more characters]"
+
+
+def _prompt_id(row: Mapping[str, Any]) -> str:
+    """Return the row's `id`, else a hash of its prompt."""
+    if row.get("id") is not None:
+        return str(_plain(row["id"]))
+    prompt = json.dumps(row.get("prompt"), default=str)
+    return hashlib.sha256(prompt.encode()).hexdigest()[:12]
+
+
+def _short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the short columns of the row, without its prompt."""
+    some = {name: _plain(value) for name, value in row.items() if name not in ("prompt", "id")}
+    some = {name: value for name, value in some.items() if value not in (None, "", [])}
+    return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Round a tensor to `DIGITS` significant digits, in float64."""
+    if not tensor.is_floating_point():
+        return tensor
+    exact = tensor.double()
+    decimals = (DIGITS - 1 - exact.abs().log10().floor()).nan_to_num(posinf=math.inf)
+    scale = _POWERS[decimals.clamp(0, len(_POWERS) - 1).long()]
+    # Smaller ones, zero among them, stay as they are.
+    return torch.where(decimals < len(_POWERS), (exact * scale).round() / scale, exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -12,25 +13,17 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from ...watch.lines import ProgressLines
 from ...watch.metrics_file import MetricsFile
 from ..bridge import Bridge
-from ..describe import describe
+from ..describe import task
 from ..loop.rollout import Rollout
 from ..loop.sampler import why_not_ahead
 from ..planning.plan import RolloutPlan
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
-    """Install callbacks that print lines of metrics and write the log to a file."""
-
-    def task() -> dict[str, str]:
-        return describe(host, rollout).task
-
+    """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics."""
+    names = partial(task, host, rollout)
     shield_integrations(host.callback_handler.callbacks)
-    host.add_callback(MetricsFile(task))
-    _print_lines(host, task)
-
-
-def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
-    """Replace upstream's progress bar and printed dictionaries by lines of metrics."""
+    host.add_callback(MetricsFile(names))
     # In a notebook the third is a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
     callbacks = list(host.callback_handler.callbacks)
@@ -40,7 +33,7 @@ def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
     lines = next((c for c in callbacks if isinstance(c, ProgressLines)), None)
     if lines is None:
         host.add_callback(lines := ProgressLines())
-    lines.task = task
+    lines.task = names
     lines.can_overlap = lambda: why_not_ahead(host) is None
 
 

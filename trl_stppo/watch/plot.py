@@ -1,0 +1,71 @@
+"""Draw curves of one run or several.
+
+One picture shows success, KL, clipping, entropy, scale and explained variance from the logs of all runs,
+also of a run that is still training (docs/watching.md).
+
+Examples:
+    trl-stppo plot runs/demo
+    trl-stppo plot runs/ppo runs/st-ppo --output compared.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..redaction import redacted
+from .runs import Run, read_run
+
+PICTURE = "curves.png"
+
+
+def draw_curves(runs: Mapping[str, Run], path: Path) -> Path:
+    """Draw the panels of runs, by label, into a picture; circles are evaluations. Return its path.
+
+    The axis counts updates, or optimizer steps if the length of an update is not known of each run.
+    """
+    from matplotlib.figure import Figure
+
+    steps = None if all(run.steps_per_rollout for run in runs.values()) else 1
+    panels = list(dict.fromkeys(panel for run in runs.values() for panel in run.panels()))
+    if not panels:
+        raise ValueError("`runs`: no run has a metric of the panels.")
+    columns, rows = min(4, len(panels)), -(-len(panels) // 4)
+    figure = Figure(figsize=(3.5 * columns, 2.5 * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        for label, run in runs.items():
+            (line,) = axis.plot(*run.points(panel.metric, steps), ".-", markersize=3, label=label)
+            evaluated = run.points(f"eval_{panel.metric}", steps)
+            axis.plot(*evaluated, "o", fillstyle="none", color=line.get_color())
+        axis.set(title=panel.title, xlabel="update" if steps is None else "step", ylabel=panel.unit)
+        axis.set_ylim(*panel.limits)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `plot` to the parser."""
+    about = "output_dir of a run, a checkpoint, or a file with a log"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
+    about = f"picture to write; default {PICTURE}, in the run's folder if there is one run"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=about)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw the curves; return 0, or 1 if a run cannot be read or drawn."""
+    try:
+        runs = [read_run(path) for path in options.runs]
+        output = options.output or (runs[0].folder if len(runs) == 1 else Path()) / PICTURE
+        named = dict(zip(map(str, options.runs), runs, strict=True))
+        print(f"picture: {draw_curves(named, output)}")
+    except (OSError, ValueError, ImportError) as error:
+        print(redacted(f"trl-stppo plot: {error}"), file=sys.stderr)
+        return 1
+    return 0

@@ -180,7 +180,7 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
 
 def _with_home(value: Any) -> Any:
     """Return a value whose texts, in lists and dataclasses too, do not begin with `~`."""
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         vars(value).update({name: _with_home(part) for name, part in vars(value).items()})
     if isinstance(value, list):
         return [_with_home(part) for part in value]

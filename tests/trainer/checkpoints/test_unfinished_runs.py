@@ -1,7 +1,7 @@
 """Checkpoints of an earlier commit, written in the middle of a rollout batch, go on as they did there.
 
-That was another machine. Choices, counts, seeds and random numbers are equal all the same, because nothing that
-is rounded decides them: `recipe` calculates in float64. Weights and figures are close.
+That was another machine. Choices, counts, seeds and random numbers are equal all the same, because rounding
+decides none of them: `recipe` calculates in float64. Weights and figures are close.
 """
 
 import json
@@ -13,9 +13,10 @@ from tests.fixtures.unfinished_runs import recipe
 from tests.kit.run_log import comparable
 
 SETTINGS = recipe.SETTINGS
-# How far rounding can take a gradient, and from there a weight. An entry of a gradient is a sum over the tokens
-# of at most a rollout batch, clipped to the largest norm; each term is rounded once. Adam makes the most of that
-# error where the true gradient is 0, as of the bias of attention's keys: it divides it by its epsilon alone.
+# How far rounding can take a gradient, and from there a weight. An entry of a gradient is a sum over at most
+# the tokens of a rollout batch, each rounded once, and no larger than the norm to which gradients are
+# clipped. Adam magnifies the error most if the true gradient is 0, as that of the bias of attention's keys:
+# it divides by its epsilon alone.
 EPISODES = SETTINGS["per_device_train_batch_size"] * SETTINGS["gradient_accumulation_steps"]
 TERMS = EPISODES * SETTINGS["max_completion_length"]
 NOISE = TERMS * torch.finfo(torch.float64).eps / 2 * SETTINGS["max_grad_norm"]

@@ -7,9 +7,9 @@ DEMO_FLAGS ?=
 PRETRAINED_FLAGS ?=
 # The demo's matrices are small: a second thread costs more than it brings.
 DEMO_THREADS ?= 1
-# So do those of the tests, which run in so many processes instead.
+# So do those of the tests, which run in so many processes of one thread (tests/kit/surroundings.py).
 TEST_PROCESSES ?= 2
-PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
@@ -54,7 +54,7 @@ test-docs: install
 	$(PYTEST) $(DOCS_TESTS)
 
 test-slow: install
-	$(OFFLINE) $(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow
 
 # Trainings with a real vLLM on the CPU, in an environment of 4 GB that pip fills in five minutes. The pins are all there is
 # to install, fewer than what vLLM's packages ask for: hence --no-deps.
@@ -69,7 +69,7 @@ $(VLLM_VENV)/.pins: constraints-vllm.txt
 test-vllm:
 	@if $(MAKE) $(VLLM_VENV)/.pins; then \
 		$(VLLM_PIP) --no-build-isolation -e . && \
-		$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/real_vllm $(VLLM_FLAGS); \
+		$(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/real_vllm $(VLLM_FLAGS); \
 	else \
 		echo "test-vllm: SKIPPED, nothing was run. Needed are Linux on x86_64, the packages of constraints-vllm.txt, and" \
 			"PyTorch's index for one of them: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test-vllm"; \
@@ -84,7 +84,7 @@ $(AGENTS_VENV)/.installed: setup.cfg constraints.txt
 	touch $@
 
 test-agents: $(AGENTS_VENV)/.installed
-	$(OFFLINE) OMP_NUM_THREADS=1 $(AGENTS_VENV)/bin/python -m pytest -m agents --durations=0 tests/agents $(AGENTS_FLAGS)
+	$(AGENTS_VENV)/bin/python -m pytest -m agents --durations=0 tests/agents $(AGENTS_FLAGS)
 
 # The oldest and the newest versions that setup.cfg allows, each in an environment of its own.
 MATRIX_FLAGS ?=

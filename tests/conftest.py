@@ -1,13 +1,8 @@
-"""Offline and on the CPU, before anything is imported that could look elsewhere."""
+"""The surroundings of all tests, before anything else is imported, and their order."""
 
-import os
+from tests.kit import surroundings
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    HF_HUB_DISABLE_TELEMETRY="1",
-    TRL_EXPERIMENTAL_SILENCE="1",
-    TOKENIZERS_PARALLELISM="false",
-)
+surroundings.take()
 
 import gc
 import re

@@ -36,7 +36,6 @@ def test_a_warm_process_is_as_a_cold_one(code, tmp_path, monkeypatch):
     env = {
         **{k: v for k, v in os.environ.items() if k != "OTHER"},
         "WORD": "said",
-        "OMP_NUM_THREADS": "1",
     }
     one, other = both(["-c", code, "a b"], cwd=tmp_path, env=env, input="line\n")
     assert (one.returncode, one.stdout, one.stderr) == (

@@ -6,7 +6,6 @@ import sys
 from types import ModuleType
 
 import pytest
-import torch
 
 from tests.kit.docs_kit import PAGES, ROOT, blocks
 from tests.kit.docs_offline import make_short, run_block
@@ -15,15 +14,6 @@ PYTHON = {page: [b for b in blocks(page) if b.language in ("python", "py")] for 
 WITH_CODE = [page for page, found in PYTHON.items() if any(not b.not_run for b in found)]
 # page -> blocks that need what no test machine has.
 NOT_RUN = {"evaluation.md": 2, "serving.md": 1, "agents.md": 1}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Matrices are so small that a second thread only gets in the way."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))

@@ -4,8 +4,6 @@ import json
 import sys
 from importlib.resources import files
 
-import torch
-
 from scripts.makers.tutorial_notebook import NOTEBOOK, execute
 
 SHORTER = {"range(300)": "range(3)", "10_240": "256", "games * 40": "games"}
@@ -19,13 +17,11 @@ def test_it_runs_and_shows_curves_and_episodes(tmp_path, monkeypatch):
     sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
     train = files("trl_stppo.cli").joinpath("template", "train.py.txt").read_text()
     assert train.rstrip() in sources, "what the tutorial shows"
-    threads, namespace, kinds = torch.get_num_threads(), {"__name__": "__main__"}, []
-    torch.set_num_threads(1)
+    namespace, kinds = {"__name__": "__main__"}, []
     for source in sources:
         for long, short in SHORTER.items():
             source = source.replace(long, short)
         kinds += [key for output in execute(source, namespace) for key in output.get("data", {})]
-    torch.set_num_threads(threads)
     sys.modules.pop("environment", None)
     assert kinds[-2:] == ["image/png", "text/html"]
     shown = [key for cell in cells for o in cell.get("outputs", []) for key in o.get("data", {})]

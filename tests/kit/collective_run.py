@@ -166,7 +166,6 @@ CASES = {
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    torch.set_num_threads(1)
     world = int(os.environ["WORLD_SIZE"])
     assert world == 2
     results = {name: case(folder / name, world) for name, case in CASES.items()}

@@ -52,8 +52,7 @@ def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
         "HF_HUB_CACHE": str(work / "hub"), "HF_MODULES_CACHE": str(work / "modules"),
-        "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", TRAINER: trainer,
-        REPORT: str(work / "report.json"),
+        TRAINER: trainer, REPORT: str(work / "report.json"),
     }  # fmt: skip
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "pytest.ini"]
     words += ["--basetemp", "tmp", str(copy / SUITE)]

@@ -399,7 +399,6 @@ def _saving(resumed: bool) -> dict[str, Any]:
 
 def main() -> None:
     folder, names, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    torch.set_num_threads(1)
     # Before there are processes that know of each other: then only the first one would write.
     save_named_models(folder)
     results = {}

@@ -203,7 +203,6 @@ def stuck(folder: Path, how: str) -> None:
 def main() -> None:
     folder, *jobs = Path(sys.argv[1]), *sys.argv[2:]
     whole_jobs = {"held": held_of, "poisoned": poisoned, "uneven": uneven, "shared": shared}
-    torch.set_num_threads(1)
     results: dict[str, Any] = {}
     for job in jobs:
         kind, _, rest = job.partition(" ")

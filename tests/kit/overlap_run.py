@@ -51,5 +51,4 @@ def run(case: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     save_cases(run)

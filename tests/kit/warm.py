@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 # Imported by the parent, with what they import; none decides at import what a test sets later.
 MODULES = (
     "bitsandbytes", "yaml", "rich.console", "trl_stppo.cli.main", "tests.kit.builders",
@@ -29,7 +29,9 @@ MODULES = (
 # As it is now, before a test changes it for itself. pyarrow's allocator would start a thread.
 _OF_PARENT = {**os.environ, **ENVIRONMENT, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Read when packages are imported, and then no more.
-_AT_IMPORT = ("HF_", "OMP_", "MKL_", "TRANSFORMERS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "USE_TF")
+_AT_IMPORT = (
+    "HF_", "OMP_", "MKL_", "OPENBLAS_", "TRANSFORMERS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "USE_TF",
+)  # fmt: skip
 
 
 class _Parent:

@@ -156,7 +156,6 @@ JOBS = {job.__name__.replace("_", " "): job for job in (held, best, best_lora, r
 
 def main() -> None:
     folder, *engines = Path(sys.argv[1]), *sys.argv[2:]
-    torch.set_num_threads(1)
     results: dict[str, Any] = {}
     for name in engines:
         for kind, job in JOBS.items():

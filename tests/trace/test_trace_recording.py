@@ -54,11 +54,6 @@ class StaleTrainer(Float64Trainer):
 UPDATE["trainer_class"] = StaleTrainer
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")

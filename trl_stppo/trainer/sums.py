@@ -9,10 +9,35 @@ from torch import Tensor
 
 from ..core.masking import widest
 
+# Rounding errors of the largest value; smaller deviations from the mean are noise.
+ROUNDING = 4
+
 
 def wide(tensor: Tensor) -> Tensor:
     """Return the tensor, detached, in double precision if the device has it."""
     return widest(tensor.detach())
+
+
+def centred(values: Tensor, dim: int | None = None) -> Tensor:
+    """Return the deviations of values from their mean over `dim`, in the same shape. NaN values stay NaN.
+
+    A deviation that rounding can have made of equal values is exactly 0.
+    """
+    known = wide(values)
+    around = known - known.nanmean(dim, keepdim=True)
+    size = known.abs().nan_to_num(posinf=torch.inf).amax(() if dim is None else dim, keepdim=True)
+    noise = ROUNDING * torch.finfo(values.dtype).eps * size
+    return around.masked_fill(around.abs() < noise, 0.0)
+
+
+def spread(values: Tensor, dim: int | None = None) -> Tensor:
+    """Return the unbiased standard deviation over `dim`, without NaN values; fewer than two others give NaN.
+
+    Values that are equal up to rounding give exactly 0.
+    """
+    count = (~values.isnan()).sum(dim)
+    variance = centred(values, dim).square().nansum(dim) / (count - 1)
+    return variance.masked_fill(count < 2, torch.nan).sqrt()
 
 
 class RatioOfSums:

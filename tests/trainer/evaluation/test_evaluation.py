@@ -12,6 +12,7 @@ from datasets import Dataset, IterableDataset
 from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
 from tests.kit.evaluation_run import Watched, evaluated, figures_of
 from tests.kit.fakes import CountEnv, char_tokenizer, float64_value_model
+from tests.kit.run_log import comparable
 from tests.kit.scripted import numbered_rows, play_script, weights
 from tests.kit.tiers import quick
 
@@ -79,11 +80,10 @@ def test_a_run_with_evaluations_is_the_run_without(case, tmp_path):
         assert torch.equal(plain, other)
     assert torch.equal(ends[0][1], ends[1][1])
     assert ends[0][2:4] == ends[1][2:4]
-    training = [
-        [{k: v for k, v in e.items() if not k.startswith(("perf", "step_time"))}
-         for e in end[4].state.log_history if "loss" in e] for end in ends
-    ]  # fmt: skip
-    assert training[0] == training[1]
+    plain, other = (
+        comparable([e for e in end[4].state.log_history if "loss" in e]) for end in ends
+    )
+    assert plain == other
 
 
 def test_what_a_failed_evaluation_leaves_is_cleared(tmp_path):

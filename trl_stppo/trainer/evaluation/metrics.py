@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import stdev
 from typing import Any
+
+import torch
 
 from ...rollout.episode import Episode
 from ...rollout.record import StopReason, cut_off_as_failed
 from ...statistics import mean_interval, rate_interval
 from ..loop.rollout import EpisodeKey
+from ..sums import spread
 
 # [objects of this process] -> those of all processes, in process order
 GatherObjects = Callable[[list[Any]], list[Any]]
@@ -208,5 +210,5 @@ def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
         if known:
             result[mean] = math.fsum(known) / len(known)
         if len(known) > 1:
-            result[deviation] = stdev(known)
+            result[deviation] = spread(torch.tensor(known, dtype=torch.float64)).item()
     return result

@@ -81,13 +81,14 @@ class Guards:
         return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the guards from a `state_dict`; missing fields start at zero."""
+        """Restore the guards from a `state_dict`; missing fields start at zero, unknown ones are left out."""
         counts = dict(state)
         self._failures.load_state_dict(counts.pop("failures", []))
         episodes = self._host.args.generation_batch_size
         self._falls = FallWatch(episodes, **counts.pop("falls", {}))
         self._sampler = SamplerWatch(**counts.pop("sampler", {}))
-        self._state = GuardState(**counts)
+        names = {spec.name for spec in dataclasses.fields(GuardState)}
+        self._state = GuardState(**{name: counts[name] for name in names & counts.keys()})
 
     @contextmanager
     def watching(self) -> Iterator[None]:

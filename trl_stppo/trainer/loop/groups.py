@@ -15,6 +15,7 @@ from ...core import (
 )
 from ..batch import Targets, TurnBatch
 from ..stgrpo_config import STGRPOConfig
+from ..sums import centred, spread
 
 
 def group_targets(
@@ -33,8 +34,8 @@ def group_targets(
     """
     earned = turns.earned(scores)
     every, counts = (accelerator.gather(x).view(-1, group) for x in (earned, scored))
-    known = every[counts]
-    figures = {"reward_std": known.std().item() if len(known) > 1 else 0.0}
+    known = every.where(counts, torch.nan)
+    figures = {"reward_std": spread(known).item() if counts.sum() > 1 else 0.0}
     if not args.needs_groups:
         rewards = token_rewards(turns.turn_index, scores=scores, turn_rewards=turns.turn_rewards)
         total = accelerator.reduce
@@ -45,8 +46,7 @@ def group_targets(
     else:
         relative = leave_one_out_advantages(every, counts)
     # A score that equals its group's mean gets 0, whatever the order in which its rewards were added.
-    noise = 4 * torch.finfo(every.dtype).eps * every.where(counts, 0.0).abs().amax(1, True)
-    relative = relative.masked_fill(group_advantages(every, counts, "none").abs() <= noise, 0.0)
+    relative = relative.masked_fill(centred(known, 1) == 0, 0.0)
     figures["frac_reward_zero_std"] = (relative == 0).all(dim=1).float().mean().item()
     first = accelerator.process_index * len(scores)
     return _without_critic(

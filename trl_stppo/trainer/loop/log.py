@@ -9,8 +9,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...rollout.episode import Episode
-from .._trl import nanstd
 from ..bridge import Bridge
+from ..sums import spread
 from .rollout import Rollout
 
 
@@ -64,7 +64,7 @@ class RolloutLog:
         """Add the metrics of reward functions; return weighted sums, [N], NaN if all returned None."""
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
-            self.add({f"rewards/{name}/std": nanstd(column).item()})
+            self.add({f"rewards/{name}/std": spread(column).item()})
         total = (rewards * self._host.reward_weights.to(rewards.device)).nansum(dim=1)
         total[rewards.isnan().all(dim=1)] = torch.nan
         self.add({"reward": torch.nanmean(total).item()})
@@ -73,11 +73,10 @@ class RolloutLog:
     def _spread(self, totals: Tensor) -> None:
         """Add the deviation of total rewards, over all episodes and within each prompt's group."""
         per_prompt = self._host.num_generations
-        self.add({"reward_std": nanstd(totals).item()})
+        self.add({"reward_std": spread(totals).item()})
         if per_prompt > 1:
-            within = nanstd(totals.view(-1, per_prompt), dim=1)
-            flat = torch.isclose(within, torch.zeros_like(within)).float().mean().item()
-            self.add({"frac_reward_zero_std": flat})
+            flat = spread(totals.view(-1, per_prompt), dim=1) == 0
+            self.add({"frac_reward_zero_std": flat.float().mean().item()})
 
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""

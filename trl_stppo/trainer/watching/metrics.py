@@ -20,6 +20,8 @@ from ..sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
 MAX_RATIO = 8.0  # largest ratio in an effective sample size, as in VCPO
+# A variance below this share of the mean square is noise: that of a few rounding errors in float32.
+NOISE = (8 * torch.finfo(torch.float32).eps) ** 2
 
 
 class MiniBatchMetrics:
@@ -159,8 +161,9 @@ class RolloutMetrics:
         if "_minus_lowest" in result:
             lowest = -result.pop("_minus_lowest")
             result["sampling/importance_sampling_ratio/min"] = lowest
-        variance = result.pop("_square") - result["advantage/mean"] ** 2
-        result["advantage/std"] = max(variance, 0.0) ** 0.5
+        square = result.pop("_square")
+        variance = square - result["advantage/mean"] ** 2
+        result["advantage/std"] = variance**0.5 if variance > NOISE * square else 0.0
         if self._values:
             result["value/explained_variance"] = _explained(result)
         return result
@@ -242,10 +245,11 @@ class RolloutMetrics:
 
 
 def _explained(result: dict[str, float]) -> float:
-    total = result.pop("_return_square") - result["value/return_mean"] ** 2
-    error = result.pop("_error_square") - result.pop("_error_mean") ** 2
-    # Equal returns have no variance to explain.
-    return 1.0 - error / total if total > 1e-12 else 0.0
+    square, error_square = result.pop("_return_square"), result.pop("_error_square")
+    total = square - result["value/return_mean"] ** 2
+    error = error_square - result.pop("_error_mean") ** 2
+    # Equal returns have no variance to explain. Each is a sum of an error and a value, rounded.
+    return 1.0 - error / total if total > NOISE * (square + error_square) else 0.0
 
 
 def seconds_of(seconds: float, device: torch.device) -> Tensor:

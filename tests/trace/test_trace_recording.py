@@ -146,6 +146,14 @@ def test_weights_are_the_same_bit_for_bit_without_it(trained, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
+def test_fewer_episodes_are_recorded_as_among_all(trained, tmp_path):
+    """Rows without a record leave the others as they are."""
+    train(tmp_path, **UPDATE, trace_episodes=3)
+    few = list(read_trace(tmp_path))
+    assert [e.row for e in few] == [0, 1, 2]
+    assert [e.to_json() for e in few] == [trained[2][row].to_json() for row in range(3)]
+
+
 def test_a_resumed_run_records_as_if_it_had_never_stopped(tmp_path):
     """From the middle of the first update, whose first passes only the checkpoint remembers."""
     options = {**UPDATE, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}

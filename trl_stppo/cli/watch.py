@@ -48,7 +48,7 @@ class WatchedRun:
         state["episodes"] = self.version()
         try:
             run = read_run(self.folder)
-        except (FileNotFoundError, ValueError):  # no entry yet, or damaged
+        except (FileNotFoundError, ValueError):
             return state
         panels = {
             panel.title: {
@@ -90,7 +90,8 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
             path = self.path.partition("?")[0]
             name, _, number = path.strip("/").partition("/")
             if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
-                self.send_error(403)  # another site's name that leads here
+                # Another site's name may lead here.
+                self.send_error(403)
             elif path == "/":
                 self._answer(shell, HTML)
             elif path == "/state":

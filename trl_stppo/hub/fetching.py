@@ -54,12 +54,14 @@ def critic_folder(
     Raises:
         HubError: the repository exists, but its critic could not be downloaded.
     """
-    wanted = [f"{subfolder}/*", "config.json", ADAPTER_CONFIG]  # a pattern must match something
+    # One of the patterns must match a file.
+    wanted = [f"{subfolder}/*", "config.json", ADAPTER_CONFIG]
     found = name
     if not Path(name).is_dir():
         try:
             found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-        except LocalEntryNotFoundError:  # offline, or no repository: loading the model raises
+        except LocalEntryNotFoundError:
+            # Offline, or without a repository, loading the model raises.
             return None
         except Exception as error:
             raise unreachable(name, revision, error) from error

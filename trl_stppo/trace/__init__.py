@@ -1,7 +1,4 @@
-"""Recorded episodes of a training: trace files, and an HTML page (docs/watching.md). Needs no torch.
-
-`trl_stppo.trainer.recording.recorder` records them.
-"""
+"""Recorded episodes of a training: trace files, and an HTML page (docs/watching.md). Needs no torch."""
 
 from .files import read_trace
 from .format import VERSION, TracedEpisode, TracedUpdate

@@ -668,4 +668,4 @@ class TrainingLoop:
             self.host.model.zero_grad(set_to_none=True)
             if self.guards.verdict != "critic_only":
                 self.start_mini_batch()
-        self.trace.end_mini_batch(window, verdict=self.guards.verdict)
+        self.trace.end_mini_batch(window, outcome=self.guards.verdict)

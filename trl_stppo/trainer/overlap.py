@@ -42,18 +42,11 @@ Loader = Callable[[], tuple[Any, int]]  # a loader, and the optimizer steps at i
 class Flight(Generic[Played]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
-    def __init__(
-        self,
-        rows: list[Row],
-        play: Callable[[], Played],
-        device: torch.device,
-        jobs: SimpleQueue[Any],
-    ) -> None:
+    def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
         self.rows = repr(rows)  # now, as an environment may change its row
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
         self._future: Future[Played] = Future()
-        jobs.put(self._run)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the end of the rollout; return whether it has ended."""
@@ -63,7 +56,8 @@ class Flight(Generic[Played]):
         """Block until the rollout ends; return what `play` returned, or raise its error."""
         return self._future.result()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Play the rollout, on the thread that calls this."""
         began = time.perf_counter()
         finish: Callable[[], None]
         try:
@@ -202,7 +196,8 @@ class OverlappedSource(RolloutSource):
         rows = self._ahead.next()
         self._backend = self._player.sampler.ahead(now)
         play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
-        self._flight = Flight(rows, play, host.accelerator.device, self._jobs)
+        self._flight = Flight(rows, play, host.accelerator.device)
+        self._jobs.put(self._flight.run)
 
     def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
         """Add `perf/overlap`, the saved time divided by the shorter of rollout and update time."""

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 import weakref
-from queue import SimpleQueue
 
 import pytest
 import torch
@@ -603,11 +602,11 @@ def test_an_overlap_that_saves_little_is_named_once(tmp_path, monkeypatch, caplo
 
 
 def test_a_flight_waits_nowhere_but_where_it_is_collected():
-    may_end, jobs = threading.Event(), SimpleQueue()
-    flight = Flight([], lambda: may_end.wait(PATIENCE), torch.device("cpu"), jobs)
-    assert not flight.join(0.0)
-    thread = threading.Thread(target=jobs.get())
+    may_end = threading.Event()
+    flight = Flight([], lambda: may_end.wait(PATIENCE), torch.device("cpu"))
+    thread = threading.Thread(target=flight.run)
     thread.start()
+    assert not flight.join(0.0)
     may_end.set()
     assert flight.join()
     thread.join()

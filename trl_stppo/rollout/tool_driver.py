@@ -47,9 +47,8 @@ def is_valid(
     begins = call.get("open_pattern") or re.escape(call.get("open", CALL_TAG))
     # A broken call leaves the parser without its control tokens; reasoning may name the tags.
     text = said if len(message) > 2 else tokenizer.decode(ids)
-    # Without a form of calls the agent reads them from the text.
-    reads = form or getattr(tokenizer, "response_schema", None)
-    if reads and (CALL_TAG in text or re.search(begins, text)):
+    parses_calls = form or getattr(tokenizer, "response_schema", None)
+    if parses_calls and (CALL_TAG in text or re.search(begins, text)):
         return False
     return (stopped is not None or renderer.ended(ids)) and bool(said.strip() or len(ids) < 2)
 

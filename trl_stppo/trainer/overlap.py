@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -46,14 +47,17 @@ class Flight(Generic[Played]):
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
         self._future: Future[Played] = Future()
-        self.thread = DaemonThread(self._run, "rollout")
-        self.thread.start()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the rollout; return whether it has ended."""
+        return bool(wait([self._future], timeout).done)
 
     def result(self) -> Played:
         """Block until the rollout ends; return what `play` returned, or raise its error."""
         return self._future.result()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Play the rollout, on the thread that calls this."""
         began = time.perf_counter()
         finish: Callable[[], None]
         try:
@@ -102,6 +106,7 @@ class OverlappedSource(RolloutSource):
             raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
         self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
         self._backend: Backend | None = None
+        self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._begin()
 
     def _begin(self) -> None:
@@ -114,26 +119,25 @@ class OverlappedSource(RolloutSource):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context manager of a complete `train()` that stops the rollout thread at its end."""
-        if self._flight is not None:  # of the last run
-            self._flight.thread.join(STOP_SECONDS)
-            if self._flight.thread.is_alive():
-                raise RuntimeError(
-                    "A rollout of the last `train()` is still under way; wait for it."
-                )
+        if self._flight is not None and not self._flight.join(STOP_SECONDS):
+            raise RuntimeError("A rollout of the last `train()` is still under way; wait for it.")
         self._flight = None
         self._player.engine.calls.resume()
         self._begin()
+        self._jobs = SimpleQueue()
+        DaemonThread(_play_all, "rollout", self._jobs).start()
         try:
             yield
         finally:
+            self._jobs.put(None)
             if self._flight is not None:
                 self._player.engine.calls.interrupt()
-                self._flight.thread.join(STOP_SECONDS)
+                self._flight.join(STOP_SECONDS)
 
     def settle(self) -> None:
         """Block until the rollout on the other thread ends; keep the rollout for its update."""
         if self._flight is not None:
-            self._flight.thread.join()
+            self._flight.join()
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
         """Return the rollout of these rows with its rewards, and start the next rollout."""
@@ -193,6 +197,7 @@ class OverlappedSource(RolloutSource):
         self._backend = self._player.sampler.ahead(now)
         play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
         self._flight = Flight(rows, play, host.accelerator.device)
+        self._jobs.put(self._flight.run)
 
     def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
         """Add `perf/overlap`, the saved time divided by the shorter of rollout and update time."""
@@ -210,6 +215,13 @@ class OverlappedSource(RolloutSource):
         if self._strikes == PATIENCE and self._host.accelerator.is_main_process:
             text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
             logger.warning(text, LITTLE, PATIENCE)
+
+
+def _play_all(jobs: SimpleQueue[Any]) -> None:
+    """Play rollouts. One thread does: the allocator keeps for each thread the most that it has held."""
+    for play in iter(jobs.get, None):
+        play()
+        del play  # with its rollout
 
 
 def _turns(rollout: Rollout) -> int:

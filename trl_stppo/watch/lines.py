@@ -142,7 +142,8 @@ class ProgressLines(TrainerCallback):
             return
         self._evaluating += metrics[f"{prefix}runtime"]
         if state.is_world_process_zero:
-            title = evaluation_name(prefix)
+            name = prefix.removeprefix("eval").strip("_")
+            title = f"evaluation of {name}" if name else "evaluation"
             if self._training and not state.global_step:
                 title += " before training"
             elif self._training:
@@ -172,7 +173,9 @@ class ProgressLines(TrainerCallback):
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
         run = [entry for entry in state.log_history if entry.get("step", 0) > self._first]
-        factor = gain(run, whole)
+        # A round takes rollout time plus update time; with overlap at best the longer of the two.
+        played = sum(mean(known(run, name)) or 0.0 for name in PLAYING)
+        factor = whole / max(played, whole - played, 1e-9)
         overlaps = getattr(args, "rollout_overlap", True) or not self.can_overlap()
         if factor > WORTH and not overlaps:
             say(
@@ -257,12 +260,6 @@ class ProgressLines(TrainerCallback):
                 self._guards[metric] = so_far
 
 
-def gain(history: list[dict[str, Any]], seconds: float) -> float:
-    """Return overlap's best speed-up (G + U) / max(G, U), with rollout time G and G + U = `seconds`."""
-    played = sum(mean(known(history, name)) or 0.0 for name in PLAYING)
-    return seconds / max(played, seconds - played, 1e-9)
-
-
 def lost(history: list[dict[str, Any]]) -> str | None:
     """Return the label of a success or score that the last rollouts have lost without an alarm, else None."""
     success = known(history, SUCCESS)
@@ -307,12 +304,6 @@ def legend(columns: list[Column], before: list[Column], indent: int, explains: b
     labels = "".join(f"{column.label:>{column.width}}" for column in columns)
     heading = f"{'':{indent}}{labels}{'time':>8}{'left':>8}"
     return [*wrapped("; ".join(meanings), longest=100), heading]
-
-
-def evaluation_name(prefix: str) -> str:
-    """Return an evaluation's title: "evaluation" for `eval_`, "evaluation of hard" for `eval_hard_`."""
-    name = prefix.removeprefix("eval").strip("_")
-    return f"evaluation of {name}" if name else "evaluation"
 
 
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:

@@ -1,9 +1,11 @@
 """`rollout_overlap`: the run with `rollout_staleness=1`, bit for bit, whatever the clocks do."""
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -371,7 +373,7 @@ def test_completions_are_shown_when_the_rollout_under_way_has_ended(tmp_path, ca
     play, left = trainer._evaluator.play, []
 
     def noting(rows):
-        left.append(rollout_threads())
+        left.append(trainer._loop.source._flight.join(0.0))
         return play(rows)
 
     class Shows(TrainerCallback):
@@ -381,7 +383,7 @@ def test_completions_are_shown_when_the_rollout_under_way_has_ended(tmp_path, ca
 
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
-                assert rollout_threads()
+                assert not trainer._loop.source._flight.join(0.0)
                 threading.Timer(0.3, Held.may_answer.set).start()
                 trainer.generate_completions(sampling=True)
 
@@ -389,7 +391,7 @@ def test_completions_are_shown_when_the_rollout_under_way_has_ended(tmp_path, ca
     trainer.add_callback(Shows())
     trainer._evaluator.play = noting
     trainer.train()
-    assert left == [[]]
+    assert left == [True]
     assert "completion" in capsys.readouterr().out
 
 
@@ -602,8 +604,34 @@ def test_an_overlap_that_saves_little_is_named_once(tmp_path, monkeypatch, caplo
 def test_a_flight_waits_nowhere_but_where_it_is_collected():
     may_end = threading.Event()
     flight = Flight([], lambda: may_end.wait(PATIENCE), torch.device("cpu"))
-    assert rollout_threads()
+    thread = threading.Thread(target=flight.run)
+    thread.start()
+    assert not flight.join(0.0)
     may_end.set()
-    flight.thread.join()
+    assert flight.join()
+    thread.join()
     assert flight.result() is True
     assert flight.seconds > 0.0
+
+
+def test_one_thread_plays_all_rollouts_and_keeps_none_of_them(tmp_path):
+    """The memory allocator keeps for each thread what that thread has freed."""
+    trainer, seen, flights = trainer_for(tmp_path, **OVERLAP), set(), []
+    player, launch = trainer._loop.source._player, trainer._loop.source._launch
+    run_ahead = player.run_ahead
+
+    def noted(*args):
+        seen.add(threading.current_thread())
+        return run_ahead(*args)
+
+    def launched():
+        gc.collect()
+        assert all(flight() is None for flight in flights)
+        launch()
+        if trainer._loop.source._flight is not None:  # not behind the last update
+            flights.append(weakref.ref(trainer._loop.source._flight))
+
+    player.run_ahead, trainer._loop.source._launch = noted, launched
+    trainer.train()
+    assert len(flights) > 2
+    assert len(seen) == 1

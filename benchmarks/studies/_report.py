@@ -8,10 +8,13 @@ from typing import Any
 
 from _records import Record
 
-from trl_stppo.statistics import mean_interval
-
 # Rollouts at the end of a run.
 LAST = 5
+# Student's t at 0.975 for 1, 2, ... degrees of freedom; beyond them the normal quantile is close.
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
 Line = dict[str, Any]
 
 
@@ -114,9 +117,12 @@ def difference(ours: dict[int, float], theirs: dict[int, float]) -> Line | None:
     ]
     if not pairs:
         return None
-    interval = mean_interval(pairs, [1.0] * len(pairs))
-    low, high = interval or (None, None)
-    return {"pairs": len(pairs), "mean": statistics.fmean(pairs), "low": low, "high": high}
+    mean, found = statistics.fmean(pairs), {"pairs": len(pairs), "low": None, "high": None}
+    if len(pairs) > 1:
+        quantile = T_QUANTILES[len(pairs) - 2] if len(pairs) <= len(T_QUANTILES) + 1 else 1.96
+        half = quantile * statistics.stdev(pairs) / len(pairs) ** 0.5
+        found |= {"low": mean - half, "high": mean + half}
+    return {**found, "mean": mean}
 
 
 def markdown(found: Sequence[Line], base: str | None) -> str:

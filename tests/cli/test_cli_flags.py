@@ -121,7 +121,7 @@ def test_a_home_folder_in_a_file_is_the_users(tmp_path, monkeypatch):
     args, config, model = parse_flags(TrainArguments, ["--config", str(path), *CPU])[:3]
     home = str(tmp_path)
     assert (args.dataset_name, model.model_name_or_path) == (f"{home}/rows.jsonl", f"{home}/model")
-    assert (config.value_model_name_or_path, config.output_dir) == (f"{home}/critic", f"{home}/out")
+    assert (args.value_model_name_or_path, config.output_dir) == (f"{home}/critic", f"{home}/out")
     assert args.reward_funcs == [f"{home}/a.py", "b~/c"]
     assert args.row_sources == [f"{home}/more"]
 

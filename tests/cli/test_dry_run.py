@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.dry_run_kit import processes_of
-from tests.kit.script_kit import DEMO, ROOT, small_data
+from tests.kit.script_kit import AGENT, DEMO, ROOT, small_data
 from tests.kit.tiers import quick
 from trl_stppo.cli import agent_models, agents
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
@@ -73,6 +73,7 @@ def test_the_options_of_loading_are_merged(dry_run):
     (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
     (["--load_in_4bit", "true"], "`use_peft: true`", 1),
     (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere`", 1),
+    (["--value_model_name_or_path", "./nowhere"], "`value_model_name_or_path=./nowhere`", 1),
     (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl`", 1),
     (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "'nothing'", 1),
     (["--reward_weights", "1", "2"], "`reward_weights`", 1),
@@ -86,6 +87,12 @@ def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tm
     found, shown = dry_run(*words, *flags)
     assert found == code
     assert named in shown
+
+
+def test_a_critic_of_a_method_without_one_is_refused(dry_run):
+    path = str(PAPER / "search_1.5b_1gpu_grpo.yaml")
+    code, shown = dry_run("--config", path, "--value_model_name_or_path", AGENT)
+    assert (code, "`value_model_name_or_path=" in shown) == (1, True)
 
 
 def test_all_problems_are_shown_at_once(dry_run):

@@ -104,7 +104,8 @@ def planned(words: Sequence[str], processes: int) -> Plan:
 def look(run: Plan, found: Findings) -> None:
     """Build all parts of a training but the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
-    found.check(check_models, model_args, config.value_model_name_or_path)
+    critic, has_critic = args.value_model_name_or_path, run.trainer_class.has_critic
+    found.check(check_models, model_args, critic, has_critic)
     rewards = found.check(agents.load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None
@@ -178,7 +179,7 @@ def resolved(run: Plan) -> dict[str, str]:
         steps = math.ceil(config.num_train_epochs * batches) * each
     critic = "none"
     if run.trainer_class.has_critic:
-        separate = config.value_model_name_or_path or not run.model_args.use_peft
+        separate = args.value_model_name_or_path or not run.model_args.use_peft
         critic = "separate" if separate else "shared"
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"

@@ -63,10 +63,11 @@ from .usage import UsageError
 
 
 def make_trainer(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
 ) -> Any:
     """Make the trainer that the flags describe."""
-    agent_models.check_models(model_args, training_args.value_model_name_or_path)
+    critic = args.value_model_name_or_path
+    agent_models.check_models(model_args, critic, trainer_class.has_critic)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name  # for metrics.jsonl
@@ -85,6 +86,7 @@ def make_trainer(
         eval_dataset=held_out,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
+        value_model=critic,
         environment_factory=agents.load_environment(args, counter),
         eval_environment_factory=agents.load_eval_environment(args, counter),
         agent=agents.load_agent(args),

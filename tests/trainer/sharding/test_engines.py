@@ -272,7 +272,7 @@ def test_a_trainer_is_read():
     """What the constructor checks."""
     critic, plugin = torch.nn.Linear(1, 1), zero(3)["plugin"]
     plugin.zero_stage = 3
-    args = SimpleNamespace(value_model_name_or_path=None)
+    args = SimpleNamespace()
     trainer = SimpleNamespace(
         accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)), args=args,
         model=SimpleNamespace(is_loaded_in_4bit=True, peft_config={}), has_critic=True,

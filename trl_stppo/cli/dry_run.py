@@ -129,7 +129,7 @@ def look(run: Plan, found: Findings) -> None:
     rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:
         return
-    if not rollout.pays and not rewards:
+    if not rollout.brings_rewards and not rewards:
         found.problems.append("There is no reward: set `environment`, `agent` or `reward_funcs`.")
     if run.train is not None:
         found.check(training_rows, run.train, config, rollout)

@@ -666,6 +666,6 @@ class TrainingLoop:
             # Without gradients the optimizer does nothing. The critic keeps its own if only the policy had
             # nothing to learn.
             self.host.model.zero_grad(set_to_none=True)
-            if self.guards.verdict != "critic_only":
+            if self.guards.outcome != "critic_only":
                 self.start_mini_batch()
-        self.trace.end_mini_batch(window, verdict=self.guards.verdict)
+        self.trace.end_mini_batch(window, outcome=self.guards.outcome)

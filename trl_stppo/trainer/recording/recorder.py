@@ -142,14 +142,13 @@ class TraceRecorder(TrainerCallback):
                 table[rows, : values.size(1)] = values.detach().to(table.dtype)
             self._update = record
 
-    def end_mini_batch(self, window: list[Batch], *, verdict: str) -> None:
-        """Record the guards' verdict on an optimizer step; write the update after its last step."""
+    def end_mini_batch(self, window: list[Batch], *, outcome: str) -> None:
+        """Record the guards' outcome of an optimizer step; write the update after its last step."""
         if self._update is None:
             return
         host = self._host
         with self._harmless():
-            outcome = verdict
-            if verdict == "taken" and is_warming_up(host):
+            if outcome == "taken" and is_warming_up(host):
                 outcome = "critic_only"
             self._update.header["clip_range"] = [host.epsilon_low, host.epsilon_high]
             steps = self._update.header["steps"]

@@ -179,7 +179,7 @@ class TrainingLoop:
                 rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
             )
             batch["turn_index"] = turns.row_index
-            rollout.earnings = turns.earned(scores).tolist()
+            rollout.totals = turns.totals(scores).tolist()
             final_values = self.add_values(batch, turns)
             episodes = turns.join(batch)  # one row each, also if an episode has several contexts
             episodes["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
@@ -346,7 +346,7 @@ class TrainingLoop:
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         # Nothing of the rollout is logged yet.
-        self.guards.keep_best(rollout.episodes, rollout.earnings)
+        self.guards.keep_best(rollout.episodes, rollout.totals)
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
         figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)

@@ -86,11 +86,11 @@ class EpisodeRewards:
             host.args.missing_eos_penalty,
         )
 
-    def add_rewards_and_earnings(self, rollout: Rollout) -> Tensor:
-        """Add rewards and each episode's total reward to the rollout; return the rewards of all processes."""
+    def add_rewards_and_totals(self, rollout: Rollout) -> Tensor:
+        """Add rewards and each episode's total to the rollout; return the rewards of all processes."""
         all_rewards, (scores, _) = self.add_rewards(rollout), self.scores(rollout)
         turns = rollout.turn_rewards or [[]] * len(scores)
-        rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
+        rollout.totals = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
         return all_rewards
 
 

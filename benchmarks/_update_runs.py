@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 from _update_batch import Episode, clip_cases, clipped_share
 from _update_probe import MARK
 
-HERE = Path(__file__).parent
-SCRIPTS = {"ours": "_update_ours.py", "grpo": "_update_ours.py"}  # others: their own name
+SCRIPT = Path(__file__).parent / "_update_ours.py"
 
 
 class WorkerError(Exception):
@@ -25,16 +25,14 @@ class Worker:
     """A subject at work.
 
     Args:
-        python: interpreter.
-        job: what to do; `kind` names the script.
+        job: what to do; `kind` is "ours" or "grpo".
     """
 
-    def __init__(self, python: str, job: dict[str, Any]) -> None:
-        script = SCRIPTS.get(job["kind"], f"_update_{job['kind']}.py")
+    def __init__(self, job: dict[str, Any]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
         threads = str(job["threads"])
         self._process = subprocess.Popen(
-            [python, str(HERE / script), json.dumps(job)],
+            [sys.executable, str(SCRIPT), json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -75,9 +73,9 @@ class Worker:
         self._errors.close()
 
 
-def run(python: str, job: dict[str, Any]) -> dict[str, Any]:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     """One subject from start to end; a failure becomes an `error` among the figures."""
-    worker = Worker(python, job)
+    worker = Worker(job)
     try:
         return worker.wait_for("done")
     except WorkerError as error:
@@ -102,9 +100,7 @@ def summarise(done: dict[str, Any], tokens: int, warmup: int) -> dict[str, Any]:
     }
 
 
-def clip_pairs(
-    python: str, job: dict[str, Any], episodes: list[Episode], repeats: int
-) -> dict[str, Any]:
+def clip_pairs(job: dict[str, Any], episodes: list[Episode], repeats: int) -> dict[str, Any]:
     """`st-ppo` and `ppo` in turn, on batches in which the same tokens are clipped.
 
     Both stay loaded and take turns, one update each, so that what slows the machine slows both.
@@ -113,7 +109,7 @@ def clip_pairs(
     order = ["none", *list(cases) * repeats]  # the first one warms up
     job = {**job, "kind": "ours", "paced": True, "updates": len(order), "cases": cases}
     variants = ("ppo", "st-ppo")
-    workers = {v: Worker(python, {**job, "variant": v}) for v in variants}
+    workers = {v: Worker({**job, "variant": v}) for v in variants}
     try:
         seconds: dict[str, list[float]] = {v: [] for v in variants}
         for case in order:

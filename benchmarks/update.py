@@ -1,29 +1,20 @@
-"""Update speed and memory: our trainers, TRL 1.16's GRPO and TRL 1.12's PPO.
+"""Update speed and memory: our trainers and TRL 1.16's GRPO.
 
 All get the same fixed batch of episodes, the same micro-batches and one optimizer step per batch, each
 in a process of its own, through its own `train()`. Measured is the update alone: from the first
 training forward to after the optimizer's step. Tokens per second count prompt and completion
-without padding, so whoever computes padding pays for it; `--equal` makes all episodes equally long
-and shows what is left without. With one thread on the CPU, seconds are the process's own (see
+without padding, so computed padding lowers the figure; `--equal` makes all episodes equally long.
+With one thread on the CPU, seconds are the process's own (see
 `_update_probe.py`).
 
     main     every subject on the batch; for ours also where the time goes
-    clip     the price of st-ppo against ppo, in turn, by how much is clipped
+    clip     the extra time of st-ppo over ppo, in turn, by how much is clipped
 
-    python benchmarks/update.py             # about 20 minutes on one thread, more with competitors
+    python benchmarks/update.py             # about 20 minutes on one thread
     python benchmarks/update.py --quick     # under a minute
     python benchmarks/update.py --device cuda --model qwen2.5-1.5b --lengths 2048 8192 --qlora
 
-The older package runs under an interpreter of its own:
-
-    python -m venv trl112 && trl112/bin/pip install trl==1.12.0 transformers==5.23.0 peft==0.21.2
-    python benchmarks/update.py --competitor-python trl112=trl112/bin/python
-
-(with the same torch as ours). TRL 1.12 takes `gradient_checkpointing`
-and ignores it. Its value model is trained fully (`lora`, the way of its documentation) or, handed over
-as a PEFT model, by adapters (`lora+separate`). It keeps the logits of its generation, [batch,
-completion, vocabulary] in float32, until the next batch; they count as its memory, and
-`kept_logits_mb` says how much they are. Ours share one backbone under `lora`.
+Under `lora` our policy and critic share one backbone.
 
 The last line is JSON with every figure.
 """
@@ -55,35 +46,26 @@ Job = dict[str, Any]
 VARIANTS = ("ppo", "turn-ppo", "s-ppo", "st-ppo")
 
 
-def subjects(options: argparse.Namespace) -> Iterator[tuple[str, str, Job]]:
-    """Name, interpreter and what differs from the common job."""
-    pythons = dict(pair.split("=", 1) for pair in options.competitor_python)
+def subjects(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
+    """Name, and what differs from the common job."""
 
-    def ours(variant: str, tuning: str, checkpointing: bool = False) -> tuple[str, str, Job]:
+    def ours(variant: str, tuning: str, checkpointing: bool = False) -> tuple[str, Job]:
         name = f"ours {variant} {tuning}" + (" ckpt" if checkpointing else "")
         job = {"variant": variant, "tuning": tuning, "checkpointing": checkpointing}
-        return name, sys.executable, {"kind": "ours", **job}
+        return name, {"kind": "ours", **job}
 
-    def other(
-        name: str, kind: str, tuning: str, checkpointing: bool = False
-    ) -> tuple[str, str, Job]:
-        python = pythons.get(kind, sys.executable)
-        name = f"{name} {tuning}" + (" ckpt" if checkpointing else "")
-        return name, python, {"kind": kind, "tuning": tuning, "checkpointing": checkpointing}
+    def grpo(checkpointing: bool = False) -> tuple[str, Job]:
+        name = "trl-1.16 grpo lora" + (" ckpt" if checkpointing else "")
+        return name, {"kind": "grpo", "tuning": "lora", "checkpointing": checkpointing}
 
     yield ours("st-ppo", "lora")
-    yield other("trl-1.16 grpo", "grpo", "lora")
+    yield grpo()
     if options.quick:
         return
-    if "trl112" in pythons:
-        yield other("trl-1.12 ppo", "trl112", "lora")
-        yield other("trl-1.12 ppo", "trl112", "lora+separate")
     yield ours("st-ppo", "lora", True)
-    yield other("trl-1.16 grpo", "grpo", "lora", True)
+    yield grpo(True)
     yield ours("st-ppo", "lora+separate")
     yield ours("st-ppo", "full")
-    if "trl112" in pythons:
-        yield other("trl-1.12 ppo", "trl112", "full")
     if options.qlora:
         yield ours("st-ppo", "qlora")
     yield from (ours(variant, "lora") for variant in VARIANTS[:-1])
@@ -121,10 +103,10 @@ def measure(
     result: dict[str, Any] = {"tokens": tokens(episodes)}
     if "main" in options.only:
         main = result["main"] = {}
-        for name, python, differs in subjects(options):
+        for name, differs in subjects(options):
             if options.subjects and name not in options.subjects:
                 continue
-            done = run(python, {**job, **differs})
+            done = run({**job, **differs})
             main[name] = summarise(done, result["tokens"], options.warmup)
             console.print(f"{name}: {brief(main[name])}", highlight=False, markup=False)
         show_main(
@@ -137,7 +119,7 @@ def measure(
     if "clip" in options.only:
         length = min(longest, options.clip_length or max(128, longest // 4))
         short, batch = common_job(options, folder, length)
-        result["clip"] = clip_pairs(sys.executable, short, batch, options.clip_repeats)
+        result["clip"] = clip_pairs(short, batch, options.clip_repeats)
         show_clip(console, result["clip"], f"clipping-bias correction, episodes up to {length}")
     return result
 
@@ -158,13 +140,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clip-length", type=int, help="longest episode of the clip section")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--qlora", action="store_true", help="4-bit subjects too; slow on the CPU")
-    parser.add_argument("--quick", action="store_true", help="under a minute: tiny, no competitors")
+    parser.add_argument("--quick", action="store_true", help="under a minute: a tiny model")
     sections = ["main", "clip"]
     parser.add_argument("--only", nargs="+", choices=sections, default=sections)
     parser.add_argument("--subjects", nargs="+", help="only these of the main table, by name")
-    parser.add_argument(
-        "--competitor-python", nargs="*", default=[], metavar="NAME=PATH", help="trl112"
-    )
     options = parser.parse_args()
     cuda = options.device == "cuda"
     options.model = options.model or ("tiny" if options.quick else "small")
@@ -191,8 +170,7 @@ def main() -> None:
         save_random_model(options.model, folder, dtype=dtype, device=options.device)
         for longest in options.lengths:
             results[str(longest)] = measure(options, console, folder, longest)
-    settings = {k: v for k, v in vars(options).items() if k != "competitor_python"}
-    finish({**settings, "results": results})
+    finish({**vars(options), "results": results})
 
 
 if __name__ == "__main__":

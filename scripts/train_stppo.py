@@ -2,7 +2,7 @@
 
 accelerate launch scripts/train_stppo.py --config scripts/configs/demo.yaml
 python scripts/train_stppo.py --config scripts/configs/demo.yaml --variant ppo --seed 1
-python scripts/train_stppo.py --config my_run.yaml --dry_run --num_processes 8
+WORLD_SIZE=8 python scripts/train_stppo.py --config my_run.yaml --dry_run
 """
 
 import sys

@@ -230,7 +230,7 @@ def test_a_stop_token_ends_turns_and_other_samplers_are_named(words, monkeypatch
 
 
 def test_nothing_but_the_weights_is_loaded(words, adapter):
-    flags = ["--kl_coef", "0.1", "--beta", "0.1", "--value_model_name_or_path", "nowhere"]
+    flags = ["--kl_coef", "0.1", "--beta", "0.1"]
     _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(AGENT).parameters())
     for name, beside in ((AGENT, 0), (adapter, 0.1 * whole)):

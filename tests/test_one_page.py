@@ -41,7 +41,7 @@ class KeepingLoop(TrainingLoop):
     """Keeps the rollout batch, which is shuffled afterwards."""
 
     def log_rollout(self, rollout, all_rewards, batch, *rest):
-        scores = torch.tensor(rollout.earnings, dtype=torch.float64)
+        scores = torch.tensor(rollout.totals, dtype=torch.float64)
         self.host.episodes = episodes_of(batch, scores)
         super().log_rollout(rollout, all_rewards, batch, *rest)
 

@@ -64,12 +64,6 @@ def test_a_trainer_refuses_a_folder_that_is_not_there(tmp_path, field, value):
     assert f"`{field}=runs/none`" in str(caught.value)
 
 
-def test_so_does_the_name_of_a_critic_in_the_settings(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught:
-        build(tmp_path, value_model_name_or_path="runs/none")
-    assert "`value_model_name_or_path=runs/none`" in str(caught.value)
-
-
 @pytest.mark.parametrize(("load", "field"), [
     (Agent.from_pretrained, "name_or_folder"),
     (LabelTokenScorer.from_pretrained, "name"),

@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from tests.kit.script_kit import DEMO
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.cli.flags import FlagParser, settings_in, types_of, wants_dry_run
 from trl_stppo.cli.main import main
-from trl_stppo.cli.usage import GONE, UsageError, hint
+from trl_stppo.cli.usage import GONE, hint
 
 CPU = ("--use_cpu", "true", "--bf16", "false")
 RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:d")
@@ -29,12 +28,10 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("train --optim adamw_troch", "--optim"),
     ("train --max_turns x", "--max_turns"),
     ("train run.yaml", "`run.yaml`"),
-    ("train --multi_gpu run.yaml", "`run.yaml`"),
     ("train --variant so-ppo", "`variant='so-ppo'`"),
     ("train --config nowhere.yaml", "nowhere.yaml"),
     ("train --config a --config b", "`--config`"),
     ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
-    ("train --accelerate_config zero4", "`zero4`"),
     ("env check", "MODULE:CLASS"),
     ("env check a:b --row {}", "`a:b`"),
     ("env check trl_stppo.recipes.search:SearchEnv --stict", "`--strict`"),
@@ -48,12 +45,6 @@ def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     printed = capsys.readouterr()
     assert named in printed.err
     assert "Traceback" not in printed.err
-
-
-def test_values_that_the_launcher_does_not_take_end_with_2(capsys, monkeypatch):
-    for words in (["--num_processes", "two"], ["--mixed_precision", "bf61"]):
-        assert main(["train", *RUN, *words]) == 2
-        assert words[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "named"), [
@@ -102,7 +93,7 @@ def test_a_flag_beats_the_file_and_env_reaches_the_environment(config, tmp_path,
 
 def test_one_file_serves_all_commands(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("models: [a]\nnum_processes: 2\ndry_run: true\nlora_r: 4\nmax_turns: 3\n")
+    path.write_text("models: [a]\ndry_run: true\nlora_r: 4\nmax_turns: 3\n")
     words = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
     assert parse_flags(TrainArguments, words)[0].dry_run
 
@@ -130,7 +121,7 @@ def test_a_home_folder_in_a_file_is_the_users(tmp_path, monkeypatch):
     args, config, model = parse_flags(TrainArguments, ["--config", str(path), *CPU])[:3]
     home = str(tmp_path)
     assert (args.dataset_name, model.model_name_or_path) == (f"{home}/rows.jsonl", f"{home}/model")
-    assert (config.value_model_name_or_path, config.output_dir) == (f"{home}/critic", f"{home}/out")
+    assert (args.value_model_name_or_path, config.output_dir) == (f"{home}/critic", f"{home}/out")
     assert args.reward_funcs == [f"{home}/a.py", "b~/c"]
     assert args.row_sources == [f"{home}/more"]
 
@@ -162,8 +153,3 @@ def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert wants_dry_run(words.split()) is wanted
     assert parse_flags(TrainArguments, [*words.split(), *CPU])[0].dry_run is wanted
-
-
-def test_settings_of_an_own_launcher_are_refused_in_its_processes(monkeypatch):
-    with pytest.raises(UsageError, match="--num_processes"):
-        parse_flags(TrainArguments, ["--config", DEMO, "--num_processes", "2"])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.kit.docs_kit import table_rows
-from tests.kit.docs_scripts import flags_of_command, given_flags, launcher_flags
+from tests.kit.docs_scripts import flags_of_command, given_flags
 from tests.kit.script_kit import ROOT
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.main import MODULES, main
@@ -62,8 +62,7 @@ def test_flags_of_the_help_exist(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
     assert shown.startswith(f"usage: trl-stppo {command} ")
-    known = flags_of_command(command) | (launcher_flags() if command == "train" else set())
-    known |= {"--accelerate_config", "--help_all", "--help", "--trace_episodes"}
+    known = flags_of_command(command) | {"--help_all", "--help", "--trace_episodes"}
     assert set(re.findall(r"(?<=[ (])--\w+", shown)) <= known
     for example in examples.splitlines():
         assert f"{example} ".startswith(f"    trl-stppo {command} ")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.dry_run_kit import launcher_of
-from tests.kit.script_kit import DEMO, ROOT, small_data
+from tests.kit.dry_run_kit import processes_of
+from tests.kit.script_kit import AGENT, DEMO, ROOT, small_data
 from tests.kit.tiers import quick
 from trl_stppo.cli import agent_models, agents
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
@@ -23,16 +23,17 @@ LIGHT = [*CASES[: len(VARIANTS)], CASES[-1]]
 
 @pytest.mark.parametrize(("path", "variant"), quick(CASES, *LIGHT), ids=lambda v: Path(v).stem)
 def test_every_variant_passes(path, variant, dry_run):
-    code, shown = dry_run("--config", path, *launcher_of(Path(path)), "--variant", variant)
+    code, shown = dry_run("--config", path, "--variant", variant)
     assert (code, "PROBLEM" in shown) == (0, False), shown
     assert f"variant {variant}:" in shown
 
 
-def test_the_arithmetic_of_the_papers_batches(dry_run):
+def test_the_arithmetic_of_the_papers_batches(dry_run, monkeypatch):
     path = PAPER / "search_1.5b_8gpu_ppo.yaml"
-    _, shown = dry_run("--config", str(path), *launcher_of(path))
+    monkeypatch.setenv("WORLD_SIZE", processes_of(path))
+    _, shown = dry_run("--config", str(path))
     for line in (
-        "processes 8, ZeRO-2",
+        "processes 8 ",
         "512 episodes (one per prompt), 16 micro-batches of 4 on each process",
         "2 per rollout batch (2 mini-batches of 256, 1 epochs)",
         "4 turns, 3584 tokens",
@@ -45,14 +46,13 @@ def test_the_arithmetic_of_the_papers_batches(dry_run):
 
 def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
     one = dry_run("--config", DEMO)[1]
-    four = dry_run("--config", DEMO, "--num_processes", "4", "--total_episodes", "4096")[1]
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    four = dry_run("--config", DEMO, "--total_episodes", "4096")[1]
     assert "128 episodes (one" in one
-    assert "processes 4, DDP" in four
+    assert "processes 4 " in four
     assert "512 episodes (one" in four
     assert "8 rollout batches" in four
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "processes 2" in dry_run("--config", DEMO)[1]
-    assert os.environ["WORLD_SIZE"] == "2"
+    assert os.environ["WORLD_SIZE"] == "4"
 
 
 def test_the_options_of_loading_are_merged(dry_run):
@@ -68,11 +68,12 @@ def test_the_options_of_loading_are_merged(dry_run):
 
 @pytest.mark.parametrize(("flags", "named", "code"), [
     (["--variant", "so-ppo"], "`variant='so-ppo'`", 2),
-    (["--accelerate_config", "nowhere"], "`nowhere`", 2),
+    (["--num_processes", "4"], "accelerate launch --num_processes 4", 2),
     (["--environment", "SearchEnv"], "`SearchEnv`", 1),
     (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
     (["--load_in_4bit", "true"], "`use_peft: true`", 1),
     (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere`", 1),
+    (["--value_model_name_or_path", "./nowhere"], "`value_model_name_or_path=./nowhere`", 1),
     (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl`", 1),
     (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "'nothing'", 1),
     (["--reward_weights", "1", "2"], "`reward_weights`", 1),
@@ -86,6 +87,12 @@ def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tm
     found, shown = dry_run(*words, *flags)
     assert found == code
     assert named in shown
+
+
+def test_a_critic_of_a_method_without_one_is_refused(dry_run):
+    path = str(PAPER / "search_1.5b_1gpu_grpo.yaml")
+    code, shown = dry_run("--config", path, "--value_model_name_or_path", AGENT)
+    assert (code, "`value_model_name_or_path=" in shown) == (1, True)
 
 
 def test_all_problems_are_shown_at_once(dry_run):

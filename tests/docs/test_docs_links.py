@@ -41,6 +41,18 @@ def test_the_guide_stays_short():
     assert sum(len(page.read_text().splitlines()) for page in guide) <= 2800
 
 
+def test_the_changelog_is_short_and_ends_with_what_replaces_what_is_gone():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert len(text.splitlines()) <= 60
+    gone = text.rpartition("\n## ")[2].splitlines()
+    assert gone[0] == "Gone, and what to use instead"
+    lines = [line for line in gone[3:] if line]
+    assert lines
+    assert all(re.fullmatch(r"- .*`.*: .+\.", line) for line in lines)
+    for target in re.findall(r"\]\((\S+?)\)", text):
+        assert (ROOT / target).is_file(), target
+
+
 def test_pages_read_well_on_github():
     """Only the page of contents and the API reference use the syntax of the site."""
     for page in PAGES:

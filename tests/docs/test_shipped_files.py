@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.dry_run_kit import launcher_of
+from tests.kit.dry_run_kit import processes_of
 from tests.kit.fake_gem import install
 from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, scripts
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
@@ -47,7 +47,8 @@ def test_every_shipped_file_passes(path, variant, dry_run, monkeypatch, request)
     if path == TINY:
         request.getfixturevalue("small_games")
     flags = ["--variant", variant] if variant else []
-    code, shown = dry_run("--config", str(path), *launcher_of(path), *flags)
+    monkeypatch.setenv("WORLD_SIZE", processes_of(path))
+    code, shown = dry_run("--config", str(path), *flags)
     assert (code, "PROBLEM" in shown) == (0, False), shown
     if variant:
         assert f"variant {variant}:" in shown

@@ -74,7 +74,10 @@ def check(words: list[str]) -> None:
         at = next(i for i, w in enumerate(rest) if w.startswith("scripts/") or w == "-m")
         assert given_flags(rest[1:at]) <= launcher_flags(), words
         _files(rest[:at])
-        _script(rest[at:])
+        if rest[at : at + 2] == ["-m", "trl_stppo"]:
+            _command(rest[at + 2 :])
+        else:
+            _script(rest[at:])
     elif name == "trl-stppo":
         _command(rest)
     elif name == "python" and rest[:2] == ["-m", "trl_stppo"]:
@@ -103,8 +106,6 @@ def _command(rest: list[str]) -> None:
         return
     name = " ".join(rest[:2]) if rest[0] == "env" else rest[0]
     known = flags_of_command(name) | {"--help", "--help_all", "--debug"}
-    if name in ("train", "evaluate"):
-        known |= launcher_flags() | {"--accelerate_config"}
     assert given_flags(rest) <= known, (rest, given_flags(rest) - known)
     _files(rest)
 
@@ -115,7 +116,7 @@ def _script(rest: list[str]) -> None:
         return  # a file that the page has the reader write
     assert (ROOT / script).is_file(), rest
     if script in SHIMS:
-        known = flags_of_command(SHIMS[script]) | {"--accelerate_config", "--num_processes"}
+        known = flags_of_command(SHIMS[script])
     else:
         known = flags_of_script(script)
     assert given_flags(rest) <= known, (rest, given_flags(rest) - known)

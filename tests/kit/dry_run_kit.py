@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import transformers
+import yaml
 
+from tests.kit.script_kit import ROOT
 from trl_stppo.cli.main import main
 
 
@@ -30,7 +32,7 @@ def dry_run(
     return run
 
 
-def launcher_of(path: Path) -> list[str]:
-    """The flag for the file that a configuration's own first lines launch it with."""
-    found = re.search(r"--accelerate_config (\w+)", path.read_text())
-    return ["--accelerate_config", found[1]] if found else []
+def processes_of(path: Path) -> str:
+    """The number of processes with which a configuration's own first lines launch it."""
+    found = re.search(r"--config_file (\S+)", path.read_text())
+    return str(yaml.safe_load((ROOT / found[1]).read_text())["num_processes"]) if found else "1"

@@ -245,7 +245,7 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
         arguments["value_model"] = critic
     if critic in ("named", "named policy"):
         name = "policy" if critic == "named policy" else "critic"
-        settings["value_model_name_or_path"] = str(named_model(folder.parent, name))
+        arguments["value_model"] = str(named_model(folder.parent, name))
     torch.manual_seed(0)
     if options.pop("lora", False):
         arguments["peft_config"] = LoraConfig(**LORA)

@@ -58,11 +58,11 @@ def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_pai
     }
     trainer = train(tmp_path, Recorded, arguments=arguments, **options)
     _, turns, scores, targets = trainer.recorded
-    earned = turns.earned(scores)
-    assert earned[0] != earned[1], "the case should be interesting"
+    totals = turns.totals(scores)
+    assert totals[0] != totals[1], "the case should be interesting"
     teaches = (targets.advantages != 0).any(dim=1).tolist()
-    assert teaches == [False] * (len(earned) - 3) + [True, False, True]
-    assert logs(trainer)["frac_reward_zero_std"] == 1 - 4 / len(earned)
+    assert teaches == [False] * (len(totals) - 3) + [True, False, True]
+    assert logs(trainer)["frac_reward_zero_std"] == 1 - 4 / len(totals)
 
 
 def letters(completions, **columns):

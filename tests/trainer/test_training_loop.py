@@ -105,8 +105,8 @@ def test_sample_episodes_are_printed_with_their_scores(
     (rollout,) = rollouts
     earned = [sum(turns) for turns in rollout.turn_rewards or [[]] * len(rollout.episodes)]
     paid = earned if environment else rollout.rewards.sum(dim=1).tolist()
-    assert rollout.earnings == pytest.approx(paid)
-    assert any(f"{score:.3g}" in table for score in rollout.earnings)
+    assert rollout.totals == pytest.approx(paid)
+    assert any(f"{score:.3g}" in table for score in rollout.totals)
 
 
 def test_the_reference_can_follow_the_policy(tmp_path):

@@ -24,8 +24,10 @@ def model_options(
     return options
 
 
-def check_models(model_args: ModelConfig, critic: str | None) -> None:
+def check_models(model_args: ModelConfig, critic: str | None, has_critic: bool) -> None:
     """Reject a policy that is not set or cannot be trained, and models that do not exist."""
+    if critic is not None and not has_critic:
+        raise UsageError(f"`value_model_name_or_path={critic}`: the variant has no critic.")
     check_name("value_model_name_or_path", critic)
     if model_args.model_name_or_path is None:
         raise UsageError("`--model_name_or_path` is not set: must name a model.")

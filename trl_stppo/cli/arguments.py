@@ -70,8 +70,11 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
 
 @dataclass
 class TrainArguments(AgentArguments):
-    """Flags of `train`: the flags of the task, and `dry_run`."""
+    """Flags of `train`: the flags of the task, the critic's checkpoint, and `dry_run`."""
 
+    value_model_name_or_path: str | None = option(
+        None, "Checkpoint of a separate critic, instead of the shared one."
+    )
     dry_run: bool = option(False, "Check everything but the weights, show the plan, and stop.")
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from transformers import TrainingArguments
 from trl import ModelConfig
 
 from ..envs.check import check_env
@@ -27,19 +30,22 @@ from . import agents
 from .agent_models import TokenCounter, check_models, model_options
 from .arguments import TrainArguments
 from .flags import peeked
-from .launch import Launch, launched_as, planned_launch
 from .usage import UsageError
+
+# Variables with which a process joins the other processes of its run.
+ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
+JOINING = ("LOCAL_RANK", "WORLD_SIZE", "RANK", "MASTER_ADDR", *ENGINES)
 
 
 @dataclass
 class Plan:
-    """A planned run: parsed flags, launch, training rows."""
+    """A planned run: parsed flags, number of processes, training rows."""
 
     args: TrainArguments
     config: Any
     model_args: ModelConfig
     trainer_class: Any
-    launch: Launch = field(default_factory=Launch)
+    processes: int = 1
     train: Any = None
 
 
@@ -58,13 +64,13 @@ class Findings:
             self.problems.append(str(error) or type(error).__name__)
 
 
-def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
+def run(words: Sequence[str]) -> int:
     """Print the plan of a run; return 0 if it would start, 1 if not."""
-    found, launch = Findings(), planned_launch(launch_words)
-    with launched_as(launch):
-        run = planned(words, launch)
-        look(run, found)
-        rows = resolved(run)
+    found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
+    with alone(processes):
+        plan_of_run = planned(words, processes)
+        look(plan_of_run, found)
+        rows = resolved(plan_of_run)
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
@@ -78,17 +84,28 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
     return int(bool(found.problems))
 
 
-def planned(words: Sequence[str], launch: Launch) -> Plan:
+@contextmanager
+def alone(processes: int) -> Iterator[None]:
+    """Context manager in which a configuration counts `processes` and does not join them."""
+    size = property(lambda self: processes)
+    with patch.object(TrainingArguments, "world_size", size), patch.dict(os.environ):
+        for name in JOINING:
+            os.environ.pop(name, None)
+        yield
+
+
+def planned(words: Sequence[str], processes: int) -> Plan:
     """Parse the flags of a run into a `Plan`. On a machine without GPU, `use_cpu` is set."""
     if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
         words = [*words, "--use_cpu", "true"]
-    return Plan(*agents.parse_flags(TrainArguments, words), launch)
+    return Plan(*agents.parse_flags(TrainArguments, words), processes)
 
 
 def look(run: Plan, found: Findings) -> None:
     """Build all parts of a training but the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
-    found.check(check_models, model_args, config.value_model_name_or_path)
+    critic, has_critic = args.value_model_name_or_path, run.trainer_class.has_critic
+    found.check(check_models, model_args, critic, has_critic)
     rewards = found.check(agents.load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None
@@ -112,7 +129,7 @@ def look(run: Plan, found: Findings) -> None:
     rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:
         return
-    if not rollout.pays and not rewards:
+    if not rollout.brings_rewards and not rewards:
         found.problems.append("There is no reward: set `environment`, `agent` or `reward_funcs`.")
     if run.train is not None:
         found.check(training_rows, run.train, config, rollout)
@@ -153,7 +170,7 @@ def how_trained(run: Plan) -> str:
 
 def resolved(run: Plan) -> dict[str, str]:
     """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
-    args, config, launch = run.args, run.config, run.launch
+    args, config = run.args, run.config
     episodes, group = config.generation_batch_size, config.num_generations
     each = config.steps_per_rollout
     steps = config.max_steps
@@ -162,7 +179,7 @@ def resolved(run: Plan) -> dict[str, str]:
         steps = math.ceil(config.num_train_epochs * batches) * each
     critic = "none"
     if run.trainer_class.has_critic:
-        separate = config.value_model_name_or_path or not run.model_args.use_peft
+        separate = args.value_model_name_or_path or not run.model_args.use_peft
         critic = "separate" if separate else "shared"
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
@@ -173,7 +190,7 @@ def resolved(run: Plan) -> dict[str, str]:
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
-        "processes": f"{launch.processes}{'' if launch.engine == 'none' else f', {launch.engine}'}",
+        "processes": str(run.processes),
         "environment": args.agent
         or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
         "reward functions": ", ".join(args.reward_funcs or []) or "none",

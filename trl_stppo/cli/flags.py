@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from ..trainer.config.names import IGNORED, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .usage import Parser, UsageError, hint
 
-TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
+# The parser reads these texts as True, in any case.
+TRUE = ("yes", "true", "t", "y", "1")
+CONFIGS = Path(__file__).parent / "accelerate_configs"
 
 
 class FlagParser(Parser, TrlParser):
@@ -116,33 +119,69 @@ def types_of(command: str, words: Sequence[str] = ()) -> list[type]:
     return list(flag_types(EvaluateArguments if command == "evaluate" else TrainArguments, words))
 
 
-def divided(
-    types: Sequence[type], words: Sequence[str], others: Collection[str] = ()
-) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Divide a command line between the command and the launcher, whose flags are `others`.
-
-    Returns:
-        The command's words, the others' words, and the others' settings of the file.
-    """
+def check_words(types: Sequence[type], words: Sequence[str]) -> None:
+    """Reject flags and keys of the YAML file that no dataclass has. Set the variables of the file's `env`."""
     flags, path, settings = with_config(words)
     parser = FlagParser(types)
-    flags_here = {action.dest for action in parser._actions}
+    known = {action.dest for action in parser._actions}
     parser.set_defaults_with_config(**settings)
     rest = parser.parse_known_args(flags)[1]
-    known = flags_here | set(others)
     if rest and not rest[0].startswith("-"):
         raise UsageError(f"`{rest[0]}` belongs to no flag.")
+    # One file may serve several commands.
+    keys = [key for key in settings if key not in known | {"env", *IGNORED, *_fields_of_commands()}]
+    theirs = launcher_flags() if rest or keys else {}
     for word in rest:
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
-        if word.startswith("--") and name not in known:
-            raise UsageError(f"`{word}` is not known. {hint(name, known)}")
-    for key in settings:  # one file may serve several commands
-        if key not in known | {"env", *IGNORED, *_fields_of_commands()}:
-            raise UsageError(f"`{key}` in {path} is not known. {hint(key, known)}")
-    if isinstance(settings.get("env"), dict):  # launched processes inherit it
+        if word.startswith("--") and name not in theirs:
+            raise UsageError(f"`{word}` is not known. {hint(name, known | set(theirs))}")
+    for key in keys:
+        if key not in theirs:
+            raise UsageError(f"`{key}` in {path} is not known. {hint(key, known | set(theirs))}")
+    if rest or keys:
+        launcher = [word for key in keys for word in _as_words(key, settings[key], theirs)] + rest
+        where = f", and `{'`, `'.join(keys)}` must not be in {path}" if keys else ""
+        raise UsageError(
+            f"`{shlex.join(launcher)}` is for accelerate, which starts the processes{where}. "
+            f"Run:\n  {accelerate_line(types, _without(words, rest), launcher)}"
+        )
+    if isinstance(settings.get("env"), dict):
         os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
-    theirs = {k: v for k, v in settings.items() if k in others and k not in flags_here}
-    return _without(words, rest), rest, theirs
+
+
+def launcher_flags() -> dict[str, bool]:
+    """Return the flags of `accelerate launch` and `accelerate_config`: name -> whether a value follows."""
+    from accelerate.commands.launch import launch_command_parser
+
+    options = launch_command_parser()._option_string_actions
+    found = {name[2:]: kind.nargs != 0 for name, kind in options.items() if name.startswith("--")}
+    return {**found, "accelerate_config": True}
+
+
+def _as_words(name: str, value: Any, takes_value: Mapping[str, bool]) -> list[str]:
+    """Convert a launcher's setting of a YAML file to command-line words."""
+    if takes_value[name]:
+        return [f"--{name}", str(value)]
+    return [f"--{name}"] if value else []
+
+
+def accelerate_line(
+    types: Sequence[type], words: Sequence[str], launcher: Sequence[str] = ()
+) -> str:
+    """Return the command line with which accelerate starts a command with these words."""
+    found = []
+    for word in launcher:
+        # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
+        shipped = CONFIGS / f"{word.rpartition('=')[2]}.yaml"
+        name = str(shipped) if shipped.is_file() else word.rpartition("=")[2]
+        if word.startswith("--accelerate_config="):
+            found += ["--config_file", name]
+        elif word == "--accelerate_config":
+            found.append("--config_file")
+        else:
+            found.append(name if found[-1:] == ["--config_file"] else word)
+    command = "evaluate" if EvaluateArguments in types else "train"
+    return shlex.join(["accelerate", "launch", *found, "-m", "trl_stppo", command, *words])
 
 
 def _fields_of_commands() -> Iterator[str]:
@@ -163,17 +202,15 @@ def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     """Parse flags and their YAML file into dataclass instances. Flags override the file."""
-    from .launch import launch_flags
-
-    words, rest, _ = divided(types, words, launch_flags())
-    if rest:
-        raise UsageError(f"`{' '.join(rest)}`: a launcher has started this process already.")
+    check_words(types, words)
     flags, path, settings = with_config(words)
-    without_ignored(settings)  # warns of settings that only TRL's PPO has
+    # A setting that only TRL's PPO has makes a warning.
+    without_ignored(settings)
     parsed_words = flags if path is None else ["--config", path, *flags]
     try:
         found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
-    except ValueError as error:  # a configuration rejects a value
+    except ValueError as error:
+        # A configuration rejects a value.
         raise UsageError(str(error)) from error
     return [_with_home(part) for part in found[: len(types)]]
 

@@ -86,7 +86,7 @@ def documented(command: str) -> tuple[str, str, str]:
 
 
 def _run(command: str, words: list[str]) -> int:
-    from .flags import FlagParser, divided, types_of, wants_dry_run
+    from .flags import FlagParser, types_of, wants_dry_run
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -97,23 +97,12 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     dry = command == "train" and wants_dry_run(words)
     if dry:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries read it
+        # The libraries read the variable when they are imported.
+        os.environ["HF_HUB_OFFLINE"] = "1"
     elif command == "train" and os.environ.get("RANK", "0") == "0":
         print("loading libraries, model and data ...", file=sys.stderr, flush=True)
-    run = importlib.import_module(f"trl_stppo.{MODULES[command]}").run
-    from .launch import as_words, is_launched, launch_flags, launched, starts_one
-
-    flags, rest, settings = divided(types_of(command, words), words, launch_flags())
-    launcher = [*as_words(settings), *rest]
-    if dry:
-        from .dry_run import dry_run
-
-        return dry_run(flags, launcher)
-    if is_launched():
-        return int(run(words))
-    return (
-        launched(launcher, [command, *flags]) if launcher or not starts_one() else int(run(flags))
-    )
+    run = importlib.import_module("trl_stppo." + ("cli.dry_run" if dry else MODULES[command])).run
+    return int(run(words))
 
 
 def _run_parsed(command: str, words: Sequence[str]) -> int:

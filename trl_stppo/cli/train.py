@@ -35,13 +35,11 @@ as flags or keys of the YAML file; a flag beats the file.
     --eval_steps N, --save_steps N    optimizer steps between evaluations, and checkpoints (500)
     --seed N                      of weights, rows, sampling and environments (42)
 
---help_all lists all flags, also TRL's. Flags of `accelerate launch` (--num_processes, ...) start several
-processes; --accelerate_config takes its file, or multi_gpu, multi_node, zero1, zero2, zero3, fsdp2.
+--help_all lists all flags, also TRL's. `accelerate launch -m trl_stppo train ...` starts several processes.
 
 Examples:
-    trl-stppo train --config run.yaml --dry_run           # check it, and see its memory
+    trl-stppo train --config run.yaml --dry_run           # check it, and see its batches
     trl-stppo train --config run.yaml --variant ppo --output_dir runs/ppo
-    trl-stppo train --config run.yaml --accelerate_config zero2 --num_processes 4
     trl-stppo train --config run.yaml --resume_from_checkpoint auto
 """
 
@@ -60,13 +58,16 @@ from ..watch.lines import say
 from . import agent_models, agents
 from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
+from .flags import accelerate_line
+from .usage import UsageError
 
 
 def make_trainer(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
 ) -> Any:
     """Make the trainer that the flags describe."""
-    agent_models.check_models(model_args, training_args.value_model_name_or_path)
+    critic = args.value_model_name_or_path
+    agent_models.check_models(model_args, critic, trainer_class.has_critic)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name  # for metrics.jsonl
@@ -85,6 +86,7 @@ def make_trainer(
         eval_dataset=held_out,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
+        value_model=critic,
         environment_factory=agents.load_environment(args, counter),
         eval_environment_factory=agents.load_eval_environment(args, counter),
         agent=agents.load_agent(args),
@@ -140,4 +142,10 @@ def train(
 
 def run(words: Sequence[str]) -> int:
     """Parse the flags and train; return the exit code."""
-    return train(*agents.parse_flags(TrainArguments, words))
+    parsed = agents.parse_flags(TrainArguments, words)
+    if parsed[1].n_gpu > 1:
+        raise UsageError(
+            f"{parsed[1].n_gpu} GPUs are visible, and one process trains on one. Choose it with "
+            f"CUDA_VISIBLE_DEVICES=0, or run:\n  {accelerate_line([TrainArguments], words)}"
+        )
+    return train(*parsed)

@@ -80,7 +80,7 @@ class TurnBatch:
         """Return a [B, T] bool mask, True where the policy sampled the token."""
         return self.turn_index >= 0
 
-    def earned(self, scores: Tensor) -> Tensor:
+    def totals(self, scores: Tensor) -> Tensor:
         """Add each episode's turn rewards to `scores`, [B]; hidden turns count as 0."""
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
 

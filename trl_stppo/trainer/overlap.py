@@ -112,9 +112,10 @@ class OverlappedSource(RolloutSource):
     def _begin(self) -> None:
         self._ahead: RowsAhead | None = None
         self._is_checked = False
-        self._alone: tuple[float, int] | None = None  # seconds and turns of a rollout played alone
+        # Seconds and turns of a rollout that was played alone.
+        self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
-        self._strikes = 0
+        self._low_overlaps = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -211,8 +212,8 @@ class OverlappedSource(RolloutSource):
         saved = (2 * alone - seconds - waited) / max(1e-9, min(alone, update))
         overlap = min(1.0, max(0.0, saved))
         rollout.metric_sums["perf/overlap"] = overlap, 1
-        self._strikes = self._strikes + 1 if overlap < LITTLE else 0
-        if self._strikes == PATIENCE and self._host.accelerator.is_main_process:
+        self._low_overlaps = self._low_overlaps + 1 if overlap < LITTLE else 0
+        if self._low_overlaps == PATIENCE and self._host.accelerator.is_main_process:
             text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
             logger.warning(text, LITTLE, PATIENCE)
 

@@ -124,9 +124,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     critic_warmup_steps: int = option(
         0, "Optimizer steps that train the critic alone, on Monte Carlo returns."
     )
-    value_model_name_or_path: str | None = option(
-        None, "Checkpoint of a separate critic, instead of the shared one."
-    )
 
     # KL in the reward; GRPO's `beta` is the other KL, in the loss.
     kl_coef: float = option(

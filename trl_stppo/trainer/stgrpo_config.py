@@ -33,8 +33,7 @@ ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
     *("whiten_rewards", "cliprange_value", "vf_coef"),
-    *("critic_learning_rate", "critic_warmup_steps"),
-    *("value_model_name_or_path", "kl_coef", "kl_estimator"),
+    *("critic_learning_rate", "critic_warmup_steps", "kl_coef", "kl_estimator"),
 )
 
 

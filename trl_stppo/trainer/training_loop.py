@@ -179,7 +179,7 @@ class TrainingLoop:
                 rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
             )
             batch["turn_index"] = turns.row_index
-            rollout.earnings = turns.earned(scores).tolist()
+            rollout.totals = turns.totals(scores).tolist()
             final_values = self.add_values(batch, turns)
             episodes = turns.join(batch)  # one row each, also if an episode has several contexts
             episodes["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
@@ -346,7 +346,7 @@ class TrainingLoop:
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         # Nothing of the rollout is logged yet.
-        self.guards.keep_best(rollout.episodes, rollout.earnings)
+        self.guards.keep_best(rollout.episodes, rollout.totals)
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
         figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)
@@ -666,6 +666,6 @@ class TrainingLoop:
             # Without gradients the optimizer does nothing. The critic keeps its own if only the policy had
             # nothing to learn.
             self.host.model.zero_grad(set_to_none=True)
-            if self.guards.verdict != "critic_only":
+            if self.guards.outcome != "critic_only":
                 self.start_mini_batch()
-        self.trace.end_mini_batch(window, outcome=self.guards.verdict)
+        self.trace.end_mini_batch(window, outcome=self.guards.outcome)

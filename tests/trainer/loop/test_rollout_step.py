@@ -199,7 +199,7 @@ def test_environments_without_tools_ask_once(environment, reward_funcs, names, t
         assert episode.prompt[-1]["content"].endswith(" please")
         assert str(episode.stop_reason) in ("terminated", "token_budget")
     if environment is Asks:
-        assert trainer.rollouts[0].earnings == [0.5] * 4
+        assert trainer.rollouts[0].totals == [0.5] * 4
 
 
 def episode(row, prompt, ids, mask, logprobs=None):

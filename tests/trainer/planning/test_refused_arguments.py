@@ -191,10 +191,6 @@ REFUSED = [
         "`value_model` has no train",
         {},
     ),
-    (
-        {"value_model": value_model},
-        *("`value_model` and `value_model_name_or_path`", {"value_model_name_or_path": "x"}),
-    ),
     ({"peft_config": IA3}, "`peft_config` is a IA3Config", {}),
     ({"quantization_config": PACKED}, "load_in_4bit=True.*`peft_config=", {}),
     # rewards

@@ -119,8 +119,8 @@ def test_every_family_trains_and_is_saved(name, tmp_path):
     saved = critic_from_checkpoint(str(tmp_path / "saved" / "critic"))
     assert same(saved.state_dict(), trainer.critic.model.state_dict())
     one, _ = scripted_trainer(
-        tmp_path / "named", model=policy(name), trainer_class=STPPOTrainer, **OPTIONS,
-        value_model_name_or_path=str(tmp_path / "saved"),
+        tmp_path / "named", model=policy(name), trainer_class=STPPOTrainer,
+        **{**OPTIONS, "value_model": str(tmp_path / "saved")},
     )  # fmt: skip
     torch.testing.assert_close(values(one.critic), values(trainer.critic))
 

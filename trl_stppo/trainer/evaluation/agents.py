@@ -80,8 +80,8 @@ class Evaluation:
         ends = {*renderer.eos_token_ids, renderer.tokenizer.pad_token_id}
         for row, (name, episode) in enumerate(zip(names, episodes, strict=True)):
             score = scores[row].item() + sum(episode.turn_rewards)
-            paid = rewards[row, :-1].tolist(), self.weights
-            yield PlayedEpisode.of(name, episode, episode.last.ids[-1] in ends, score, *paid)
+            own, ended = rewards[row, :-1].tolist(), episode.last.ids[-1] in ends
+            yield PlayedEpisode.of(name, episode, ended, score, own, self.weights)
 
     def _call(
         self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]

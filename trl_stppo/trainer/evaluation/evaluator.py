@@ -137,13 +137,13 @@ class Evaluator:
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self._player.play(rows, seeds, names)
-            self._rewards.add_rewards_and_earnings(rollout)
+            self._rewards.add_rewards_and_totals(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
         first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
         rollout = self._player.play(rows, seeds, names, repeated)
-        rewards = self._rewards.add_rewards_and_earnings(rollout)
+        rewards = self._rewards.add_rewards_and_totals(rollout)
         self._log.table(rollout, rewards, [0.0] * len(rewards))
         self._trace.evaluated(rollout, self.prefix or "predict")
         self._count(run, rollout, counted)
@@ -162,7 +162,7 @@ class Evaluator:
             zip(names, rollout.ended(self._host.internals.end_ids), strict=True)
         ):
             if number not in rollout.repeated:
-                episode, score = rollout.episodes[number], rollout.earnings[number]
+                episode, score = rollout.episodes[number], rollout.totals[number]
                 played = PlayedEpisode.of(name, episode, ended, score, rewards[number], weights)
                 run.episodes.append(played)
 

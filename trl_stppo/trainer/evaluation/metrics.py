@@ -145,8 +145,8 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
         [e.env_type for e in counted],
         reporting,
     )
-    verdicts = zip(counted, success, strict=True)
-    known = [(e, float(verdict)) for e, verdict in verdicts if verdict is not None]
+    outcomes = zip(counted, success, strict=True)
+    known = [(e, float(outcome)) for e, outcome in outcomes if outcome is not None]
     if known:
         totals, counts = _by_row(known)
         low, high = rate_interval(totals, counts)

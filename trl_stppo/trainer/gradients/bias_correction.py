@@ -1,7 +1,7 @@
 """Measures or estimates the clipping bias of an optimizer step, and corrects it.
 
 g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
-micro-batches, all processes. C costs nothing if no token is clipped. If the clipped tokens are in
+micro-batches, all processes. C takes no time if no token is clipped. If the clipped tokens are in
 few episodes, C takes a second pass through these alone, else a second backward pass through the same
 graph. Terms that are neither (entropy bonus, loss-side KL, router loss) have a buffer of their own, so
 that they are not scaled and count in neither norm.

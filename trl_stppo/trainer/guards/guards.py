@@ -64,7 +64,7 @@ class Guards:
         self._failures = FailureWatch(host.args.max_env_error_rate)
         self.ending = Ending(host, self._failures, last_checkpoint)
         # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
-        self.verdict = "taken"
+        self.outcome = "taken"
         self._begin()
 
     def _begin(self) -> None:
@@ -86,7 +86,8 @@ class Guards:
         self._failures.load_state_dict(counts.pop("failures", []))
         episodes = self._host.args.generation_batch_size
         self._falls = FallWatch(episodes, **counts.pop("falls", {}))
-        self._sampler = SamplerWatch(**counts.pop("sampler", {}))
+        # Its fields are read in their order, so that their names are free.
+        self._sampler = SamplerWatch(*counts.pop("sampler", {}).values())
         names = {spec.name for spec in dataclasses.fields(GuardState)}
         self._state = GuardState(**{name: counts[name] for name in names & counts.keys()})
 
@@ -149,8 +150,8 @@ class Guards:
         """End the run if several rollouts in a row were sampled with wrong weights."""
         message, watch = self._sampler.look(gap, exact=exact), self._sampler
         self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
-        if watch.strikes >= PATIENCE:
-            self.ending.reason, watch.strikes = self.ending.reason or message, 0
+        if watch.count >= PATIENCE:
+            self.ending.reason, watch.count = self.ending.reason or message, 0
         elif message and watch.blocks == 1 and self._host.accelerator.is_main_process:
             logger.warning("After step %d: %s", self._host.state.global_step, message)
 
@@ -219,29 +220,29 @@ class Guards:
         return not self._faults and not self.leaves_weights
 
     def admit(self, figures: dict[str, float]) -> bool:
-        """Set the verdict on an optimizer step from its metrics; return whether the policy may step."""
+        """Set the outcome of an optimizer step from its metrics; return whether the policy may step."""
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"
         if self._faults:
-            self.verdict = "not_finite"
+            self.outcome = "not_finite"
             self._count_skip()
         elif state.rollout_stopped or figures.get("policy/approx_kl", 0.0) > self._target_kl:
-            self.verdict = "target_kl"
+            self.outcome = "target_kl"
             state.rollout_stopped = True
             state.kl_stopped_steps += 1
         elif self._empty or self._weightless:
             critic_only = self._host.has_critic and not self._empty
-            self.verdict = "critic_only" if critic_only else "empty"
+            self.outcome = "critic_only" if critic_only else "empty"
             state.empty_steps += 1
         else:
-            self.verdict = "taken"
+            self.outcome = "taken"
             state.consecutive_skips = 0
         if "policy/approx_kl" in figures:
             state.kls.append(figures["policy/approx_kl"])
         self._log()
         self._losses = []
-        return self.verdict == "taken"
+        return self.outcome == "taken"
 
     def _count_skip(self) -> None:
         host, state = self._host, self._state

@@ -95,19 +95,22 @@ class FallWatch:
 class SamplerWatch:
     """Detects a sampler with wrong weights by its gap to training's log-probabilities."""
 
-    blocks: int = 0  # all rollout batches with a gap beyond the limit
-    strikes: int = 0  # in a row; of a rough sampler only while the gap rises
-    last: float = 0.0  # gap of the last rollout batch
+    # Rollout batches with a gap beyond the limit: all of them, and those in a row. Of a rough sampler
+    # those in a row count only while the gap rises.
+    blocks: int = 0
+    count: int = 0
+    # Gap of the last rollout batch.
+    last: float = 0.0
 
     def look(self, gap: float, *, exact: bool) -> str | None:
         """Return a message if the sampler's gap, in nats, exceeds its limit, which is lower if `exact`."""
         limit, rises = EXACT if exact else ROUGH, exact or gap > RISE * self.last
         self.last = gap
         if not gap > limit:
-            self.strikes = 0
+            self.count = 0
             return None
         self.blocks += 1
-        self.strikes = self.strikes + 1 if rises else 1
+        self.count = self.count + 1 if rises else 1
         return (
             f"the sampler does not have the policy's weights: its log-probabilities are {gap:.2g} nats per "
             f"token off those of training (allowed: {limit:g})"

@@ -32,8 +32,8 @@ def group_targets(
     `scores`: [B], reward units; episodes without one (`scored`) do not count in their group of `group`.
     `mask`: [B, T] bool, tokens that train.
     """
-    earned = turns.earned(scores)
-    every, counts = (accelerator.gather(x).view(-1, group) for x in (earned, scored))
+    totals = turns.totals(scores)
+    every, counts = (accelerator.gather(x).view(-1, group) for x in (totals, scored))
     known = every.where(counts, torch.nan)
     figures = {"reward_std": spread(known).item() if counts.sum() > 1 else 0.0}
     if not args.needs_groups:

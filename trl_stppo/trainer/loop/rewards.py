@@ -55,7 +55,7 @@ class EpisodeRewards:
             first = host.accelerator.process_index * len(ids)
             rollout.rewards = all_rewards[first : first + len(ids)]
             if self._turn_funcs.funcs:
-                self._turn_funcs.pay(rollout, host.environments)
+                self._turn_funcs.add_rewards(rollout, host.environments)
         return all_rewards
 
     @contextmanager
@@ -86,11 +86,11 @@ class EpisodeRewards:
             host.args.missing_eos_penalty,
         )
 
-    def add_rewards_and_earnings(self, rollout: Rollout) -> Tensor:
-        """Add rewards and each episode's total reward to the rollout; return the rewards of all processes."""
+    def add_rewards_and_totals(self, rollout: Rollout) -> Tensor:
+        """Add rewards and each episode's total to the rollout; return the rewards of all processes."""
         all_rewards, (scores, _) = self.add_rewards(rollout), self.scores(rollout)
-        paid = rollout.turn_rewards or [[]] * len(scores)
-        rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
+        turns = rollout.turn_rewards or [[]] * len(scores)
+        rollout.totals = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
         return all_rewards
 
 
@@ -120,8 +120,8 @@ def score(
                 raise ValueError("No episode has a turn: no agent has called its client.")
             raise ValueError(
                 "No turn has a reward, and there are no `reward_funcs`. Pass reward_funcs or "
-                "turn_reward_funcs, pay in `rollout_func` or the environment, or return a number from "
-                "the agent."
+                "turn_reward_funcs, give rewards in `rollout_func` or the environment, or return a "
+                "number from the agent."
             )
         rewards, weights = rewards[:, others], weights[others]
     scored = ~rewards.isnan().all(dim=1)

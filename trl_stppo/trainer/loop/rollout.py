@@ -35,10 +35,11 @@ class Rollout:
     # Per episode whether its turns have rewards, so that it needs no score.
     pays_turns: list[bool] = field(default_factory=list)
     # Score of each episode, turn rewards included.
-    earnings: list[float] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
     # Optimizer steps since the weights that sampled each turn; None if the trained policy itself samples.
     ages: list[int] | None = None
-    has_contexts: bool = False  # whether episodes may have several
+    # Whether episodes may have several contexts.
+    has_contexts: bool = False
     # Sum and count by name, of the metrics of vLLM and turn reward functions.
     metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 

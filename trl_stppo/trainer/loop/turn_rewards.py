@@ -103,15 +103,15 @@ class TurnRewardFuncs:
                     f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed: functions, models, names."
                 )
 
-    def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:
+    def add_rewards(self, rollout: Rollout, environments: list[Any] | None) -> None:
         """Add the functions' rewards to each turn's reward, and to the metrics of the rollout.
 
         Metrics leave out episodes that only pad the batch. `environments`: None if functions do not get them.
         """
         turns = turns_in_context(self._tokenizer, rollout)
         # Copies: the original lists belong to the episodes.
-        paid = [list(episode.turn_rewards) for episode in rollout.episodes]
-        rollout.turn_rewards, rollout.pays_turns = paid, [True] * len(paid)
+        table = [list(episode.turn_rewards) for episode in rollout.episodes]
+        rollout.turn_rewards, rollout.pays_turns = table, [True] * len(table)
         sums = rollout.metric_sums
 
         # Upstream's log_metric would log these values only with the next rollout.
@@ -123,7 +123,7 @@ class TurnRewardFuncs:
             rewards = self._rewards(i, func, turns, environments, log_metric) if turns else []
             for turn, reward in zip(turns, rewards, strict=True):
                 if reward is not None:
-                    paid[turn.episode][turn.number] += reward
+                    table[turn.episode][turn.number] += reward
                 if reward is not None and turn.episode not in rollout.repeated:
                     log_metric(f"rewards/{_name(func)}/turn_mean", reward)
 

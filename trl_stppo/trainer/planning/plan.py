@@ -125,12 +125,12 @@ class RolloutPlan:
         return bool(self.text or self.tools or self.agent)
 
     @property
-    def pays(self) -> bool:
+    def brings_rewards(self) -> bool:
         """Whether rewards may come with the episodes, so that no reward function is needed."""
         return bool(self.text or self.tools or self.user_func or self.agent)
 
     @property
-    def pays_episodes(self) -> bool:
+    def scores_episodes(self) -> bool:
         """Whether an environment scores whole episodes, by `get_reward`."""
         return any(callable(getattr(type(self.probes[n]), "get_reward", None)) for n in self.tools)
 

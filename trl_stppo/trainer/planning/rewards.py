@@ -103,8 +103,8 @@ def plan_rewards(
         classes.append(tokenizer)
     plan = RewardPlan(processing_classes=classes)
     plan.funcs = [guarded(func, plan.current) for func in funcs]
-    may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
-    if rollout.text or rollout.agent or (may_pay and not funcs and not rollout.pays_episodes):
+    may_reward = bool(rollout.tools or rollout.user_func or scores_turns)
+    if rollout.text or rollout.agent or (may_reward and not funcs and not rollout.scores_episodes):
         plan.turn_sum = len(plan.funcs)
         plan.funcs.append(turn_sums(plan.current, unpaid=0.0 if scores_turns else None))
         plan.processing_classes.append(None)

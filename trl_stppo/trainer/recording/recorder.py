@@ -263,7 +263,7 @@ def begin_records(
             "prompt_id": _prompt_id(row),
             "columns": _short_columns(row),
             "seed": None if rollout.seed is None else [*rollout.seed, *key],
-            "score": rollout.earnings[number],
+            "score": rollout.totals[number],
             "rewards": {name: None if math.isnan(value) else value for name, value in rewards},
             "success": episode.success,
             "terminated": episode.terminated,

@@ -17,8 +17,6 @@ from ...paths import check_name
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
 
-ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass one."
-
 
 def loading_options(args: PPOConfig) -> dict[str, Any]:
     """Return options to load checkpoints; a repository's code runs only with `trust_remote_code`."""
@@ -55,7 +53,8 @@ def policy_to_go_on_with(
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        kwargs["device_map"] = None  # as GRPOTrainer would
+        # GRPOTrainer sets the same value.
+        kwargs["device_map"] = None
     policy = create_model_from_path(base, revision=base_revision, **kwargs)
     if processing_class is None:
         trust = kwargs["trust_remote_code"]
@@ -76,19 +75,13 @@ class GivenCritic:
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
     """Resolve the critic's source; the name of a published agent means the critic saved with its policy."""
-    named = args.value_model_name_or_path
-    if not has_critic:
-        return GivenCritic(value_model, named)
-    if value_model is not None and named is not None:
-        raise ValueError(ONE_OF_TWO)
-    name = value_model if isinstance(value_model, str) else named
-    check_name("value_model_name_or_path" if name is named else "value_model", name)
-    if name is None:
+    if not has_critic or not isinstance(value_model, str):
         return GivenCritic(value_model)
+    check_name("value_model", value_model)
     kwargs = loading_options(args)
-    folder = critic_folder(name, CRITIC_FOLDER, kwargs.get("revision"), kwargs.get("token"))
+    folder = critic_folder(value_model, CRITIC_FOLDER, kwargs.get("revision"), kwargs.get("token"))
     if folder is None:
-        return GivenCritic(name=name)
+        return GivenCritic(name=value_model)
     if (folder / HEAD_FILE).is_file():
         return GivenCritic(shared=folder)
     return GivenCritic(name=str(folder))
@@ -105,7 +98,8 @@ def shared_critic(policy: Any, folder: Path) -> SharedCritic:
         )
     config = PeftConfig.from_pretrained(str(folder))
     initial, config.inference_mode = config.init_lora_weights, False
-    config.init_lora_weights = True  # its weights are loaded, so the base must not change again
+    # The adapter's weights are loaded, so the base must not change again.
+    config.init_lora_weights = True
     policy.add_adapter(CRITIC, config)
     if initial in SPLIT_INITS:
         policy.peft_config[CRITIC].init_lora_weights = initial

@@ -11,8 +11,8 @@ from torch import nn
 from ..bridge import Bridge
 from .runtime import sharding_name
 
-# Engine -> policy -> critics that it trains. "copied": made from the policy's weights; "named": by
-# `value_model_name_or_path`; "given": passed as `value_model`; "shared": an adapter of a LoRA policy.
+# Engine -> policy -> critics that it trains. "copied": made from the policy's weights; "named" and
+# "given": a name or a model as `value_model`; "shared": an adapter of a LoRA policy.
 CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
@@ -103,7 +103,7 @@ def _of_any(run: EngineRun) -> Refusals:
     yield (
         run.critic is not None and run.critic not in critics,
         f"A {run.critic} critic of a {policy} policy; allowed: {' and '.join(critics)} ones "
-        f"(`value_model_name_or_path`, `value_model`), or another engine",
+        f"(`value_model`), or another engine",
     )
     yield run.own_optimizer, f"An optimizer of your own; `optim` may be {', '.join(ELEMENTWISE)}"
     optim = str(getattr(args.optim, "value", args.optim))

@@ -50,7 +50,7 @@ def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_
     host.model.eval()
     for inputs in loader:
         rollout = play(inputs)
-        for episode, score in zip(rollout.episodes, rollout.earnings, strict=True):
+        for episode, score in zip(rollout.episodes, rollout.totals, strict=True):
             texts = decode([episode.prompt_ids, episode.ids], skip_special_tokens=True)
             table.add_row(*texts, f"{score:.3g}")
         if first_batch_only:

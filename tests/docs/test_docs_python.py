@@ -42,15 +42,3 @@ def test_blocks_that_are_not_run_are_python_and_few(page):
     for block in left_out:
         ast.parse(block.code)
     assert len(left_out) == NOT_RUN.get(page.name, 0), [block.where for block in left_out]
-
-
-def test_a_block_with_an_old_name_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_short(monkeypatch)
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\nfrom trl_stppo import STPPOConfig\nSTPPOConfig(output_dir='x', cliprnage=0.2)\n```\n"
-    )
-    monkeypatch.setattr("tests.kit.docs_offline.ROOT", tmp_path)
-    with pytest.raises(TypeError, match="cliprnage"):
-        run_block(blocks(page)[0], {"__name__": "__page__"})

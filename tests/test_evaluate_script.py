@@ -246,15 +246,6 @@ def test_a_variant_without_a_critic_is_evaluated_too(words, evaluated):
     assert results["search-agent"]["nq"] == evaluated[0]["shipped"]["nq"]
 
 
-def test_the_files_hold_what_is_on_the_screen(evaluated):
-    results, output = evaluated
-    read = json.loads(output.read_text())
-    assert read["results"] == results
-    assert read["settings"]["agents"]["shipped"] == AGENT
-    assert read["settings"]["eval_generation_kwargs"] == {"temperature": 0.0}
-    assert read["settings"]["num_generations_eval"] == 1, "what was used, not what was given"
-
-
 def test_max_rows_bounds_each_data_set(words):
     args = agents.parse_flags(arguments.EvaluateArguments, [*words, "--max_rows", "3"])[0]
     parts = evaluate.held_out_sets(args)
@@ -279,18 +270,6 @@ def test_a_warning_if_the_rows_are_those_of_training(words, flags, warns, tmp_pa
     wanted = [*words, "--dataset_name", str(tmp_path / "mine"), *flags]
     evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, wanted)[0])
     assert ("`dataset_test_split`" in caplog.text) is warns
-
-
-def test_rows_without_the_column_are_one_data_set(words, tmp_path):
-    small_data(tmp_path / "mine")
-    for split in ("train", "test"):
-        path = str(tmp_path / "mine" / f"{split}.parquet")
-        Dataset.from_parquet(path, cache_dir=str(tmp_path)).remove_columns("dataset").to_parquet(
-            path
-        )
-    flags = [*words, "--dataset_name", str(tmp_path / "mine")]
-    args = agents.parse_flags(arguments.EvaluateArguments, flags)[0]
-    assert {name: len(rows) for name, rows in evaluate.held_out_sets(args).items()} == {"mine": 16}
 
 
 @pytest.mark.parametrize(("flags", "said"), [
@@ -355,11 +334,6 @@ def test_a_stream_is_evaluated_whole(words):
     assert {k: list(v) for k, v in sets[0].items()} == {k: list(v) for k, v in sets[1].items()}
 
 
-def test_agents_of_the_same_folder_name_are_told_apart():
-    args = arguments.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
-    assert list(evaluate.agents_of(args, None)) == ["runs/a/final", "runs/b/final"]
-
-
 def test_averages_by_hand():
     one = {"episodes": 100.0, "judged": 0.5, "turns": 2.0}
     one |= {"success": 0.5, "success low": 0.4, "success high": 0.7}
@@ -372,29 +346,6 @@ def test_averages_by_hand():
     assert mean["success high"] == pytest.approx(0.35 + math.hypot(0.1, 0.05))
     assert (mean["turns"], total["turns"]) == pytest.approx((3.0, 8 / 3))
     assert "F1" not in mean, "it is not known of all of them"
-
-
-def test_one_data_set_has_no_averages():
-    assert list(tables.with_averages({"one": {"episodes": 1.0}})) == ["one"]
-
-
-def test_what_is_not_known_has_no_column(capsys):
-    figures = tables.figures_of(
-        {"eval_episode/score": 0.5, "eval_turns/mean": 1.0, "eval_episodes": 3},
-        {"f1_reward": "F1"},
-        "eval_",
-    )
-    assert figures == {"score": 0.5, "turns": 1.0, "episodes": 3.0}
-    parts = {name: figures | {"score low": 0.4, "score high": 0.6} for name in "xy"}
-    tables.print_table({"a": parts})
-    heading, _, line, _ = capsys.readouterr().out.strip().splitlines()
-    assert heading.split() == ["agent", "data", "set", "score", "turns", "episodes"]
-    assert line.split() == ["a", "x", "0.500", "[0.400,", "0.600]", "1.000", "3"]
-    tables.print_table({"a": {"x": parts["x"]}})  # the name of one data set is the title
-    shown = [row.split() for row in capsys.readouterr().out.splitlines() if row.strip()]
-    title, heading, _, line = shown
-    assert (title, heading[:2]) == (["x"], ["agent", "score"])
-    assert line == ["a", "0.500", "[0.400,", "0.600]", "1.000", "3"]
 
 
 @pytest.mark.slow

@@ -139,12 +139,6 @@ def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bou
     assert (getattr(factory(), "count", None) is len) == bound
 
 
-def test_a_wrong_environment_path_says_how_to_write_it(tmp_path):
-    flags = ["--output_dir", str(tmp_path), "--environment", "SearchEnv"]
-    with pytest.raises(ValueError, match="module:name"):
-        train.run([*FLAGS.split(), *flags])
-
-
 def test_a_counter_that_is_given_stays():
     factory = objects.factory_of(f"{__name__}:Capped", '{"count_tokens": 7}', len)
     assert factory().count == 7

@@ -1,6 +1,5 @@
 """Warm processes (`tests/kit/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
 
-import json
 import os
 import signal
 import subprocess
@@ -55,13 +54,6 @@ def test_errors_modules_and_scripts(tmp_path):
     assert one.stderr.endswith("ZeroDivisionError: division by zero\n")
     one, other = both(["-m", "beside"], cwd=tmp_path)
     assert one.returncode == other.returncode == 0
-
-
-def test_it_has_its_imports_behind_it_and_no_second_thread():
-    done = warm.run([PYTHON, "-c", "import sys; print({'torch', 'trl'} <= set(sys.modules))"])
-    assert done.stdout == "True\n"
-    tasks = f"/proc/{warm.parent().process.pid}/task"
-    assert len(os.listdir(tasks)) == 1
 
 
 def test_what_hangs_is_ended_with_all_that_it_has_started(monkeypatch):
@@ -121,22 +113,3 @@ def test_two_processes_find_each_other_and_none_outlives_the_other(tmp_path, mon
         launch.on_two_processes("ranks", tmp_path, "fails")
     with pytest.raises(AssertionError, match=r"\[-9, -9\]"):
         launch.on_two_processes("ranks", tmp_path, "hangs", timeout=3)
-
-
-TOLD = """
-import json, os, sys
-names = [n for n in os.environ if "RANK" in n or "WORLD" in n or n.startswith(("MASTER", "TORCHEL", "ROLE"))]
-open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w").write(json.dumps({n: os.environ[n] for n in names}))
-"""
-
-
-@pytest.mark.slow
-def test_they_are_told_what_the_launcher_tells(tmp_path):
-    (tmp_path / "told.py").write_text(TOLD)
-    command = [PYTHON, *launch.launcher(2), "told.py", str(tmp_path)]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=PATIENCE)
-    for rank in (0, 1):
-        told = json.loads((tmp_path / f"{rank}.json").read_text())
-        mine = launch.environment_of(rank, 2, int(told["MASTER_PORT"]))
-        assert mine.items() <= told.items() | {("MASTER_ADDR", "127.0.0.1")}
-        assert all(name.startswith("TORCHELASTIC_") for name in told.keys() - mine.keys())

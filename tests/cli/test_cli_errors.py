@@ -14,13 +14,6 @@ from trl_stppo.errors import CheckpointError
 from trl_stppo.statistics import wilson_interval
 
 
-class Broken:
-    """An environment that fails when it is made."""
-
-    def __init__(self):
-        raise ValueError("out of order")
-
-
 def raising(error):
     def call():
         raise error
@@ -55,29 +48,14 @@ def test_exit_codes(call, code, traceback, capsys):
     assert ("Traceback" in capsys.readouterr().err) == traceback
 
 
-def test_a_message_says_how_to_see_more(capsys):
-    assert guarded(ours(CheckpointError("damaged"))) == 1
-    assert capsys.readouterr().err == (
-        "trl-stppo: error: damaged\nTRL_STPPO_DEBUG=1 shows where.\n"
-    )
-
-
-def test_debugging_shows_the_traceback(capsys, monkeypatch):
-    assert main(["--debug", "trian"]) == 2
-    assert "Traceback" in capsys.readouterr().err
-    monkeypatch.setenv("TRL_STPPO_DEBUG", "1")
-    assert main(["trian"]) == 2
-    assert "Traceback" in capsys.readouterr().err
-    monkeypatch.setenv("TRL_STPPO_DEBUG", "0")
-    assert main(["trian"]) == 2
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_an_environment_that_cannot_be_made_is_explained_by_the_check(capsys):
-    assert main(["env", "check", "test_cli_errors:Broken", "--action", "up"]) == 1
-    shown = capsys.readouterr().err
-    assert "The factory raised ValueError: out of order" in shown
-    assert "Traceback" not in shown
+@pytest.mark.parametrize(("flags", "variable", "traceback"), [
+    (["--debug"], None, True), ([], "1", True), ([], "0", False),
+])  # fmt: skip
+def test_debugging_shows_the_traceback(flags, variable, traceback, capsys, monkeypatch):
+    if variable is not None:
+        monkeypatch.setenv("TRL_STPPO_DEBUG", variable)
+    assert main([*flags, "trian"]) == 2
+    assert ("Traceback" in capsys.readouterr().err) is traceback
 
 
 def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
@@ -114,14 +92,7 @@ WORDS = ["--config", "scripts/configs/demo.yaml", "--environment_kwargs"]
         ["train", "--max_turns=hf_" + "Planted7" * 4],
         ["train", *WORDS, '{"api_key": "Planted7"'],
         ["train", "--dry_run", *WORDS, '{"api_key": "Planted7"'],
-        [
-            "train",
-            "--dry_run",
-            *WORDS,
-            '{"top_k": 3}',
-            "--dataset_name",
-            "./http://me:Planted7@h/x",
-        ],
+        ["train", *WORDS, '{"top_k": 3}', "--dry_run", "--dataset_name", "./http://me:Planted7@h"],
         ["plot", "http://me:Planted7@h/x"],
         ["trace", "http://me:Planted7@h/x"],
     ],

@@ -8,12 +8,10 @@ import sys
 
 import pytest
 
-from tests.kit.docs_kit import table_rows
 from tests.kit.docs_scripts import flags_of_command, given_flags
 from tests.kit.script_kit import ROOT
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.main import MODULES, main
-from trl_stppo.trainer.ppo_config import ALIASES
 
 QUICK = """
 import io, sys
@@ -44,9 +42,7 @@ def test_help_trace_plot_and_play_import_neither_torch_nor_trl(tmp_path):
     )
     lines = [line for line in done.stderr.splitlines() if re.match(r"\d", line)]
     assert lines == ["0"] * (4 + len(MODULES)) + ["2", "1", "1", "0"], done.stderr
-    assert re.search(r"^ +train +Train an agent\.$", done.stdout, re.MULTILINE)
-    assert re.search(r"^trl-stppo \d\S+ \(Python 3.*, torch 2", done.stdout, re.MULTILINE)
-    assert "=== Env: 1 turns, return 1" in done.stdout
+    assert "Env: 1 turns, return 1" in done.stdout
 
 
 def test_the_module_is_the_script(capfd):
@@ -70,31 +66,8 @@ def test_flags_of_the_help_exist(command, capsys):
     assert 1 <= len(examples.splitlines()) <= 4
 
 
-def test_the_help_of_train_has_the_settings_of_the_docs_with_their_defaults(capsys):
-    assert main(["train", "--help"]) == 0
-    shown = capsys.readouterr().out
-    page = (ROOT / "docs" / "configuration.md").read_text().split("end of settings")[0]
-    names = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert len(names) > 20
-    known = {spec.name: spec for spec in dataclasses.fields(STPPOConfig)}
-    for name in names:
-        line = next(line for line in shown.splitlines() if re.search(rf"--{name}\b", line))
-        default = known[ALIASES.get(name, name)].default
-        if isinstance(default, int | float) and default is not False:
-            assert str(default) in line, line
-
-
 def test_help_all_has_every_flag(capsys):
     assert main(["train", "--help_all"]) == 0
     flags = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE))
     assert {spec.name for spec in dataclasses.fields(STPPOConfig) if spec.init} <= flags
     assert {"environment", "dry_run", "dataset_name", "lora_r"} <= flags
-
-
-def test_the_docs_name_every_command_by_its_summary(capsys):
-    rows = list(table_rows(ROOT / "docs" / "configuration.md", "Commands"))[: len(MODULES)]
-    assert [row[0].strip("`") for row in rows] == list(MODULES)
-    assert main(["--help"]) == 0
-    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    for name, summary, _ in rows:
-        assert f"{name.strip('`')} {summary}" in printed

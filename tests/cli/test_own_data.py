@@ -55,17 +55,6 @@ def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
     assert agents.load_splits(args)[0][0] == {"prompt": "mine"}
 
 
-@pytest.mark.parametrize("environment", [f"{HERE}:Silent", None, "none"])
-def test_without_any_the_error_says_what_to_name(environment):
-    with pytest.raises(UsageError, match=f"`dataset_name` .*environment={environment}"):
-        agents.load_splits(arguments(environment))
-
-
-def test_a_wrong_environment_is_told_before_rows_that_it_would_offer():
-    with pytest.raises(UsageError, match="has no attribute 'missing'"):
-        agents.load_splits(arguments(f"{HERE}:missing", dataset_name="few"))
-
-
 def test_the_demos_environments_offer_both():
     for name in ("StdlibSearchEnv", "SearchEnv"):
         path = f"trl_stppo.recipes.search:{name}"

@@ -11,7 +11,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.kit.script_kit import AGENT
-from trl_stppo.cli import agents, arguments, evaluate, objects
+from trl_stppo.cli import agents, arguments, objects
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import UsageError
 
@@ -91,12 +91,6 @@ def test_a_reward_model_comes_first_as_in_trl(file, tmp_path):
     assert entry["reward"] == pytest.approx(2.0 * function)
 
 
-def test_a_reward_model_that_is_not_there_is_refused(file, tmp_path, capsys):
-    path = file(dataset_name=str(tmp_path / "a"), reward_model_name_or_path="./judge")
-    assert main(["train", "--config", path]) == 1
-    assert "`reward_model_name_or_path=./judge` is no file" in capsys.readouterr().err
-
-
 def test_the_registered_names_are_those_of_trls_script():
     script = inspect.getsource(trl.scripts.grpo)
     assert set(objects.TRL_REWARDS) == set(re.findall(r'^ {8}"(\w+)": ', script, re.MULTILINE))
@@ -111,21 +105,6 @@ def test_dotted_paths_and_colons_name_the_same():
     assert arguments_of(reward_funcs="a.b").reward_funcs == ["a.b"], "one alone needs no list"
     for path in (f"{HERE}:long_answers", f"{HERE}.long_answers"):
         assert objects.load_reward(path, "reward_funcs") is long_answers
-
-
-@pytest.mark.parametrize(("value", "said"), [
-    ("think_fromat_reward", "`think_fromat_reward`"),
-    ("nowhere.f", "nowhere"),
-    (f"{HERE}.long_answer", "'long_answer'"),
-])  # fmt: skip
-@pytest.mark.parametrize("dry", [(), ("--dry_run",)])
-def test_an_unknown_one_names_the_key_and_what_is_allowed(value, said, dry, file, tmp_path, capsys):
-    path = file(dataset_name=str(tmp_path / "a"), reward_funcs=[value])
-    assert main(["train", "--config", path, *dry]) != 0
-    shown = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
-    assert f"`reward_funcs`: `{value}`" in shown
-    for part in (said, *objects.TRL_REWARDS):
-        assert part in shown
 
 
 def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, caplog):
@@ -180,41 +159,7 @@ def test_a_mixture_streams(tmp_path):
         agents.check_splits(args, config, rows, None)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"datasets": [{"pth": "x"}]}, r"`datasets`: .*'pth'.*Each has path, name, .*fraction"),
-    ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
-    ({"datasets": "rows.jsonl"}, "`datasets`: "),
-    ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
-    ({"streaming": True, "test_split_size": 2}, "`test_split_size=2`: .*streaming"),
-    ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
-    ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: .*'train'"),
-])  # fmt: skip
-def test_a_mixture_that_makes_no_sense_is_refused(settings, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_rows(Path("a"), "train")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        agents.load_splits(arguments_of(**{"datasets": [{"path": "a"}], **settings}))
-
-
-def test_the_rows_of_a_mixture_are_told_in_a_dry_run(file, tmp_path, capsys):
-    parts = [{"path": str(tmp_path / name)} for name in "ab"]
-    path = file(datasets=parts, reward_funcs=["think_format_reward"])
-    assert main(["train", "--config", path, "--dry_run"]) == 0
-    assert "a+b, 12" in capsys.readouterr().out
-
-
 def test_nothing_is_played_where_no_environment_is_named():
     assert arguments.AgentArguments().environment is None
     assert agents.load_environment(arguments_of()) is None
     assert agents.load_environment(arguments_of(environment="none")) is None
-
-
-def test_a_plain_run_without_rewards_says_what_to_name(file, tmp_path, capsys):
-    path = file(dataset_name=str(tmp_path / "a"))
-    assert main(["train", "--config", path, "--dry_run"]) == 1
-    assert "`reward_funcs`" in capsys.readouterr().out
-    *parsed, _ = agents.parse_flags(arguments.EvaluateArguments, ["--config", path])
-    args = parsed[0]
-    with pytest.raises(UsageError, match="`reward_funcs`"):
-        evaluate.evaluate(Path(AGENT), args, parsed[1], parsed[2], {})
-    assert agents.load_rewards(args) == []

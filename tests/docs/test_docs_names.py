@@ -1,88 +1,49 @@
-"""Options, functions and tests that the documentation names exist."""
+"""Names, files and links that the documentation gives exist; its defaults are the defaults."""
 
-import ast
 import dataclasses
-import importlib.util
+import importlib
+import inspect
+import itertools
 import re
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import transformers.trainer_utils
+import transformers.training_args
+import trl.trainer.grpo_config
 
-from tests.kit.docs_kit import DOCS, PAGES, ROOT, quoted, table_rows
+import trl_stppo
+from tests.kit.docs_kit import DOCS, GUIDE, PAGES, ROOT, links, quoted, table_rows
+from tests.kit.docs_scripts import argument_classes
+from trl_stppo.recipes.search import SearchEnv
+from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
+from trl_stppo.trainer.stppo_config import VARIANTS
 
-SOURCES = [
-    path
-    for folder in ("trl_stppo", "scripts", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
-
-
-@cache
-def fields() -> frozenset[str]:
-    """Options: fields of the configurations and of the scripts' arguments, arguments of the trainers."""
-    import inspect
-
-    from trl import ModelConfig
-
-    import trl_stppo
-    from tests.kit.docs_scripts import argument_classes
-
-    names: set[str] = set()
-    configs = [trl_stppo.STPPOConfig, trl_stppo.STGRPOConfig, ModelConfig, *argument_classes()]
-    for config in configs:
-        names |= {spec.name for spec in dataclasses.fields(config)}
-    for trainer in (trl_stppo.STPPOTrainer, trl_stppo.STPPOTrainer.train):
-        names |= set(inspect.signature(trainer).parameters)
-    return frozenset(names)
-
-
-@cache
-def identifiers() -> frozenset[str]:
-    """Every name that occurs in the sources, comments and strings included; in some of TRL's, too."""
-    names: set[str] = set()
-    for path in [*SOURCES, *upstream_sources()]:
-        names |= set(re.findall(r"[A-Za-z_]\w*", path.read_text()))
-    return frozenset(names)
-
-
-def upstream_sources() -> list[Path]:
-    """Of what pages name options, choices and figures without our code doing so."""
-    names = ("trl.trainer.grpo_config", "transformers.trainer_utils", "transformers.training_args")
-    specs = [importlib.util.find_spec(name) for name in names]
-    return [Path(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
-
-
+UPSTREAM = trl.trainer.grpo_config, transformers.trainer_utils, transformers.training_args
 # Words of other programs, in pages that are about them.
-FOREIGN = {
-    "nccl", "gloo", "posix_fallocate", "qa_em", "apply_chat_template",
-}  # fmt: skip
+FOREIGN = {"nccl", "gloo", "posix_fallocate", "qa_em", "apply_chat_template"}
+FOREIGN |= {path.stem for path in Path(trl.__file__).parent.glob("chat_templates/*.jinja")}
+# Pages whose words with underscores, or with dots, are all names of the code.
+OURS = {f"{name}.md" for name in ("configuration", "evaluation", "environments", "reliability")}
+DOTTED = {"algorithm.md", "contributing.md"}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_settings_in_backticks_exist(page):
-    """`name=value` anywhere is an option, or at least a name of the code."""
-    for text in quoted(page):
-        setting = re.fullmatch(r"([a-z]\w*)=.+", text)
-        if setting and setting[1] not in FOREIGN:
-            assert setting[1] in fields() | identifiers(), f"{page.name}: {text}"
-
-
-@pytest.mark.parametrize("name", ["configuration", "evaluation", "environments", "reliability"])
-def test_words_with_underscores_are_names_of_the_code(name):
-    for text in quoted(DOCS / f"{name}.md"):
-        if re.fullmatch(r"[a-z]{2,}(_[a-z0-9]+)+", text):
-            assert text in fields() | identifiers(), f"{name}.md: {text}"
-
-
-def test_functions_and_tests_of_the_algorithm_exist():
-    checked = 0
-    for page in (DOCS / "algorithm.md", DOCS / "contributing.md"):
-        for text in quoted(page):
-            if re.fullmatch(r"(core|trainer|rollout|models|envs)(\.\w+)+", text):
-                resolve(f"trl_stppo.{text}")
-                checked += 1
-    assert checked > 10
+@cache
+def known() -> frozenset[str]:
+    """Options of configurations and scripts, arguments of trainers, and every word of the sources."""
+    kinds = [trl_stppo.STPPOConfig, trl_stppo.STGRPOConfig, trl.ModelConfig, *argument_classes()]
+    names = {spec.name for kind in kinds for spec in dataclasses.fields(kind)}
+    for function in (trl_stppo.STPPOTrainer, trl_stppo.STPPOTrainer.train, SearchEnv):
+        names |= set(inspect.signature(function).parameters)
+    sources = [Path(module.__file__) for module in UPSTREAM]
+    for folder in ("trl_stppo", "scripts", "benchmarks"):
+        sources += (ROOT / folder).rglob("*.py")
+    for path in sources:
+        names |= set(re.findall(r"[A-Za-z_]\w*", path.read_text()))
+    return frozenset(names | FOREIGN)
 
 
 def resolve(dotted: str) -> object:
@@ -94,25 +55,68 @@ def resolve(dotted: str) -> object:
         return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page):
-    """Paths of the repository in backticks; `tests/x.py::test_y` names a test that is there."""
+@each_page
+def test_names_in_backticks_exist(page):
+    underscored = r"|([a-z]{2,}(?:_[a-z0-9]+)+)" if page.name in OURS else ""
     for text in quoted(page):
+        name = re.fullmatch(r"([a-z]\w*)=.+" + underscored, text)
+        # Pages of the lab keep the names of the commit at which they were measured.
+        assert not name or page.parent.name == "lab" or (name[1] or name[2]) in known(), text
         path, _, test = text.split(" ")[0].partition("::")
         if re.fullmatch(r"(tests|trl_stppo|scripts|benchmarks|docs)/[\w./-]+", path):
-            file = ROOT / path
-            assert file.exists(), f"{page.name}: {text}"
-            if test:
-                defined = {
-                    n.name for n in ast.walk(ast.parse(file.read_text())) if hasattr(n, "name")
-                }
-                assert test in defined, f"{page.name}: {text}"
+            assert (ROOT / path).exists(), text
+            assert not test or f"def {test}(" in (ROOT / path).read_text(), text
+        dotted = re.fullmatch(r"(core|trainer|rollout|models|envs)(\.\w+)+", text)
+        if dotted and page.name in DOTTED:
+            resolve(f"trl_stppo.{text}")
 
 
-def test_every_equation_has_a_function_and_a_test():
-    rows = [row for row in table_rows(DOCS / "algorithm.md") if len(row) == 5][:15]
-    for what, _, function, tested, source in rows:
+@each_page
+def test_links_lead_to_files(page):
+    """Sphinx looks at headings, and at no page outside of docs/."""
+    for target in links(page):
+        url = urlsplit(target)
+        assert url.scheme in ("", "https", "mailto"), target
+        assert url.scheme or (page.parent / url.path).exists(), target
+
+
+def test_our_names_and_defaults_in_the_page_of_migration_hold(tmp_path):
+    config, here = trl_stppo.STPPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False), None
+    names, defaults = 0, 0
+    for line in (DOCS / "migration.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        here = (cells.index("here") if "here" in cells else here) if cells else None
+        if here is None:
+            continue
+        for name in re.findall(r"`([A-Za-z_]\w*)(?:=[^`]*)?`", cells[here]):
+            assert name in known() | {"gae", "k1"}, line
+            names += 1
+        for name, value in re.findall(r"`(\w+)`,? \(?`?([\w.-]+)`? unless set", cells[here]):
+            default = getattr(config, name)
+            assert str(default) == value or float(default) == float(value), line
+            defaults += 1
+    assert names > 70
+    assert defaults >= 6
+
+
+def test_every_variant_has_a_row_and_no_row_another():
+    rows = [row for row in table_rows(DOCS / "methods.md") if "variant=" in "|".join(row)]
+    flags = itertools.chain(*(re.findall(r'"([a-z-]+)"', row[1]) for row in rows))
+    assert sorted(flags) == sorted({**VARIANTS, **GROUP_VARIANTS})
+
+
+def test_every_equation_has_a_function_a_test_and_a_source():
+    for what, _, function, tested, source in [
+        row for row in table_rows(DOCS / "algorithm.md") if len(row) == 5
+    ][:15]:
         assert function, what
         assert source, what
         for name in re.findall(r"test_\w+\.py", tested):
             assert list((ROOT / "tests").rglob(name)), name
+
+
+def test_the_guide_stays_short():
+    """Measurements go to docs/lab, reference into docstrings, what a recipe needs beside it."""
+    guide = [page for page in GUIDE if page.name != "contributing.md"]
+    assert len(guide) <= 20
+    assert sum(len(page.read_text().splitlines()) for page in guide) <= 2800

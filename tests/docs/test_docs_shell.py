@@ -1,7 +1,5 @@
 """Commands in shell blocks exist with the flags and files that the pages give them; YAML is read."""
 
-import json
-
 import pytest
 import yaml
 
@@ -66,9 +64,3 @@ def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
     path.write_text(block.code)
     words = ["--config", str(path), "--output_dir", "run", "--use_cpu", "true", "--bf16", "false"]
     TrlParser(flag_types(TrainArguments, [])).parse_args_and_config(words)
-
-
-def test_json_is_json():
-    for block in ALL:
-        if block.language == "json":
-            json.loads(block.code)

@@ -97,19 +97,6 @@ def test_an_observation_shows_what_was_asked_for_in_this_order_and_nothing_twice
     assert env.reset()[0] == "You carry a lamp.\n\n-= Attic =-\nDusty."
 
 
-@pytest.mark.parametrize(
-    "settings", [{"reward": "all"}, {"show": ["score"]}, {"show": []}], ids=str
-)
-def test_a_setting_that_does_not_exist_is_refused(settings) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*(sparse|inventory)"):
-        TextWorldEnv(**settings)
-
-
-def test_commands_are_listed_on_request(game) -> None:
-    env = TextWorldEnv(game[1], admissible_commands=True)
-    assert env.reset()[0].endswith("Dusty.\n\nCommands: look; win")
-
-
 @pytest.mark.parametrize(("action", "command"), [
     ("look", "look"),
     ("I think\nlook ", "look"),
@@ -166,13 +153,6 @@ def test_games_are_read_one_at_a_time(game, monkeypatch) -> None:
 def test_a_file_that_is_no_game_is_refused(game, path) -> None:
     with pytest.raises(ValueError, match=r"game is .*path of a \.z8 file"):
         TextWorldEnv().reset(game=path)
-
-
-@pytest.mark.parametrize("found", [None, ModuleType("textworld")], ids=["nothing", "a folder"])
-def test_a_missing_package_names_the_extra(monkeypatch, found) -> None:
-    monkeypatch.setitem(sys.modules, "textworld", found)
-    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[textworld\]'"):
-        TextWorldEnv("a.z8").reset()
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from tests.hub.hub_kit import letters, logits, run, saved_base
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
 from tests.trainer.loop.test_tool_environments import TEMPLATE, PayingEnv, call
 from trl_stppo import Agent
-from trl_stppo.errors import HubError
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.hub.loading import _quantization
-from trl_stppo.hub.settings import AGENT_FILE, FORMAT, AgentSettings
+from trl_stppo.hub.settings import AgentSettings
 
 ROW = letters()[0]
 
@@ -192,14 +191,6 @@ def test_a_model_whose_cache_is_not_ours_generates_the_same(saved, agent, monkey
     assert other.run(CountEnv, ROW, greedy=False).turns
 
 
-def test_settings_can_be_changed_and_wrong_ones_are_named(saved):
-    assert Agent.from_pretrained(str(saved), max_turns=1).run(CountEnv, ROW).rewards[1:] == []
-    with pytest.raises(TypeError, match=r"no setting 'max_turn'; there are .*max_turns"):
-        Agent.from_pretrained(str(saved), max_turn=1)
-    with pytest.raises(ValueError, match=r"`max_turns='many'`"):
-        Agent.from_pretrained(str(saved), max_turns="many")
-
-
 def test_a_model_without_settings_plays_with_the_defaults(tmp_path):
     folder = saved_base(tmp_path / "plain")
     agent = Agent.from_pretrained(folder, max_completion_length=40, dtype=torch.float64)
@@ -207,11 +198,6 @@ def test_a_model_without_settings_plays_with_the_defaults(tmp_path):
     assert agent.run(CountEnv, ROW).turns
     made = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
     assert made.settings == AgentSettings()
-
-
-def test_what_is_no_folder_and_no_repository_is_named():
-    with pytest.raises(HubError, match=r"'no/such' is no folder here and could not be downloaded"):
-        Agent.from_pretrained("no/such")
 
 
 def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
@@ -263,19 +249,6 @@ def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "code": "rm -rf /"}))
     assert AgentSettings.load(tmp_path) == settings
     assert AgentSettings.load(tmp_path / "nowhere") is None
-
-
-@pytest.mark.parametrize(("text", "said"), [
-    ("{", "is damaged"),
-    ("[]", "is damaged"),
-    (json.dumps({"format": FORMAT + 1}), "must be <= 1"),
-    (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
-    ("[" * 100_000, r"is damaged \(RecursionError"),
-])  # fmt: skip
-def test_a_damaged_or_later_file_is_refused(tmp_path, text, said):
-    (tmp_path / AGENT_FILE).write_text(text)
-    with pytest.raises(ValueError, match=said):
-        AgentSettings.load(tmp_path)
 
 
 def test_values_of_other_types_are_refused_by_name():

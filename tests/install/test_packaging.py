@@ -2,14 +2,12 @@
 
 import ast
 import configparser
-import json
 import re
 import subprocess
 import sys
 from importlib.metadata import requires
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,17 +98,6 @@ HEAVY = {
 
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
-BENCHMARKS = (
-    "gpu",
-    "memory",
-    "overlap",
-    "retrieval",
-    "rollout",
-    "scaling",
-    "soak",
-    "update",
-    "vllm_turns",
-)
 
 
 def printed(code: str) -> list[str]:
@@ -122,31 +109,3 @@ def printed(code: str) -> list[str]:
 def test_importing_the_package_imports_nothing_heavy():
     names = printed("import trl_stppo, trl_stppo.envs; print(*sys.modules)")
     assert {name.split(".")[0] for name in names} & HEAVY == set()
-
-
-def test_a_failure_among_the_figures_of_a_benchmark_is_its_exit_status(script, capsys):
-    finish = script("_outcome").finish
-    finish({"runs": [{"error": ""}, {"seconds": 1.0}], "errors": 2})
-    with pytest.raises(SystemExit, match="2 failed; the first: no memory"):
-        finish({"runs": [{"error": "no memory"}], "deeper": {"b": {"error": "no time"}}})
-    lines = capsys.readouterr().out.splitlines()
-    assert [list(json.loads(line)) for line in lines] == [["runs", "errors"], ["runs", "deeper"]]
-
-
-def test_the_matrix_installs_then_runs_the_subset_then_all(script, monkeypatch, tmp_path):
-    matrix, commands = script("test_matrix"), []
-    quick = [[f"benchmarks/{name}.py", "--quick"] for name in BENCHMARKS]
-    monkeypatch.setattr(matrix, "run", lambda words: commands.append(words) or 0)
-    monkeypatch.setattr(sys, "argv", ["test_matrix.py", "--keep", str(tmp_path)])
-    assert matrix.main() == 0
-    oldest, newest = commands[: len(commands) // 2], commands[len(commands) // 2 :]
-    assert "constraints-oldest.txt" in oldest[1]
-    assert not any("constraints" in word for word in newest[1])
-    assert oldest[3][-len(matrix.SUBSET) :] == list(matrix.SUBSET)
-    assert [command[1:] for command in oldest[4:-1]] == quick
-    assert oldest[-1] == oldest[3][: -len(matrix.SUBSET)]
-    assert len(newest) == len(oldest)
-    commands.clear()
-    monkeypatch.setattr(matrix, "run", lambda words: commands.append(words) or len(commands) - 1)
-    assert matrix.main() == 1
-    assert len(commands) == 2

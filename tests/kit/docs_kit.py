@@ -1,4 +1,4 @@
-"""Reads the documentation: pages, fenced blocks, headings, links, and what stands in backticks.
+"""Reads the documentation: pages, fenced blocks, links, and what stands in backticks.
 
 A block that cannot run here (a GPU, a server, the Hub) has `<!-- not run: reason -->` before it, and what
 a block needs but its page does not show stands before it as well, in `<!-- run first` ... `-->`; neither
@@ -23,7 +23,6 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<info>.*)$")
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
-HEADING = re.compile(r"^(#{1,6}) +(.*?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -103,19 +102,6 @@ def quoted(page: Path, under: str | None = None) -> list[str]:
 def links(page: Path) -> list[str]:
     """Targets of the links of a page."""
     return LINK.findall(CODE.sub("", prose(page)))
-
-
-def anchors(page: Path) -> set[str]:
-    """What `page#...` may name, made from the headings as GitHub makes it."""
-    counts: dict[str, int] = {}
-    names = set()
-    for _, title in HEADING.findall(prose(page)):
-        text = LINK.sub("", title) if title.startswith("[") else title
-        slug = re.sub(r"[^\w\- ]", "", text.lower().replace("`", "")).replace(" ", "-")
-        number = counts.get(slug, 0)
-        counts[slug] = number + 1
-        names.add(f"{slug}-{number}" if number else slug)
-    return names
 
 
 def table_rows(page: Path, under: str | None = None) -> Iterator[list[str]]:

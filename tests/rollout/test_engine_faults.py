@@ -161,27 +161,6 @@ def test_a_penalty_is_paid_by_environments_that_pay_nothing_else():
     assert (played.record.pays_turns, played.record.trains) == ([True], [True])
 
 
-class Unreadable(Exception):
-    def __str__(self):
-        raise RuntimeError("not even this")
-
-
-@pytest.mark.parametrize(("error", "message"), [
-    (Unreadable(), "Unreadable: (its message cannot be read)"),
-    (OSError("x" * 5000), "OSError: " + "x" * 500 + "..."),
-])  # fmt: skip
-def test_messages_of_errors_are_short_and_never_an_error_themselves(error, message):
-    class Failing:
-        def reset(self, **row):
-            raise error
-
-        def step(self, action):
-            return None
-
-    engine = build(Failing)
-    assert play(engine, lambda row, turn: "a]").record.errors[0].startswith(message + " (")
-
-
 class Sometimes:
     """Fails unless the row says otherwise."""
 

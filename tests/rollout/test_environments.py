@@ -110,12 +110,6 @@ def test_an_instance_in_place_of_a_factory_is_refused():
             split_environments(given)
 
 
-@pytest.mark.parametrize("given", ["games:Text", [Text]])
-def test_what_makes_nothing_is_refused_in_its_own_words(given):
-    with pytest.raises(ValueError, match="`environment_factory` is or holds"):
-        split_environments(given)
-
-
 def test_the_instance_that_was_looked_at_is_the_first_of_the_pool():
     probe = Text()
     pool = EnvironmentPool({None: Text}, {None: probe})

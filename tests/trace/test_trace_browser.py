@@ -4,11 +4,8 @@ import json
 
 import pytest
 
-from tests.kit.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
+from tests.kit.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page
 from trl_stppo.trace import build_page
-
-# Ten times what it takes; the machine may be busy.
-READY_MS = 8000
 
 
 @pytest.fixture(scope="module")
@@ -65,39 +62,7 @@ def spoken(session) -> list[tuple[str, str, bool]]:
 
 
 HEADING = "document.querySelector('#episode h2')?.textContent"
-RESULT = "document.querySelector('.head h2 + span')?.textContent"
-LEGEND = "document.getElementById('legend').textContent"
-HINT = "document.querySelector('#episode .hint')?.textContent"
-COUNT = "document.getElementById('count').textContent"
 TIP = "document.getElementById('tip').innerText"
-
-
-def test_filters_choose_and_the_address_remembers_them(session, page):
-    assert open_page(session, page) < READY_MS
-    assert ask(session, COUNT) == "111 episodes"
-    session.find_element("id", "more").click()
-    session.find_element("css selector", "#success option[value='yes']").click()
-    session.find_element("id", "turns-from").send_keys("3")
-    wait(session, "location.hash.includes('turns-from=3')")
-    solved, address = ask(session, COUNT), ask(session, "location.hash")
-    assert 0 < int(solved.split()[0]) < 111
-    assert "success=yes" in address
-    open_page(session, page, address)
-    assert ask(session, COUNT) == solved
-    assert ask(session, RESULT) == "✓ solved", "the pane shows one of the list"
-    press(session, "/", "alert(")
-    wait(session, f"{COUNT} === '0 of 111 episodes'")
-    wait(session, f"{HINT}?.startsWith('No episode matches')")
-    session.find_element("css selector", "#episode .hint button").click()
-    wait(session, f"{COUNT} === '111 episodes'")
-    wait(session, f"{HEADING} !== undefined")
-    session.find_element("id", "more").click()
-    session.find_element("css selector", "#success option[value='no']").click()
-    wait(session, f"{RESULT} === '✗ failed'")
-    session.find_element("id", "reset").click()
-    wait(session, f"{COUNT} === '111 episodes'")
-    open_page(session, page, "#q=ALERT(")
-    assert ask(session, COUNT) == "1 of 111 episodes"
 
 
 def test_keys_alone_are_enough(session, page):
@@ -149,21 +114,6 @@ def test_keys_alone_are_enough(session, page):
     assert len(seen) < 40
 
 
-def test_pointing_at_a_token_shows_its_figures(session, page):
-    from selenium.webdriver import ActionChains
-
-    open_page(session, page, "#episode=train-5-1")
-    token = session.find_element("css selector", "[data-turn] .t")
-    ActionChains(session).move_to_element(token).perform()
-    for name in ("id", "role\nturn 1", "logprob when sampled", "ratio per turn", "advantage"):
-        assert name in ask(session, TIP)
-    colour = "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
-    back = ask(session, colour)
-    session.find_element("css selector", "#colour option[value='turn-ratio']").click()
-    assert ask(session, colour) != back
-    assert ask(session, "document.querySelector('.bar').getAttribute('aria-label')")
-
-
 def test_a_hostile_episode_is_but_text(session, page):
     open_page(session, page, "#episode=train-21-0")
     shown = ask(session, "document.querySelector('[data-turn] .tokens').textContent")
@@ -184,68 +134,3 @@ def test_a_hostile_episode_is_but_text(session, page):
         _ = session.switch_to.alert.text
     press(session, "k")  # and it can be left again
     wait(session, f"!{HEADING}.includes('21')")
-
-
-def test_a_phone_has_room_for_it(session, page):
-    set_size(session, 390, 844)
-    try:
-        fits = "document.documentElement.scrollWidth <= innerWidth"
-        open_page(session, page)
-        assert ask(session, fits)
-        session.find_element("id", "more").click()
-        assert ask(session, fits)
-        name = ask(
-            session, "document.querySelector('.item[aria-selected=true] .where').textContent"
-        )
-        session.execute_script("document.querySelector('.item[aria-selected=true]').click()")
-        wait(session, f"{HEADING} === '{name}'")
-        assert ask(session, fits)
-        assert not session.find_element("id", "list").is_displayed()
-        session.find_element("css selector", "[data-turn] .t").click()
-        assert "advantage" in ask(session, TIP)
-        session.back()  # to the list, as on any page
-        wait(session, "document.body.dataset.view === 'list'")
-        open_page(session, page, "#episode=train-21-0")
-        assert ask(session, fits)
-        session.find_element("id", "back").click()
-        assert session.find_element("id", "list").is_displayed()
-    finally:
-        set_size(session, 1280, 800)
-
-
-def test_a_row_is_followed_through_its_evaluations(session, page):
-    open_page(session, page, "#name=eval")
-    buttons = "[...document.querySelectorAll('.through button')]"
-    wait(session, f"{buttons}.length === 2")
-    here = ask(session, HEADING)
-    session.execute_script(f"{buttons}.find((b) => !b.hasAttribute('aria-current')).click()")
-    wait(session, f"{HEADING} !== {here!r}")
-    assert ask(session, HEADING).split(", ")[1] == here.split(", ")[1], "the row stays"
-    assert ask(session, f"{buttons}.filter((b) => b.hasAttribute('aria-current')).length") == 1
-
-
-def test_pictures_of_the_environment_stand_below_their_turns(session, page):
-    open_page(session, page, "#episode=train-21-0")
-    image = "document.querySelector('.part img.picture')"
-    wait(session, f"{image}?.complete && {image}.naturalWidth > 0")
-    assert ask(session, f"{image}.closest('.part').dataset.turn") is None, "after `reset`"
-    assert "<svg" not in ask(session, "document.querySelector('#episode').innerHTML")
-    drawn = ask(session, "document.querySelector('[data-turn=\"0\"] pre.picture').textContent")
-    assert "alert('script')" in drawn
-
-
-def test_turns_are_played_one_after_the_other_and_control_tokens_can_be_hidden(session, page):
-    open_page(session, page, "#episode=train-3-0")
-    parts = "document.querySelectorAll('.part:not(.later)').length"
-    wait(session, f"{parts} > 1")
-    before = ask(session, parts)
-    session.find_element("id", "play").click()
-    assert ask(session, parts) == 1
-    wait(session, f"{parts} === 2")
-    session.find_element("id", "play").click()
-    assert ask(session, parts) == before
-    control = "[...document.querySelectorAll('.t.control')]"
-    assert ask(session, f"{control}.length") > 0
-    session.find_element("id", "control").click()
-    assert ask(session, f"{control}.every((t) => t.offsetParent === null)")
-    session.find_element("id", "control").click()

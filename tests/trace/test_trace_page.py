@@ -10,9 +10,7 @@ import re
 import pytest
 
 from tests.kit.trace_kit import HOSTILE, add_hostile, made_up_run
-from trl_stppo.errors import TraceError
-from trl_stppo.trace import TracedEpisode, TracedUpdate, build_page, command, read_trace
-from trl_stppo.trace.files import FOLDER, write_update
+from trl_stppo.trace import build_page, command, read_trace
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([\w-]+)">([\w+/=]*)</script>')
 
@@ -46,23 +44,6 @@ def test_it_holds_every_episode(run, html):
         assert all(a is b is None or a == pytest.approx(b, rel=1e-3) for a, b in pairs)
         assert shown["turn_spans"] == [list(span) for span in episode.turn_spans]
     assert episodes[3].text in held["texts"][3]
-
-
-def test_the_list_tells_question_and_answer_without_tags(tmp_path):
-    said = ["<|user|>", "Be brief. ", "Which?", "<|end|>"]
-    said += ["<answer>", " this\n", "</answer>", "<|end|>"]
-    asked = {"role": "user", "content": "Which?\nOne."}
-    prompt = [{"role": "system", "content": "Be brief."}, asked]
-    update = TracedUpdate("train", "train", 1, 0, episodes=2)
-    made = [
-        TracedEpisode(update, row, pieces=said, token_ids=[0] * 8, prompt_tokens=4,
-                      turn_spans=[(0, 4)], prompt=[prompt, None][row])
-        for row in (0, 1)
-    ]  # fmt: skip
-    write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
-    listed = blocks(build_page(tmp_path, tmp_path / "page.html").path.read_text())["list-data"]
-    shown = [(row["question"], row["answer"]) for row in listed["rows"]]
-    assert shown == [("Which? One.", "this"), ("Be brief. Which?", "this")]
 
 
 def test_its_policy_allows_its_own_script_and_nothing_else(html):
@@ -111,11 +92,3 @@ def test_the_command_writes_the_page_into_the_run(run, capsys, monkeypatch):
     assert re.search(r"trace.html: 5 of 34 episodes, 0\.\d MiB", capsys.readouterr().out)
     assert command.run(options(str(run), "--output", str(run / "new" / "p.html"))) == 0
     assert len(blocks((run / "new" / "p.html").read_text())["list-data"]["rows"]) == 34
-
-
-def test_the_command_says_what_is_missing(tmp_path, run):
-    with pytest.raises(TraceError, match="trace_episodes"):
-        command.run(options(str(tmp_path)))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"--output .* cannot be written"):
-        command.run(options(str(run), "--output", str(tmp_path / "file" / "page.html")))

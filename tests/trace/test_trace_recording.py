@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
-from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy
+from tests.kit.fakes import char_tokenizer, float64_policy
 from tests.kit.launch import on_two_processes
 from tests.kit.run_log import comparable
 from tests.kit.scripted import (
@@ -225,17 +225,6 @@ def test_environments_evaluations_and_no_critic(tmp_path):
         assert spoken == [m["content"] for m in e.messages[::2]]
     assert all(e.values is None and e.returns is None and e.pictures is None for e in played)
     assert len({tuple(e.seed) for e in played}) == len(played)
-
-
-class Pegs(CountEnv):
-    def render(self):
-        return "|" * self.count
-
-
-def test_pictures_of_the_environment_are_recorded(tmp_path):
-    given = {**TEXT, "environment_factory": Pegs}
-    build(tmp_path, **LIMITS, max_steps=1, trace_episodes=2, arguments=given).train()
-    assert [e.pictures for e in read_trace(tmp_path)] == [["", "|", "||"]] * 2
 
 
 def test_a_full_disk_costs_one_warning(tmp_path, caplog):

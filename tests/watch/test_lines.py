@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +13,10 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer.watching import display
 from trl_stppo.watch import ProgressLines
-from trl_stppo.watch.figures import NOTHING, SUCCESS, duration, number, shown
+from trl_stppo.watch.figures import NOTHING, duration, number, shown
 from trl_stppo.watch.lines import COLUMNS, say, steps_per_round
 
+CONSOLE = Path(__file__).parents[1] / "fixtures" / "console.txt"
 # Two optimizer steps a round, three rounds of eight episodes.
 SETTINGS = {"max_steps": 6, "num_ppo_epochs": 2, "rows": 32}
 
@@ -53,17 +56,11 @@ def test_what_is_no_figure_is_shown_as_a_dash(value):
     assert shown(number(value)) == NOTHING
 
 
-def test_figures_are_shown_in_their_format():
+def test_figures_and_durations_are_shown_in_their_format():
     assert (shown(0.25), shown(1234.5, ",.0f"), shown(-1e-9)) == ("0.250", "1,234", "0.000")
     assert (shown(-0.25), shown(-1e-9, ".1e")) == ("-0.250", "-1.0e-09")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, NOTHING), (0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "1:02:05"), (-3, "0 s")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+    seconds = (None, 0.4, 59.4, 59.6, 3725, -3)
+    assert [*map(duration, seconds)] == [NOTHING, "0 s", "59 s", "1:00", "1:02:05", "0 s"]
 
 
 def test_steps_of_a_round_follow_from_the_settings():
@@ -85,43 +82,14 @@ def test_a_line_fits_into_80_columns_and_new_columns_get_a_heading(capsys):
     assert len(second) <= 80
 
 
-@pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_a_training_prints_its_lines_and_nothing_else(disable_tqdm, tmp_path, capsys):
-    options = {"disable_tqdm": disable_tqdm, "log_level": "info" if disable_tqdm else "passive"}
-    lines, err, history = trained(tmp_path, capsys, **options)
-    what, how_long, *others = lines
-    assert what.startswith("s-ppo trains ")
-    assert what.endswith(f" on 32 rows; into {tmp_path}")
-    assert how_long == ("3 rollouts of 8 episodes, 24 in all; 2 optimizer steps each, 6 in all")
-    assert others.pop(0).startswith("learning rates: policy ")
-    assert first_words(others) == ["rollout 1/3", "rollout 2/3", "rollout 3/3"]
-    heading = next(line for line in others if line.split()[-2:] == ["time", "left"])
-    names = heading.split()
-    at = others.index(heading)
-    legend = "left: without evaluations" if disable_tqdm else "*: best so far"
-    assert legend in " ".join(map(str.strip, others[:at])), "once, and whole where it is wanted"
-    assert len(others) - at == 1 + 3 + 1
-    assert SUCCESS not in names, "nobody judges"
-    cells = dict(zip(names, others[at + 2].split()[2:], strict=False))
-    logged = [e for e in history if "policy/clip_fraction" in e]
-    clip = sum(e["policy/clip_fraction"] for e in logged[2:4]) / 2
-    assert cells["clip"] == f"{clip:.3f}"
-    assert cells["score"] == f"{logged[2]['episode/score']:.3g}"
-    assert others[-1].startswith("done after rollout 3/3, step 6/6, in ")
-    for drawn in ("it/s", "%|", "{"):
-        assert drawn not in err + "\n".join(lines), "no bar, no dictionary"
-
-
 def test_lines_come_with_the_log_that_completes_a_round(tmp_path, capsys):
     lines, _, history = trained(tmp_path, capsys, logging_steps=3)
-    assert (
-        "lines come with the log, every 3 steps; logging_steps=2 makes it one per rollout" in lines
-    )
     assert first_words(lines) == ["rollout 1/3", "rollout 3/3"]
     assert len([e for e in history if "loss" in e]) == 2
 
 
-def test_evaluations_have_lines_and_are_no_part_of_a_rollouts_time(tmp_path, capsys, monkeypatch):
+def test_the_console_is_as_recorded(tmp_path, capsys, monkeypatch):
+    """Every figure is a `#` there, apart from the numbers of rollouts, steps and seconds."""
     clock = Clock()
     monkeypatch.setattr("trl_stppo.watch.lines.time.monotonic", clock)
     trainer, _ = scripted_trainer(
@@ -140,27 +108,11 @@ def test_evaluations_have_lines_and_are_no_part_of_a_rollouts_time(tmp_path, cap
     lines.on_step_end, lines.on_evaluate = step, evaluated
     capsys.readouterr()
     trainer.evaluate()
-    assert capsys.readouterr().out.startswith("evaluation: score ")
     trainer.train()
-    printed = capsys.readouterr().out.splitlines()
-    places = [" ".join(x.split()[:4]) for x in printed if x.startswith("evaluation")]
-    assert places == ["evaluation after rollout 2/3:", "evaluation after rollout 3/3:"]
-    times = [tuple(line.split()[-4:]) for line in printed if line.startswith("rollout")]
-    assert times == [("10", "s", "20", "s"), ("10", "s", "10", "s"), ("10", "s", "0", "s")]
-    assert printed[-1] == "done after rollout 3/3, step 6/6, in 1:30, 1:00 of it evaluations"
-
-
-def test_evaluations_of_several_data_sets_are_told_apart(capsys):
-    state = SimpleNamespace(is_world_process_zero=True)
-    rates = {
-        "success_rate": 0.5, "success_rate_low": 0.25, "success_rate_high": 0.75, "score": -2.0,
-    }  # fmt: skip
-    metrics = {f"eval_hard_episode/{name}": value for name, value in rates.items()}
-    metrics |= {"eval_hard_runtime": 75.0, "eval_hard_episodes": 1200, "eval_hard_turns/mean": 2.5}
-    ProgressLines().on_evaluate(None, state, None, metrics=metrics)
-    assert capsys.readouterr().out == (
-        "evaluation of hard: success 0.500 (0.250 to 0.750), score -2, turns 2.50, 1200 episodes, 1:15\n"
-    )
+    out, err = capsys.readouterr()
+    figures = re.sub(r"-?\d+\.\d+(e-\d+)?", "#", out.replace(str(tmp_path), "FOLDER"))
+    assert re.sub(" +", " ", figures) == CONSOLE.read_text()
+    assert "it/s" not in err
 
 
 def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
@@ -225,12 +177,9 @@ def rollout_of(success: float, cut_off: float) -> dict:
 @pytest.mark.parametrize(
     ("success", "cut_off", "warnings"), [(0.0, 1.0, 1), (0.1, 1.0, 0), (0.0, 0.5, 1), (0.0, 0.2, 0)]
 )
-def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_causes(
-    success, cut_off, warnings, capsys
-):
+def test_rollouts_that_are_cut_off_unsolved_are_named(success, cut_off, warnings, capsys):
     two_rollouts([rollout_of(success, cut_off)] * 2)
-    causes = "none is solved: max_completion_length too small, or turns that no longer end?"
-    assert capsys.readouterr().out.count(causes) == warnings
+    assert capsys.readouterr().out.count("max_completion_length") == warnings
 
 
 @pytest.mark.parametrize(("scores", "said"), [
@@ -241,7 +190,7 @@ def test_a_run_whose_episodes_are_all_cut_off_unsolved_names_the_causes(
 def test_the_end_names_a_score_that_is_lost(scores, said, capsys):
     end, args, state = two_rollouts([{"episode/score": score} for score in scores])
     end.on_train_end(args, state, None)
-    assert capsys.readouterr().out.count("! score was below a tenth of its best") == said
+    assert capsys.readouterr().out.count("! score ") == said
 
 
 def fruitless_rollout(success=0.0, spread=0.0, **more) -> dict:
@@ -274,10 +223,7 @@ def test_the_end_says_that_nothing_was_learned_and_where_to_look(rollouts, said,
     assert len(lines) == bool(said)
     assert {words for words in (NO_SUCCESS, NO_SPREAD) if words in "".join(lines)} == said
     logged = [record.getMessage() for record in caplog.records]
-    assert len(logged) == len(lines)
-    for line, text in zip(lines, logged, strict=True):
-        assert line.startswith(f"! {text}")
-        assert "turns/valid_action_rate and stop_reason/*" in text
+    assert [line[2 : 2 + len(text)] for line, text in zip(lines, logged, strict=True)] == logged
 
 
 @pytest.mark.parametrize(("spreads", "times"), [

@@ -1,8 +1,6 @@
 """Dense retrieval with a real faiss index and an encoder that hashes words."""
 
 import hashlib
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from trl_stppo.recipes.search.retrieval import Passage, Retriever
 np = pytest.importorskip("numpy")
 
 with scripts():
-    from search_index import DenseIndex, DenseSettings, IndexFolderError, build_dense, dense
+    from search_index import DenseIndex, DenseSettings, build_dense, dense
 
 PASSAGES = [
     Passage("Heap", "a heap is a tree"), Passage("Queue", "first in first out"),
@@ -74,23 +72,6 @@ def test_nothing_asked_nothing_found(folder) -> None:
         index.search("tree", 0)
 
 
-def test_another_encoder_is_refused(folder) -> None:
-    with pytest.raises(IndexFolderError, match="not the encoder of"):
-        DenseIndex(folder, encode=HashEncoder(32))
-    with pytest.raises(IndexFolderError, match=r"cosine is -?0\.\d+"):
-        DenseIndex(folder, encode=lambda texts: HashEncoder()(texts)[:, ::-1])
-    DenseIndex(folder, encode=lambda texts: HashEncoder()(texts) * 1.001 + 1e-3)  # rounding passes
-
-
-def test_a_damaged_or_other_folder_is_refused(folder) -> None:
-    os.truncate(folder / "vectors.faiss", 50)
-    with pytest.raises(IndexFolderError, match="size is 50"):
-        DenseIndex(folder, encode=HashEncoder())
-    (folder / "index.json").unlink()
-    with pytest.raises(IndexFolderError, match="no complete index"):
-        DenseIndex(folder, encode=HashEncoder())
-
-
 def test_an_index_that_learns_gets_its_vectors_first(tmp_path) -> None:
     pytest.importorskip("faiss")
     passages = [Passage(f"t{i}", f"word{i} word{i + 1} word{i * 7}") for i in range(300)]
@@ -101,28 +82,6 @@ def test_an_index_that_learns_gets_its_vectors_first(tmp_path) -> None:
     hits = sum(index.search(f"{p.title} {p.text}", 1) == [p] for p in passages)
     assert hits > 280
     assert len(index.search("word1", 300)) < 300  # one list of four is looked at
-
-
-@pytest.mark.parametrize(
-    "result", [[], [[1.0], [2.0, 3.0]], [[float("nan")] * 4] * 2, [[1.0] * 4], [1.0, 2.0]]
-)
-def test_an_encoder_that_returns_no_vectors_is_refused(tmp_path, result) -> None:
-    pytest.importorskip("faiss")
-    with pytest.raises(ValueError):
-        build_dense(PASSAGES[:2], tmp_path / "x", SETTINGS, encode=lambda texts: result)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [("faiss", "faiss-cpu"), ("sentence_transformers", "sentence-transformers")],
-)
-def test_missing_packages_say_how_to_install_them(tmp_path, monkeypatch, package, name) -> None:
-    if package != "faiss":
-        pytest.importorskip("faiss")
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=f"pip install {name}"):
-        build_dense(PASSAGES, tmp_path / "x", DenseSettings("some-model"))
 
 
 def test_an_encoder_by_name_is_loaded_by_sentence_transformers(folder, monkeypatch) -> None:

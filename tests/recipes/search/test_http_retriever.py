@@ -29,13 +29,6 @@ def test_it_asks_in_search_r1s_form() -> None:
         assert server.requests == [{"queries": ["q"], "topk": 2, "return_scores": True}]
 
 
-@pytest.mark.parametrize("fault", ["plain", "chunked"])
-def test_other_right_answers_are_read(fault) -> None:
-    with faulty_server(fault) as server:
-        assert client(server).search("q", 2) == HITS
-        assert len(server.requests) == 1
-
-
 @pytest.mark.parametrize("fault", [*BROKEN, "hang"])
 def test_a_failure_is_asked_again(fault) -> None:
     with faulty_server(fault, fault) as server:
@@ -114,19 +107,6 @@ def test_a_forked_process_uses_connections_of_its_own() -> None:
         assert server.connections == 2
         assert retriever.search("q", 2) == HITS
         assert server.connections == 2
-
-
-@pytest.mark.parametrize(("url", "settings", "message"), [
-    ("ftp://x/y", {}, "url"),
-    ("http:///y", {}, "url"),
-    ("http://x:y/", {}, "url"),
-    ("http://me:secret@x/y", {}, "url(?!.*secret)"),
-    ("http://x", {"timeout": 0}, "timeout"),
-    ("http://x", {"retries": -1}, "retries"),
-])  # fmt: skip
-def test_settings_are_checked(url, settings, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        HttpRetriever(url, **settings)
 
 
 def test_the_environment_shows_what_the_server_found() -> None:

@@ -145,22 +145,3 @@ def test_one_split_alone(copies, tmp_path, split):
     names = (["nq"], []) if split == "train" else ([], ["nq"])
     save(prepare(*names, local=copies), tmp_path / "one")
     assert list(load_dataset(str(tmp_path / "one"))) == [split]
-
-
-def test_mistakes_show_before_anything_is_read(tmp_path):
-    nowhere = str(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="No data set is named"):
-        prepare(local=nowhere)
-    with pytest.raises(ValueError, match="no data set 'nqq'"):
-        prepare(["nq", "nqq"], local=nowhere)
-    with pytest.raises(ValueError, match="popqa has no rows for --train"):
-        prepare(["nq", "popqa"], local=nowhere)
-    with pytest.raises(ValueError, match="max_eval_rows is 0"):
-        prepare(["nq"], local=nowhere, max_eval_rows=0)
-
-
-def test_nothing_left_is_an_error(tmp_path):
-    flashrag(tmp_path, "nq", "train", [("q", [])])
-    prepared = prepare(["nq"], local=str(tmp_path))
-    with pytest.raises(ValueError, match="No row is left"):
-        save(prepared, tmp_path / "out")

@@ -10,7 +10,6 @@ from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
 from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrievers
 from trl_stppo.recipes.search.env import TOLD_SO
-from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from trl_stppo.recipes.search.retrieval import Passage
 from trl_stppo.recipes.search.view import NOTHING_FOUND
 
@@ -93,18 +92,6 @@ def test_top_k_reaches_the_retriever() -> None:
     assert retriever.asked == [("q", 5)]
 
 
-@pytest.mark.parametrize("name", ["top_k", "max_observation_chars", "max_observation_tokens"])
-def test_settings_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0; must be >= 1"):
-        SearchEnv(**{name: 0})
-
-
-@pytest.mark.parametrize("answers", [None, [], "csv", [" "], ["csv", 3]])
-def test_reset_needs_answers(answers: object) -> None:
-    with pytest.raises(ValueError, match=r"answers is .*must be"):
-        SearchEnv().reset(prompt="q", answers=answers)
-
-
 def test_step_outside_an_episode_is_refused() -> None:
     env = SearchEnv(ScriptedRetriever())
     with pytest.raises(RuntimeError, match="call reset before step"):
@@ -174,31 +161,7 @@ def test_questions_and_choices_take_turns_in_one_environment() -> None:
         assert env.step(f"<answer>{answer}</answer>")[1] == 1.0
 
 
-def test_a_row_that_no_letter_can_answer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"answers is \['Paris'\]; must have a letter"):
-        SearchEnv(metric="letter").reset(answers=["Paris"], choices=["alpha", "beta"])
-
-
-def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"style is 'r1'; allowed are \('search-r1', 'plain'\)"):
-        SearchEnv(style="r1")
-    with pytest.raises(ValueError, match="metric is 'bleu'; allowed are"):
-        SearchEnv(metric="bleu")
-    for name in ("bm25:folder", "wiki", "ftp://host/x"):
-        with pytest.raises(ValueError, match=r"retriever is .*allowed are"):
-            SearchEnv(name)
-
-
 def test_environments_share_the_retriever_of_a_name() -> None:
     first, second = (SearchEnv("http://127.0.0.1:9/retrieve") for _ in range(2))
     assert first._retriever is second._retriever
     assert SearchEnv("http://127.0.0.1:9/other")._retriever is not first._retriever
-
-
-def test_the_prompts_name_the_tags_and_hold_no_action_of_their_own() -> None:
-    for prompt in (SEARCH_PROMPT, SEARCH_PROMPT_CHOICES):
-        for tag in ("<think>", "</think>", "<search>", "</search>", "<information>", "</answer>"):
-            assert tag in prompt
-        assert prompt.endswith("Question: ")
-    assert "letter" in SEARCH_PROMPT_CHOICES
-    assert "letter" not in SEARCH_PROMPT

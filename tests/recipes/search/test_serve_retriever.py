@@ -87,25 +87,6 @@ def test_our_client_gets_the_passages_back(server) -> None:
     assert retriever.search("lines", 3) == [Passage("Two lines", "of a title")]
 
 
-@pytest.mark.parametrize(("body", "message"), [
-    (b"{", "JSONDecodeError"),
-    (b"\xff", "UnicodeDecodeError"),
-    (b"[" * 100_000, "RecursionError"),
-    ([1], "TypeError"),
-    ({"queries": [1]}, "queries has to be"),
-    ({"queries": [], "topk": -1}, "topk is -1"),
-    ({"queries": [], "topk": True}, "topk is True"),
-    ({"queries": [], "topk": 10**9}, "topk is 1000000000"),
-])  # fmt: skip
-def test_malformed_requests_are_told_why(server, body, message) -> None:
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=PATIENCE)
-    status, content = ask(server, body, connection=connection)
-    assert status == 400
-    assert message in content["error"]
-    assert connection.sock is not None  # the connection lives on
-    assert ask(server, {"queries": []}, connection=connection) == (200, {"result": []})
-
-
 def test_other_paths_and_lengths(server) -> None:
     assert ask(server, {"queries": []}, path="/search")[0] == 404
     assert ask(server, None, "/nothing", "GET")[0] == 404
@@ -158,11 +139,3 @@ def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
         for query in ("beyonce", "\u6771\u4eac", "the", "sang long"):
             assert retriever.ranked(query, 5) == index.ranked(query, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "index"]
-
-
-def test_a_folder_without_an_index_is_explained(tmp_path) -> None:
-    command = [sys.executable, SCRIPT, "--index", tmp_path, "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 1
-    assert done.stderr.startswith("serve_retriever: ")
-    assert "Traceback" not in done.stderr

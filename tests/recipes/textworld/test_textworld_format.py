@@ -94,16 +94,3 @@ def test_a_demonstration_has_the_tokens_of_play(rows, show, monkeypatch):
     assert played.success
     assert played.prompt_ids + played.ids == learnt["input_ids"]
     assert [*map(int, played.action_mask)] == learnt["assistant_masks"][len(played.prompt_ids) :]
-
-
-def test_a_second_call_adds_games_and_a_mistake_is_one_line(folder):
-    manifest = folder / "games" / "games.jsonl"
-    before = manifest.read_text().splitlines()
-    result = write(folder, "--train", "3")
-    assert result.returncode == 0, result.stderr[-2000:]
-    after = manifest.read_text().splitlines()
-    assert after[: len(before)] == before
-    assert len(after) == len(before) + 1
-    result = write(folder, "--rooms", "0")
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert result.stderr.startswith("ValueError: rooms is 0")

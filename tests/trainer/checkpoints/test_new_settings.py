@@ -181,12 +181,3 @@ def test_norms_and_biases_of_the_critic_do_not_decay(shared, tmp_path):
     assert all("norm" in name or "bias" in name for name in bare)
     assert not any("norm" in name or "bias" in name for name in decayed)
     assert bare
-
-
-def test_settings_of_adam_that_an_optimizer_has_not_are_not_announced(tmp_path, caplog):
-    build(tmp_path, optim="sgd", max_steps=AT).train()
-    trainer = build(tmp_path, optim="sgd", adam_beta1=0.5, weight_decay=0.1)
-    trainer.train(resume_from_checkpoint=True)
-    assert "; weight_decay: 0.0 -> 0.1\n" in caplog.text
-    assert "without effect: adam_beta1: 0.9 -> 0.5." in caplog.text
-    assert [g["weight_decay"] for g in trainer.optimizer.param_groups] == [0.1, 0.0, 0.1, 0.0]

@@ -171,10 +171,3 @@ def test_a_row_name_never_reaches_environments_or_functions(tmp_path):
     build(tmp_path, arguments=arguments, **LIMITS).evaluate()
     assert seen
     assert all(columns <= {"prompt", "prompts", "completion_ids"} for columns in seen)
-
-
-def test_without_data_the_message_says_what_to_pass(tmp_path):
-    with pytest.raises(ValueError, match="`eval_dataset` is missing"):
-        build(tmp_path).evaluate()
-    with pytest.raises(ValueError, match="`eval_dataset` has the columns"):
-        build(tmp_path).evaluate(Dataset.from_dict({"text": ["a"]}))

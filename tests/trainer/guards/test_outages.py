@@ -213,25 +213,6 @@ def ranks(tmp_path_factory):
     return by_case("tests.kit.outages_run", ON_TWO, NOW, tmp_path_factory, timeout=300)
 
 
-ENDS = {
-    "all of rank 1 fail at once": (4, "EnvironmentFailureError: The last 8 episodes all"),
-    # Half of the episodes of all processes.
-    "all of rank 1 fail, too many": (8, "EnvironmentFailureError: 40 of 80 episodes"),
-    RAISED: (4, "RolloutError: ValueError: no rows"),
-    "weights of rank 1": (4, "NonFiniteError: Weights are not finite after step 4"),
-}
-
-
-@pytest.mark.parametrize("case", quick(ENDS, *NOW[:3]))
-def test_both_end_with_the_same_message(case, ranks):
-    step, message = ENDS[case]
-    for rank in ranks(case):
-        assert rank["error"].startswith(message)
-        assert rank["steps"] == step
-        kept = [] if case.startswith("weights") else [f"checkpoint-{step}"]
-        assert rank["checkpoints"] == kept
-
-
 @pytest.mark.slow
 def test_failures_are_counted_over_all_processes(ranks):
     for result in ranks("all of rank 1 fail, allowed"):

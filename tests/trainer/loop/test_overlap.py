@@ -32,9 +32,7 @@ from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server
 from trl_stppo.generation.policy_copy import PolicyCopy
 from trl_stppo.rollout import engine
-from trl_stppo.trainer import overlap
 from trl_stppo.trainer.overlap import Flight
-from trl_stppo.watch import lines
 
 PER_BLOCK = 2  # optimizer steps
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 40}
@@ -368,33 +366,6 @@ def test_evaluations_wait_and_change_nothing(stale, tmp_path):
     assert all(torch.equal(stale[1]["weights"][n], w) for n, w in found[0]["weights"].items())
 
 
-def test_completions_are_shown_when_the_rollout_under_way_has_ended(tmp_path, capsys):
-    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Held})
-    play, left = trainer._evaluator.play, []
-
-    def noting(rows):
-        left.append(trainer._loop.source._flight.join(0.0))
-        return play(rows)
-
-    class Shows(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                Held.may_answer.clear()  # the third rollout begins in this step
-
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                assert not trainer._loop.source._flight.join(0.0)
-                threading.Timer(0.3, Held.may_answer.set).start()
-                trainer.generate_completions(sampling=True)
-
-    Held.may_answer.set()
-    trainer.add_callback(Shows())
-    trainer._evaluator.play = noting
-    trainer.train()
-    assert left == [True]
-    assert "completion" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------------------------------- failures
 
 
@@ -573,45 +544,6 @@ def test_two_processes_share_a_server_that_has_the_weights_of_each_blocks_beginn
 
 
 # ------------------------------------------------------------------------------ does it pay?
-
-
-@pytest.mark.parametrize(
-    ("options", "advised"),
-    [({}, True), (OVERLAP, False), ({"trainer_class": Generates}, False)],
-    ids=["in turn", "overlapped", "not supported"],
-)
-def test_the_end_of_a_run_names_overlap_if_the_run_could_have_had_it(
-    options, advised, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(lines, "WORTH", 0.0)
-    trainer_for(tmp_path, **options, max_steps=2 * PER_BLOCK).train()
-    assert ("rollout_overlap=True plays" in capsys.readouterr().out) == advised
-
-
-def test_a_run_of_one_rollout_warns_that_nothing_overlaps(tmp_path, caplog):
-    trainer_for(tmp_path, **OVERLAP, max_steps=PER_BLOCK).train()
-    assert sum("saves nothing" in record.message for record in caplog.records) == 1
-
-
-@pytest.mark.slow
-def test_an_overlap_that_saves_little_is_named_once(tmp_path, monkeypatch, caplog):
-    trainer = trainer_for(tmp_path, **OVERLAP, max_steps=18)
-    monkeypatch.setattr(overlap, "LITTLE", 1.1)
-    trainer.train()
-    assert sum("saves little" in record.message for record in caplog.records) == 1
-
-
-def test_a_flight_waits_nowhere_but_where_it_is_collected():
-    may_end = threading.Event()
-    flight = Flight([], lambda: may_end.wait(PATIENCE), torch.device("cpu"))
-    thread = threading.Thread(target=flight.run)
-    thread.start()
-    assert not flight.join(0.0)
-    may_end.set()
-    assert flight.join()
-    thread.join()
-    assert flight.result() is True
-    assert flight.seconds > 0.0
 
 
 def test_one_thread_plays_all_rollouts_and_keeps_none_of_them(tmp_path):

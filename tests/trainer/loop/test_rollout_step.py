@@ -40,13 +40,6 @@ def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tm
     assert trainer._rewards.plan.current.episodes == ()
 
 
-@pytest.mark.parametrize("name", ["_generate", "_tokenize_prompts", "_tool_call_loop"])
-def test_a_method_that_nobody_calls_is_refused_by_name(name, tmp_path):
-    own = type("Own", (PPOTrainer,), {name: lambda self, *args: None})
-    with pytest.raises(TypeError, match=rf"`Own.{name}` would never be called.*rollout_func"):
-        build(tmp_path, own)
-
-
 def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_path):
     class Own(PPOTrainer):
         def _compute_loss(self, model, inputs):
@@ -60,22 +53,6 @@ def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_
             return 2 * super()._compute_loss(model, inputs)
 
     train(tmp_path / "wraps", Wraps, **ONE)
-
-
-def test_who_overrides_the_rollout_step_is_told_the_shape_of_advantages(tmp_path, caplog):
-    class Own(PPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            batch = super()._generate_and_score_completions(inputs)
-            assert batch["advantages"].shape == batch["completion_mask"].shape
-            batch["advantages"] = batch["advantages"] * torch.ones(len(inputs))[:, None]
-            return batch
-
-    train(tmp_path, PPOTrainer, **ONE)
-    assert "advantages" not in caplog.text
-    train(tmp_path / "own", Own, **ONE)
-    assert (
-        "`Own._generate_and_score_completions` returns `advantages` of shape [B, T]" in caplog.text
-    )
 
 
 def test_a_subclass_scores_by_calculate_rewards_and_returns_all_processes_rows(tmp_path):

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -91,6 +92,10 @@ def headless():
     return Qwen2Model(tiny_config(TOKENIZER))
 
 
+def two_labels():
+    return Qwen2ForSequenceClassification(tiny_config(TOKENIZER, num_labels=2))
+
+
 def lora_policy(**changes):
     settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **changes}
     return get_peft_model(tiny_policy(TOKENIZER), LoraConfig(**settings))
@@ -104,6 +109,10 @@ def rewarded(value, name="mine"):
 
     func.__name__ = name
     return func
+
+
+def lists(number):
+    return [[1.0, 2.0]] * number
 
 
 async def one_later(completions, **kwargs):
@@ -141,126 +150,96 @@ def rows(**columns):
 
 EMPTY = Dataset.from_dict({"prompt": []})
 DICT = rows(prompt=MESSAGE)
-STREAM = {"train_dataset": DICT.to_iterable_dataset()}
 PACKED = BitsAndBytesConfig(load_in_4bit=True)
 COUNT = {"environment_factory": CountEnv}
 IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+ARGUMENTS = inspect.signature(STPPOTrainer.__init__).parameters
+# Settings that turns alone have.
+NEED_TURNS = (
+    "max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots",
+    "episode_timeout_seconds",
+)  # fmt: skip
 # Made anew for each test; so is what is given as a lambda.
 MADE = ("processing_class", "value_model", "reward_model")
 
-# arguments, words of the message, settings
+# What the message names, arguments and settings
 REFUSED = [
     # environments, tools, rollouts of one's own
-    ({"environment_factory": NoReset}, "`environment_factory`.* NoReset .*`reset`", {}),
-    ({"environment_factory": CountEnv()}, "`environment_factory`.*CountEnv", {}),
-    ({"environment_factory": ToolEnv, "rollout_func": rollout}, "`rollout_func` .*`tools`", {}),
-    ({"rollout_func": rollout, "tools": [share_of_a]}, "`rollout_func` .*`tools`", {}),
-    ({**COUNT, "tools": [rollout]}, "`tools` and .*`environment_factory`", {}),
-    ({**COUNT, "rollout_func": rollout}, "`rollout_func` and .*`environment_factory`", {}),
-    *(
-        ({}, f"`{name}=2`", {name: 2})
-        for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots")
-    ),
-    ({}, "`episode_timeout_seconds=2`", {"episode_timeout_seconds": 2}),
-    ({"rollout_func": rollout}, "`max_turn_tokens=2`", {"max_turn_tokens": 2}),
+    ("environment_factory", {"environment_factory": NoReset}),
+    ("environment_factory", {"environment_factory": CountEnv()}),
+    ("rollout_func", {"environment_factory": ToolEnv, "rollout_func": rollout}),
+    ("rollout_func", {"rollout_func": rollout, "tools": [share_of_a]}),
+    ("rollout_func", {**COUNT, "rollout_func": rollout}),
+    ("tools", {**COUNT, "tools": [rollout]}),
+    *((name, {name: 2}) for name in NEED_TURNS),
+    ("max_turn_tokens", {"rollout_func": rollout, "max_turn_tokens": 2}),
+    ("rollout_func", {"rollout_func": too_few, "reward_funcs": share_of_a}),
+    ("env_mask", {"rollout_func": short_mask, "reward_funcs": share_of_a}),
     # rows
-    ({"train_dataset": EMPTY}, "`train_dataset` is empty", {}),
-    ({"eval_dataset": {"hard": EMPTY}}, r"`eval_dataset\['hard'\]` is empty", {}),
-    ({"train_dataset": rows(question="?")}, r"`train_dataset`.*\['question'\].*`prompt`", {}),
-    ({"eval_dataset": rows(text="a")}, "`eval_dataset` has the columns", {}),
-    ({"train_dataset": rows(input_ids=[3, 4]), **COUNT}, "`train_dataset` has `input_ids`", {}),
-    ({"train_dataset": None, **COUNT}, "`max_steps` or `total_episodes`", {"max_steps": -1}),
-    ({"train_dataset": None}, "`train_dataset` is required", {}),
-    (STREAM, "`prompt` of a row is .*role", {}),
+    ("train_dataset", {"train_dataset": EMPTY}),
+    ("eval_dataset", {"eval_dataset": {"hard": EMPTY}}),
+    ("train_dataset", {"train_dataset": rows(question="?")}),
+    ("eval_dataset", {"eval_dataset": rows(text="a")}),
+    ("train_dataset", {"train_dataset": rows(input_ids=[3, 4]), **COUNT}),
+    ("max_steps", {"train_dataset": None, **COUNT, "max_steps": -1}),
+    ("train_dataset", {"train_dataset": None}),
+    ("prompt", {"train_dataset": DICT.to_iterable_dataset()}),
     # models
-    ({"processing_class": lambda: without("pad_token")}, "`processing_class`.*eos_token`", {}),
-    ({"processing_class": Images()}, "is a Images: images are not", {}),
-    ({"processing_class": grown}, "`processing_class`.* has 99 rows", {}),
-    ({"data_collator": lambda rows: rows}, "`data_collator` is a function", {}),
-    ({"value_model": headless}, "`value_model` is a Qwen2Model.*score", {}),
-    (
-        {
-            "value_model": lambda: Qwen2ForSequenceClassification(
-                tiny_config(TOKENIZER, num_labels=2)
-            )
-        },
-        *("`value_model`: num_labels=2", {}),
-    ),
-    (
-        {"value_model": lambda: value_model().requires_grad_(False)},
-        "`value_model` has no train",
-        {},
-    ),
-    ({"peft_config": IA3}, "`peft_config` is a IA3Config", {}),
-    ({"quantization_config": PACKED}, "load_in_4bit=True.*`peft_config=", {}),
+    ("processing_class", {"processing_class": lambda: without("pad_token")}),
+    ("processing_class", {"processing_class": Images()}),
+    ("processing_class", {"processing_class": grown}),
+    ("data_collator", {"data_collator": lambda rows: rows}),
+    ("value_model", {"value_model": headless}),
+    ("value_model", {"value_model": two_labels}),
+    ("value_model", {"value_model": lambda: value_model().requires_grad_(False)}),
+    ("peft_config", {"peft_config": IA3}),
+    ("peft_config", {"quantization_config": PACKED}),
     # rewards
-    ({}, "`reward_weights` has 2 entries for 1", {"reward_weights": [1.0, 2.0]}),
-    ({"reward_funcs": None}, "No reward source.*`reward_funcs`", {}),
-    ({"reward_funcs": "accuracy_reward"}, r"`reward_funcs\[0\].*trl\.rewards\.accuracy_reward", {}),
+    ("reward_weights", {"reward_weights": [1.0, 2.0]}),
+    ("reward_funcs", {"reward_funcs": None}),
+    ("reward_funcs[0]", {"reward_funcs": "accuracy_reward"}),
     *(
-        ({role: func}, rf"`{func.__name__}` returned 1\.0 .*a list", {})
+        (func.__name__, {role: func})
         for role in ("reward_funcs", "turn_reward_funcs")
         for func in (rewarded(1.0, "one"), one_later)
     ),
-    (
-        {"reward_funcs": rewarded(lambda n: [0.0, math.nan] * (n // 2))},
-        r"`mine\(\)\[1\]` must be a finite number; got nan",
-        {},
-    ),
-    *(
-        ({"reward_funcs": rewarded(value)}, rf"`mine.*\ba {kind}\b", {})
-        for kind, value in {
-            **{"dict": {"a": 1.0}, "str": "1.0"},
-            "list": lambda n: [[1.0, 2.0]] * n,
-        }.items()
-    ),
-    ({"reward_funcs": rewarded(lambda n: ["good"] * n)}, r"`mine\(\)\[0\]`.*'good'", {}),
-    ({"rollout_func": rollout}, "No turn has a reward", {}),
-    # what shows in a rollout
-    ({"rollout_func": too_few, "reward_funcs": share_of_a}, "`rollout_func` .*7 .* 8 prompts", {}),
-    ({"rollout_func": short_mask, "reward_funcs": share_of_a}, "`env_mask`", {}),
+    ("mine()[1]", {"reward_funcs": rewarded(lambda n: [0.0, math.nan] * (n // 2))}),
+    ("mine()[0]", {"reward_funcs": rewarded(lambda n: ["good"] * n)}),
+    *(("mine", {"reward_funcs": rewarded(value)}) for value in ({"a": 1.0}, "1.0", lists)),
+    ("reward_funcs", {"rollout_func": rollout}),
 ]
 # The same, of a TypeError
 OF_ANOTHER_TYPE = [
-    ({"args": {"max_steps": 1}}, "`args` is a dict.*STPPOConfig"),
-    ({"args": "config.yaml"}, "`args` is a str; .* needs a STPPOConfig"),
-    ({"args": GRPOConfig(output_dir="out", **PLAIN)}, "`args` is a GRPOConfig; .* a STPPOConfig"),
-    ({"args": PPOConfig(output_dir="out", **PLAIN)}, "`args` is a PPOConfig; .* a STPPOConfig"),
-    ({"reward_func": share_of_a}, "reward_func"),
-    ({"processing_class": lambda: "qwen"}, "`processing_class.*qwen"),
-    ({"ref_model": "qwen"}, "`ref_model.*qwen"),
-    ({"model": Qwen2Model}, "`model.*Qwen2Model"),
-    ({"model": value_model()}, "`model.*Qwen2ForSequenceClassification"),
-    ({"model": headless()}, "`model.*Qwen2Model"),
-    ({"tools": [share_of_a, "search"]}, r"`tools\[1\]` is 'search'"),
-    ({"turn_reward_funcs": needs_answer}, "`needs_answer` needs `answer`"),
-    ({"reward_funcs": needs_answer, "train_dataset": prompts(8).to_iterable_dataset()}, "`answer`"),
+    ("args", {"args": {"max_steps": 1}}),
+    ("args", {"args": "config.yaml"}),
+    ("args", {"args": GRPOConfig(output_dir="out", **PLAIN)}),
+    ("args", {"args": PPOConfig(output_dir="out", **PLAIN)}),
+    ("processing_class", {"processing_class": lambda: "qwen"}),
+    ("ref_model", {"ref_model": "qwen"}),
+    ("model", {"model": Qwen2Model}),
+    ("model", {"model": value_model()}),
+    ("model", {"model": headless()}),
+    ("tools[1]", {"tools": [share_of_a, "search"]}),
+    ("answer", {"turn_reward_funcs": needs_answer}),
+    ("answer", {"reward_funcs": needs_answer, "train_dataset": prompts(8).to_iterable_dataset()}),
 ]
 BARE = {"train_dataset": rows(prompt="hi"), "processing_class": lambda: without("chat_template")}
-# What is refused before weights are loaded: its type, arguments, words of the message
+# What is refused before weights are loaded
 EARLY = [
+    ("answer", {"reward_funcs": [share_of_a, needs_answer]}),
+    ("answer", {"reward_funcs": [share_of_a, needs_answer_later]}),
+    ("takes_little", {"reward_funcs": takes_little}),
     *(
-        (TypeError, {"reward_funcs": [share_of_a, func]}, f"`{func.__name__}` needs `answer`")
-        for func in (needs_answer, needs_answer_later)
-    ),
-    (TypeError, {"reward_funcs": takes_little}, "`takes_little` .*`completion_ids`.*kwargs"),
-    *(
-        (ValueError, {role: model}, rf"`{role}(\[0\])?` is a Qwen2ForCausalLM")
+        (role, {role: model})
         for role in ("reward_model", "reward_funcs")
         for model in (tiny_policy(TOKENIZER), lora_policy())
     ),
     *(
-        (ValueError, {role: rows(prompt=value)}, rf"`prompt` of row 0 of `{role}` {words}")
+        (role, {role: rows(prompt=value)})
         for role in ("train_dataset", "eval_dataset")
-        for value, words in (
-            *((MESSAGE, "is .*role"), (["a", "b"], "is .*'a'"), (7, "is .*7")),
-            ([{"role": "user", "text": "hi"}], "is .*'content'"),
-        )
+        for value in (MESSAGE, ["a", "b"], 7, [{"role": "user", "text": "hi"}])
     ),
-    *(
-        (ValueError, {**BARE, role: prompts(8)}, rf"`{role}` are messages, .*no chat template")
-        for role in ("train_dataset", "eval_dataset")
-    ),
+    *((role, {**BARE, role: prompts(8)}) for role in ("train_dataset", "eval_dataset")),
 ]
 
 
@@ -268,40 +247,55 @@ def made(arguments):
     return {k: v() if k in MADE and inspect.isfunction(v) else v for k, v in arguments.items()}
 
 
-@pytest.mark.parametrize(("arguments", "words", "options"), REFUSED)
-def test_what_cannot_work_is_refused_by_name(arguments, words, options, tmp_path):
-    with pytest.raises((ValueError, TypeError), match=words) as caught:
-        build(tmp_path, STPPOTrainer, arguments=made(arguments), **options).train()
-    assert len(str(caught.value)) < 900
+def start(folder, given, **settings):
+    """Train with these arguments of the trainer and settings of its configuration."""
+    arguments = {name: value for name, value in made(given).items() if name in ARGUMENTS}
+    settings |= {name: value for name, value in given.items() if name not in ARGUMENTS}
+    build(folder, STPPOTrainer, arguments=arguments, **settings).train()
 
 
-@pytest.mark.parametrize(("arguments", "words"), OF_ANOTHER_TYPE)
-def test_what_is_of_another_type_is_refused_by_name(arguments, words, tmp_path):
-    with pytest.raises(TypeError, match=words):
-        build(tmp_path, STPPOTrainer, arguments=made(arguments), max_steps=1).train()
+def names(caught, name):
+    """Whether the error has the name in backticks, alone or within an expression, in few words."""
+    message = str(caught.value)
+    return (
+        re.search(rf"`[\w.]*{re.escape(name)}\b|`{re.escape(name)}", message) and len(message) < 900
+    )
 
 
-@pytest.mark.parametrize(("error", "arguments", "words"), EARLY)
-def test_what_can_be_seen_before_weights_are_loaded_is(
-    error, arguments, words, tmp_path, monkeypatch
-):
-    name = saved_base(tmp_path / "base")
+@pytest.mark.parametrize(("name", "given"), REFUSED)
+def test_what_cannot_work_is_refused_by_name(name, given, tmp_path):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        start(tmp_path, given)
+    assert names(caught, name)
+
+
+@pytest.mark.parametrize(("name", "given"), OF_ANOTHER_TYPE)
+def test_what_is_of_another_type_is_refused_by_name(name, given, tmp_path):
+    with pytest.raises(TypeError) as caught:
+        start(tmp_path, given, max_steps=1)
+    assert names(caught, name)
+
+
+@pytest.mark.parametrize(("name", "given"), EARLY)
+def test_what_can_be_seen_before_weights_are_loaded_is(name, given, tmp_path, monkeypatch):
+    base = saved_base(tmp_path / "base")
     loaded = staticmethod(lambda *args, **kwargs: pytest.fail("weights are loaded"))
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", loaded)
-    with pytest.raises(error, match=words):
-        build(tmp_path / "run", arguments={"model": name, **made(arguments)})
+    with pytest.raises((ValueError, TypeError)) as caught:
+        start(tmp_path / "run", {"model": base, **given})
+    assert names(caught, name)
 
 
 def test_the_saved_tokenizer_of_a_model_is_looked_at_too(tmp_path):
     name = saved_base(tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match=r"`train_dataset` are messages, .*no chat template"):
+    with pytest.raises(ValueError, match="`train_dataset`"):
         build(tmp_path / "run", arguments={"model": name, "processing_class": None})
 
 
 def test_steps_of_another_form_end_the_run(tmp_path):
     arguments = {"environment_factory": ThreeValues}
-    with pytest.raises(RuntimeError, match="observation, reward, terminated, truncated, info"):
+    with pytest.raises(RuntimeError):
         build(tmp_path, arguments=arguments, max_steps=10).train()
 
 
@@ -312,7 +306,7 @@ def test_a_checkpoint_that_is_not_there(wanted, tmp_path):
 
 
 def test_a_trainer_needs_a_policy():
-    with pytest.raises(TypeError, match="`model` is None"):
+    with pytest.raises(TypeError, match="`model`"):
         PPOTrainer()
 
 
@@ -322,12 +316,12 @@ def test_a_trainer_needs_a_policy():
 )
 def test_two_roles_may_not_be_one_object(one, other, tmp_path):
     model = value_model() if other == "reward_model" else tiny_policy(TOKENIZER)
-    with pytest.raises(ValueError, match=f"`{one}` and `{other}` are the same object"):
+    with pytest.raises(ValueError, match=f"`{one}` and `{other}`"):
         build(tmp_path, arguments={one: model, other: model})
 
 
 def test_ppo_refuses_a_config_whose_correction_it_would_ignore(tmp_path):
-    with pytest.raises(TypeError, match="`args` is a STPPOConfig"):
+    with pytest.raises(TypeError, match="`args`"):
         build(tmp_path, PPOTrainer, arguments={"args": quick_config(tmp_path, STPPOConfig)})
 
 
@@ -343,12 +337,12 @@ def test_an_optimizer_with_half_of_the_critic_is_refused(tmp_path):
 def test_a_reward_model_that_returns_nan_is_named(tmp_path):
     model = value_model()
     torch.nn.init.constant_(model.score.weight, math.nan)
-    with pytest.raises(ValueError, match=r"reward model .* returned NaN"):
+    with pytest.raises(ValueError, match="reward model"):
         build(tmp_path, arguments={"reward_funcs": None, "reward_model": model}).train()
 
 
 def test_a_causal_model_gives_no_rewards_of_turns(tmp_path):
-    with pytest.raises(ValueError, match=r"`turn_reward_funcs\[0\]` is a Qwen2ForCausalLM"):
+    with pytest.raises(ValueError, match=r"`turn_reward_funcs\[0\]`"):
         build(tmp_path, arguments={"turn_reward_funcs": tiny_policy(TOKENIZER, seed=3)})
 
 
@@ -357,7 +351,7 @@ def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
         trainer.evaluate(prompts(4))
 
     trainer = build(tmp_path, arguments={"reward_funcs": mine})
-    with pytest.raises(RuntimeError, match="`evaluate` was called inside a reward function"):
+    with pytest.raises(RuntimeError, match="`evaluate`"):
         trainer.train()
 
 

@@ -303,15 +303,6 @@ def test_the_checks_have_the_expected_table(engine):
         assert (kind in allowed[policy]) == (result == "trains")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_documentation_has_the_expected_table(engine):
-    row = next(line for line in DOCS.splitlines() if line.startswith(f"| {engine} |"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
-    assert tuple(cells) == tuple(
-        {"trains": "yes", "refused": "refused"}[e] for e in EXPECTED[engine]
-    )
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_accelerate_reads_the_configurations(path):
     config = load_config_from_file(str(path))

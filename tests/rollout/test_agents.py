@@ -644,23 +644,6 @@ def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid, 
     assert episode.valid_actions == ([] if valid is None else [valid])
 
 
-def test_an_agent_ends_after_too_many_turns_that_are_not_valid():
-    async def agent(client, row):
-        for _ in range(9):
-            await ask(client, tools=SINGLE)
-        return 1.0
-
-    limits = Limits(max_completion_tokens=200, max_malformed_actions=2)
-    engine = RolloutEngine(
-        {None: AgentDriver(agent, RENDERER, parse, limits)}, None, EnvironmentCalls(1), limits
-    )
-    backend = ScriptedBackend(says(["!f 1]", "!g]", "!f 1]", "!g]", "!f 1]"]))
-    (episode,), _ = engine.run([{}], [""], RENDERER, backend)
-    engine.close()
-    assert episode.stop_reason == "malformed_limit"
-    assert episode.valid_actions == [True, False, True, False]
-
-
 def test_tool_calls_before_a_stop_string_are_calls():
     given = []
 

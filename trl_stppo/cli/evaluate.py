@@ -62,8 +62,7 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
-    **{name: name for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")},
-    **{name: name for name in ("env_timeout_seconds", "episode_timeout_seconds")},
+    **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
     "max_tool_calling_iterations": "max_tool_rounds",
 }
 

@@ -20,9 +20,7 @@ class Limits:
         max_turn_tokens: sampled tokens of one turn.
         max_context_tokens: prompt and completion together, the model's context.
         max_tool_rounds: turns whose tool calls are executed.
-        max_malformed_actions: turns without a readable action until the episode ends.
         env_timeout_seconds: one call into the environment.
-        episode_timeout_seconds: the episode from its reset on, generation included.
     """
 
     max_completion_tokens: int
@@ -30,9 +28,7 @@ class Limits:
     max_turn_tokens: int | None = None
     max_context_tokens: int | None = None
     max_tool_rounds: int | None = None
-    max_malformed_actions: int | None = None
     env_timeout_seconds: float | None = None
-    episode_timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True)

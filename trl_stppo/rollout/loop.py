@@ -83,7 +83,6 @@ class EpisodeLoop:
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, str] = {}
-        self._deadlines: dict[int, float] = {}
         self._held: dict[int, Context] = {}  # whose computations the backend keeps, of agents
         self.env_seconds = self.wait_seconds = self.generation_seconds = 0.0
 
@@ -94,7 +93,6 @@ class EpisodeLoop:
                 self._admit()
                 self._generate()
                 self._answer()
-                self._expire()
         finally:
             for row, episode in self._running.items():  # only after an exception
                 self._parts.calls.cancel(row)
@@ -112,9 +110,6 @@ class EpisodeLoop:
         while self._waiting and (capacity is None or len(self._running) < capacity):
             episode = self._waiting.popleft()
             self._running[episode.row] = episode
-            if self._limits.episode_timeout_seconds is not None:
-                limit = self._limits.episode_timeout_seconds
-                self._deadlines[episode.row] = time.monotonic() + limit
             index, seed = self._indices[episode.row], self._episode_seed(episode)
             opening = self._driver(episode).opening(episode, index, seed)
             if opening is None:
@@ -142,29 +137,13 @@ class EpisodeLoop:
     def _answer(self, wait: float | None = None) -> None:
         """Process the environments' answers. Block for an answer if there is no other work."""
         if wait is None:
-            wait = 0.0 if self._backend.busy or not self._calls else self._patience()
+            wait = 0.0 if self._backend.busy or not self._calls else 60.0
         started = time.perf_counter()
         results = self._parts.calls.poll(wait)
         if wait > 0.0:
             self.wait_seconds += time.perf_counter() - started
         for result in results:
             self._answered(self._running[result.key], result)
-
-    def _patience(self) -> float:
-        next_deadline = min(self._deadlines.values(), default=float("inf"))
-        return max(0.0, min(60.0, next_deadline - time.monotonic()))
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for row in [row for row, at in self._deadlines.items() if now >= at]:
-            episode = self._running[row]
-            if row in self._calls:  # its environment is busy and cannot be used again
-                self._parts.calls.cancel(row)
-                del self._calls[row]
-                self._discard(episode)
-            limit = self._limits.episode_timeout_seconds
-            episode.error = f"episode_timeout_seconds={limit} is over"
-            self._finish(episode, StopReason.EPISODE_TIMEOUT)
 
     def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
         self._calls[episode.row] = kind
@@ -362,9 +341,6 @@ class EpisodeLoop:
             return StopReason.TERMINATED
         if outcome.truncated:
             return StopReason.TRUNCATED
-        malformed = episode.valid_actions.count(False)
-        if limits.max_malformed_actions is not None and malformed >= limits.max_malformed_actions:
-            return StopReason.MALFORMED_LIMIT
         if limits.max_turns is not None and episode.num_turns >= limits.max_turns:
             return StopReason.MAX_TURNS
         return None
@@ -432,7 +408,6 @@ class EpisodeLoop:
         self._backend.release(episode.row)
         del self._running[episode.row]
         self._driver(episode).release(episode)
-        self._deadlines.pop(episode.row, None)
         if not episode.prompt_ids:  # `reset` never returned, or the prompt cannot be played
             with suppress(Exception):
                 episode.prompt_ids = self._prompt_ids(episode)

@@ -166,13 +166,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "max_tool_calling_iterations counts turns whose tools are called instead.",
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
-    max_malformed_actions: int | None = option(
-        None, "Turns without a readable action after which the episode ends."
-    )
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
-    episode_timeout_seconds: float | None = option(
-        None, "Seconds for one episode, generation included."
-    )
     env_workers: int = option(32, "Synchronous environments that run at the same time.")
     env_isolation: str = option(
         "thread",

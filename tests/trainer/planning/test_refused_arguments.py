@@ -159,9 +159,8 @@ REFUSED = [
     ({**COUNT, "rollout_func": rollout}, "`rollout_func` and .*`environment_factory`", {}),
     *(
         ({}, f"`{name}=2`", {name: 2})
-        for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots")
+        for name in ("max_turns", "max_turn_tokens", "generation_slots")
     ),
-    ({}, "`episode_timeout_seconds=2`", {"episode_timeout_seconds": 2}),
     ({"rollout_func": rollout}, "`max_turn_tokens=2`", {"max_turn_tokens": 2}),
     # rows
     ({"train_dataset": EMPTY}, "`train_dataset` is empty", {}),

@@ -108,11 +108,11 @@ def check_refused(config: GRPOConfig) -> None:
 
 AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
 OPTIONAL_COUNTS = (
-    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
+    *("max_turns", "max_turn_tokens", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")
-POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds", "episode_timeout_seconds")
+POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds")
 Ranges = dict[str, tuple[Callable[[Any], bool], str]]
 SAMPLING: Ranges = {
     "temperature": (lambda v: v > 0, "temperature > 0"),

@@ -164,7 +164,5 @@ def _limits(host: Bridge) -> Limits:
         max_turn_tokens=args.max_turn_tokens,
         max_context_tokens=max_context_tokens(host),
         max_tool_rounds=args.max_tool_calling_iterations,
-        max_malformed_actions=args.max_malformed_actions,
         env_timeout_seconds=args.env_timeout_seconds,
-        episode_timeout_seconds=args.episode_timeout_seconds,
     )

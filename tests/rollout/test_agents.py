@@ -397,7 +397,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
 
     trainer = played(
         tmp_path, agent, rows=prompts(64, number=[*range(64)]), per_device_train_batch_size=64,
-        env_timeout_seconds=2.0, max_env_error_rate=1.0,
+        env_timeout_seconds=2.0,
     )  # fmt: skip
     reasons = {e.columns["number"]: str(e.stop_reason) for e in trainer.episodes}
     assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")

@@ -143,11 +143,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "If policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
         "rest of its rollout batch moves the weights.",
     )
-    max_env_error_rate: float = option(
-        0.5,
-        "Share of failed episodes, over the last five rollout batches, beyond which the run "
-        "saves a checkpoint and raises; 1 for never.",
-    )
     save_best: bool = option(
         False,
         "Save the policy that played the most successful rollout so far (by the score if nothing reports a "

@@ -91,7 +91,6 @@ REFUSED = [
     *({name: 0} for name in ("generation_slots", "env_workers")),
     *({"env_timeout_seconds": value} for value in (0.0, -1.0)),
     {"target_kl": 0.0},
-    *({"max_env_error_rate": value} for value in (0.0, 1.5, -1.0)),
     # names
     {"env_isolation": "fork"},
     *(

@@ -20,6 +20,7 @@ from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.models.critic import SharedCritic
 from trl_stppo.rollout.isolation import IsolatedEnvironment
+from trl_stppo.trainer.guards import failures
 from trl_stppo.trainer.loop import sampler
 
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
@@ -253,14 +254,16 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
     assert trainer.generation_config.max_new_tokens == LIMITS["max_completion_length"]
 
 
-def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(tmp_path):
+def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(
+    tmp_path, monkeypatch
+):
     """Otherwise processes would gather different figures."""
     data = prompts(4, fails=[1] * 4)
-    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_env_error_rate": 1.0}
+    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
+    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}}
     trainer = trained(tmp_path, Failing, data, **options)
     assert "sampling_per_token_logps" not in trainer.kept[0][1]
-    options = {"max_env_error_rate": 1.0}
-    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data, **options).kept[0][1]
+    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data).kept[0][1]
 
 
 def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(

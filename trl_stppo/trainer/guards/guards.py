@@ -61,7 +61,7 @@ class Guards:
             )
         self._host, self._optimizers = host, optimizers
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
-        self._failures = FailureWatch(host.args.max_env_error_rate)
+        self._failures = FailureWatch()
         self.ending = Ending(host, self._failures, last_checkpoint)
         # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
         self.verdict = "taken"

@@ -123,8 +123,6 @@ def build(
     isolate: bool = False,
     workers: int = 16,
     parse: Parse = parse,
-    on_env_error: str = "mask",
-    env_error_penalty: float = 1.0,
     **limits: Any,
 ) -> RolloutEngine:
     """An engine for factories of either kind, put together as the trainer does it."""
@@ -142,8 +140,7 @@ def build(
             run_on_main=calls.run_on_poller, isolated=isolate,
         )  # fmt: skip
     limits = Limits(**{"max_completion_tokens": 200, **limits})
-    errors = {"on_env_error": on_env_error, "env_error_penalty": env_error_penalty}
-    BUILT.append(RolloutEngine(drivers, pool, calls, limits, **errors))
+    BUILT.append(RolloutEngine(drivers, pool, calls, limits))
     return BUILT[-1]
 
 
@@ -171,7 +168,7 @@ class Played:
             "turn_spans": "turn_spans", "terminated": "terminated", "stop_reasons": "stop_reason",
             "success": "success", "valid_actions": "valid_actions", "messages": "messages",
             "final_rewards": "final_reward", "env_types": "env_type", "pays_turns": "pays_turns",
-            "trains": "trains", "counted": "counted", "errors": "error",
+            "trains": "trains", "errors": "error",
         }  # fmt: skip
         lists = {name: [getattr(e, of) for e in self.episodes] for name, of in names.items()}
         lists["truncated"] = [not flag for flag in lists["terminated"]]

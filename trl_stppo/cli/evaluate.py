@@ -43,7 +43,6 @@ from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.settings import SAMPLING
 from ..paths import check_name
 from ..redaction import redacted
-from ..trainer.config.checks import failure_price
 from ..trainer.evaluation.agents import Evaluation
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
@@ -200,10 +199,8 @@ def evaluate(
     if factory is None and loop is None and not functions:
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
-    on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
-    options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
-    options |= {"agent": loop, "agent_endpoint": config.agent_endpoint}
+    options = {"isolated": isolated, "agent": loop, "agent_endpoint": config.agent_endpoint}
     verifier: Any = args.verifier
     if verifier is not None and ":" in verifier:
         verifier = load_reward(verifier, "verifier")

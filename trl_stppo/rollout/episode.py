@@ -132,10 +132,8 @@ class Episode(Context):
         success: whether the task was solved, None if the environment does not report it.
         stop_reason: None while the episode runs.
         error: message of the environment's failure.
-        trains: False for an episode that is not trained on.
-        counted: False for an episode that is left out of its rollout's metrics too.
-        lost: whether its environment failed or timed out in a call, or its next turn could not be
-            sampled.
+        trains: False for an episode that is not trained on: its environment failed or timed out in a
+            call, or its next turn could not be sampled.
         terminated: whether no state can follow, so that the value after the episode is 0.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
@@ -164,8 +162,6 @@ class Episode(Context):
     stop_reason: StopReason | None = None
     error: str | None = None
     trains: bool = True
-    counted: bool = True
-    lost: bool = False
     terminated: bool = False
     tool_calls: int = 0
     tool_failures: int = 0
@@ -194,7 +190,7 @@ class Episode(Context):
     @property
     def failed(self) -> bool:
         """Whether the episode cannot be scored, because its environment is lost or it has no turn."""
-        return self.lost or not self.num_turns
+        return not self.trains or not self.num_turns
 
     @property
     def conversational(self) -> bool:

@@ -45,10 +45,6 @@ class Parts:
         pool: environment instances, None if there are only tools.
         calls: runs the environments.
         limits: budgets of an episode.
-        on_env_error: treatment of an episode whose environment failed: `"penalise"` rewards its last
-            turn with `-env_error_penalty`, `"mask"` does not train on it, `"drop"` also leaves it out
-            of the batch's metrics.
-        env_error_penalty: reward units.
         selection: plays the best of several turns; None plays the sampled turn.
     """
 
@@ -56,8 +52,6 @@ class Parts:
     pool: EnvironmentPool | None
     calls: EnvironmentCalls
     limits: Limits
-    on_env_error: str = "mask"
-    env_error_penalty: float = 1.0
     selection: Selection | None = None
 
 
@@ -277,7 +271,7 @@ class EpisodeLoop:
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
         if result.error is not None:  # its environment is intact and can be used again
-            episode.error, episode.trains, episode.lost = result.error, False, True
+            episode.error, episode.trains = result.error, False
             self._finish(episode, StopReason.SAMPLER_ERROR)
             return
         limit = episode.context.turn_limit(self._limits)
@@ -376,15 +370,10 @@ class EpisodeLoop:
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message
         self._discard(episode, reason)
-        if self._parts.on_env_error == "penalise" and episode.num_turns:
-            episode.turn_rewards[-1] -= self._parts.env_error_penalty
-            episode.pays_turns = True
-        else:
-            episode.trains = False
+        episode.trains = False
         self._finish(episode, reason)
 
     def _discard(self, episode: Episode, reason: StopReason | None = None) -> None:
-        episode.lost = True
         if self._parts.pool is None:
             return
         env = self._parts.pool.discard(episode.name, self._indices[episode.row])

@@ -168,12 +168,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "'thread', or 'process': one process per environment, which protects the run from hangs "
         "and crashes of an environment.",
     )
-    on_env_error: str = option(
-        "mask",
-        "Treatment of an episode whose environment failed. 'mask': do not train on it. 'penalise': "
-        "reward its last turn with -1 ('penalise 0.5': -0.5, in reward units). 'drop': as 'mask', "
-        "and leave it out of the batch's metrics too.",
-    )
     generation_slots: int | None = option(
         None, "Episodes in flight at once; default the whole batch."
     )

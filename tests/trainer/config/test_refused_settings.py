@@ -93,10 +93,6 @@ REFUSED = [
     {"target_kl": 0.0},
     # names
     {"env_isolation": "fork"},
-    *(
-        {"on_env_error": f"{value}"}
-        for value in ("ignore", "penalise -0.5", "penalise x", "mask 1")
-    ),
     {"kl_estimator": "k2"},
     {"advantage_level": "sequence"},
     {"importance_sampling_level": "word", "variant": None},

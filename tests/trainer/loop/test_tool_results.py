@@ -156,10 +156,10 @@ def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path, mo
     arguments = {"processing_class": tokenizer, "environment_factory": Speaker}
     trainer = build(
         tmp_path, Kept, arguments=arguments, max_steps=2, max_turns=3, max_turn_tokens=6,
-        max_completion_length=60, on_env_error="penalise 0.5",
+        max_completion_length=60,
     )  # fmt: skip
     trainer.train()
     for episode in trainer.episodes:
         assert str(episode.stop_reason) == "env_error"
         assert "no odd words" in episode.error
-        assert episode.turn_rewards == [0.5]  # 1.0, less the penalty
+        assert episode.turn_rewards == [1.0]

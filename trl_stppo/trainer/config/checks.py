@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any
 
 from ...core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
-from ...rollout.engine import ON_ENV_ERROR
 from .._trl import GRPOConfig
 from .vllm import check_vllm
 
@@ -164,22 +163,8 @@ def check_values(config: GRPOConfig) -> None:
     for name, (valid, rule) in RANGES.items():
         if not valid(getattr(config, name)):
             raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
-    failure_price(config.on_env_error)
     _check_eval_kwargs(config)
     _check_combinations(config)
-
-
-def failure_price(on_env_error: str) -> tuple[str, float]:
-    """Split `on_env_error`, such as "penalise 0.5", into mode and penalty (default 1)."""
-    mode, _, price = str(on_env_error).partition(" ")
-    try:
-        cost = float(price or 1.0)
-    except ValueError:
-        cost = -1.0
-    if mode not in ON_ENV_ERROR or (price and mode != "penalise") or not 0 <= cost < math.inf:
-        allowed = ", ".join(map(repr, (*ON_ENV_ERROR, "penalise 0.5")))
-        raise ValueError(f"`on_env_error={on_env_error!r}`: allowed are {allowed} (a price >= 0).")
-    return mode, cost
 
 
 def _check_eval_kwargs(config: GRPOConfig) -> None:

@@ -130,7 +130,7 @@ class Guards:
         host, state = self._host, self._state
         if not host.args.save_best:
             return
-        local = [(e.success, s) for e, s in zip(episodes, scores, strict=True) if e.counted]
+        local = [(e.success, s) for e, s in zip(episodes, scores, strict=True)]
         played = [result for part in gather_object([local]) for result in part]
         known = [success for success, _ in played if success is not None]
         known = known or [score for _, score in played if not math.isnan(score)]

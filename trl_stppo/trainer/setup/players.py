@@ -26,7 +26,6 @@ from .._trl import (
     training_template,
 )
 from ..bridge import Bridge
-from ..config.checks import failure_price
 from ..loop.player import EpisodePlayer, renderer
 from ..loop.sampler import TurnSampler, warn_of_hidden_settings
 from ..loop.vllm import VLLM
@@ -61,12 +60,9 @@ def build_engines(
     elif rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
-    on_env_error, price = failure_price(host.args.on_env_error)
     options: dict[str, Any] = {
         "env_workers": host.args.env_workers,
         "isolated": host.args.env_isolation == "process",
-        "on_env_error": on_env_error,
-        "env_error_penalty": price,
         "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)

@@ -120,7 +120,6 @@ def build(
     factory: Any = None,
     *,
     standalone: Sequence[Any] = (),
-    isolate: bool = False,
     workers: int = 16,
     parse: Parse = parse,
     **limits: Any,
@@ -128,16 +127,15 @@ def build(
     """An engine for factories of either kind, put together as the trainer does it."""
     texts, tools, probes = split_environments(factory)
     calls = EnvironmentCalls(workers)
-    pool = EnvironmentPool({**texts, **tools}, probes, isolate=isolate)
+    pool = EnvironmentPool({**texts, **tools}, probes)
     decode, wait = RENDERER.decode_action, calls.run_async
     drivers: dict[str | None, Any] = {
-        name: TextDriver(pool, name, probes[name], decode, wait, isolated=isolate) for name in texts
+        name: TextDriver(pool, name, probes[name], decode, wait) for name in texts
     }
     with_tools = [(pool, name, probes[name]) for name in tools]
     for place in with_tools or ([] if drivers else [(None, None, None)]):
         drivers[place[1]] = ToolDriver(
-            *place, list(standalone), parse, wait,
-            run_on_main=calls.run_on_poller, isolated=isolate,
+            *place, list(standalone), parse, wait, calls.run_on_poller
         )  # fmt: skip
     limits = Limits(**{"max_completion_tokens": 200, **limits})
     BUILT.append(RolloutEngine(drivers, pool, calls, limits))

@@ -11,6 +11,7 @@ from tests.kit.isolated_envs import Dangerous, Echo
 from tests.kit.isolation_kit import descendants
 from tests.kit.rollout_kit import ScriptedBackend, build, environment_threads, play, says, shown
 from tests.kit.waiting import PATIENCE, wait_until
+from trl_stppo import isolated
 
 FOREVER = 2 * PATIENCE
 
@@ -150,7 +151,7 @@ def test_an_exception_while_sampling_leaves_nothing_behind(error):
 
 def test_processes_that_hang_or_die_cost_only_their_episodes():
     others = descendants()  # a library's own workers
-    engine = build(Dangerous, isolate=True, env_timeout_seconds=2.0)
+    engine = build(isolated(Dangerous), env_timeout_seconds=2.0)
     say = [["!do a;get b;later c]", "end]"], ["!do hang]"], ["!do exit]"]]
     say += [["!later exit;do b]"], ["!do leave]", "end]"], [], []]
     rows = [{}] * 5 + [{"doom": "hang"}, {"doom": "exit"}]  # these in their reset
@@ -180,8 +181,8 @@ def test_processes_that_hang_or_die_cost_only_their_episodes():
 
 def test_a_text_environment_in_a_process_plays_as_in_a_thread():
     played = []
-    for isolate in (False, True):
-        engine = build(Echo, isolate=isolate)
+    for factory in (Echo, isolated(Echo)):
+        engine = build(factory)
         rows = [{"letter": "x", "more": 1}, {}]
         result = play(engine, says(["a]", "stop]"], ["b]", "stop]"]), rows)
         played.append([(shown(e), e.env.seed, e.turn_rewards) for e in result.episodes])

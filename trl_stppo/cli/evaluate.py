@@ -198,9 +198,9 @@ def evaluate(
     loop = agents.load_agent(args)
     if factory is None and loop is None and not functions:
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
-    isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
+    size = config.per_device_eval_batch_size
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
-    options = {"isolated": isolated, "agent": loop, "agent_endpoint": config.agent_endpoint}
+    options = {"agent": loop, "agent_endpoint": config.agent_endpoint}
     verifier: Any = args.verifier
     if verifier is not None and ":" in verifier:
         verifier = load_reward(verifier, "verifier")

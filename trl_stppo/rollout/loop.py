@@ -427,9 +427,9 @@ def described(error: BaseException) -> str:
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
     if "only works in main thread" in text:  # of a tool that sets signal handlers, beside an update
-        text += ' (set env_isolation="process")'
+        text += " (give environment_factory=isolated(...))"
     if "same thread" in text:  # sqlite3's message
-        text += ' (give check_same_thread=False, or set env_isolation="process")'
+        text += " (give check_same_thread=False, or environment_factory=isolated(...))"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""

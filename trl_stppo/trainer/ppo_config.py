@@ -163,11 +163,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
     env_workers: int = option(32, "Synchronous environments that run at the same time.")
-    env_isolation: str = option(
-        "thread",
-        "'thread', or 'process': one process per environment, which protects the run from hangs "
-        "and crashes of an environment.",
-    )
     generation_slots: int | None = option(
         None, "Episodes in flight at once; default the whole batch."
     )

@@ -92,7 +92,6 @@ REFUSED = [
     *({"env_timeout_seconds": value} for value in (0.0, -1.0)),
     {"target_kl": 0.0},
     # names
-    {"env_isolation": "fork"},
     {"kl_estimator": "k2"},
     {"advantage_level": "sequence"},
     {"importance_sampling_level": "word", "variant": None},

@@ -16,6 +16,7 @@ from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer
 from tests.kit.located import Located
 from tests.kit.tool_model import TEMPLATE
+from trl_stppo import isolated
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.models.critic import SharedCritic
@@ -114,16 +115,12 @@ def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     assert reasons(trainer) == ["terminated"] * 4
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation):
+def test_an_isolated_factory_that_cannot_be_pickled(tmp_path):
     turns = 2
-    data = prompts(4, dies=[False, isolation == "process", False, False])
-    trainer = trained(tmp_path, lambda: Located(turns), data, env_isolation=isolation)
+    data = prompts(4, dies=[False, True, False, False])
+    trainer = trained(tmp_path, isolated(lambda: Located(turns)), data)
     episodes = trainer.episodes
     places = {e.messages[1]["content"] for e in episodes if len(e.messages) > 1}
-    if isolation == "thread":
-        assert places == {str(os.getpid())}
-        return
     assert len(places) == 3
     assert str(os.getpid()) not in places
     assert all(isinstance(e.env, IsolatedEnvironment) for e in episodes)
@@ -156,6 +153,16 @@ def test_an_episode_whose_environment_failed_is_counted_but_not_trained_on(tmp_p
     # Two episodes score 2. One fails after a turn with reward 1, one before its first turn.
     assert figures["episode/score"] == pytest.approx((2 + 2 + 1 + 0) / 4)
     assert figures["stop_reason/env_error"] == 0.5
+
+
+def test_one_factory_of_several_may_be_isolated(tmp_path):
+    factories = {"here": lambda: Located(1), "apart": isolated(lambda: Located(1))}
+    data = prompts(4, environment=["here", "apart"] * 2)
+    trainer = trained(tmp_path, factories, data)
+    assert reasons(trainer) == ["terminated"] * 4
+    apart = [isinstance(e.env, IsolatedEnvironment) for e in trainer.episodes]
+    assert apart == [False, True, False, True]
+    trainer._player.engine.close()
 
 
 def test_reward_functions_are_not_asked_about_failed_episodes(tmp_path):

@@ -152,7 +152,6 @@ def check_values(config: GRPOConfig) -> None:
         "importance_sampling_level": config._VALID_LEVELS,
         "advantage_level": ("token", "turn"),
         "kl_estimator": KL_ESTIMATORS,
-        "env_isolation": ("thread", "process"),
         "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
     }
     for name, allowed in choices.items():

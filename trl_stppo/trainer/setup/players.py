@@ -62,7 +62,6 @@ def build_engines(
     limits, overrides = _limits(host), host.args.eval_settings
     options: dict[str, Any] = {
         "env_workers": host.args.env_workers,
-        "isolated": host.args.env_isolation == "process",
         "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)
@@ -84,7 +83,6 @@ def assemble(
     limits: Limits,
     *,
     env_workers: int = 32,
-    isolated: bool = False,
     probes_play: bool = True,
     agent_endpoint: bool = False,
     **options: Any,
@@ -96,21 +94,20 @@ def assemble(
     """
     calls, parse = EnvironmentCalls(env_workers), partial(read_message, renderer)
     players = rollout.probes if probes_play else None
-    pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
+    pool = EnvironmentPool({**rollout.text, **rollout.tools}, players)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
-    shared: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
+    on_main = calls.run_on_poller
     drivers: dict[str | None, Driver] = {}
     for name in rollout.text:
-        probe = rollout.probes[name]
-        drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
+        drivers[name] = TextDriver(pool, name, rollout.probes[name], decode, run_async)
     for name in rollout.tools:
         probe = rollout.probes[name]
-        drivers[name] = ToolDriver(pool, name, probe, tools, parse, run_async, **shared)
+        drivers[name] = ToolDriver(pool, name, probe, tools, parse, run_async, on_main)
     if rollout.agent is not None:
         endpoint = AgentEndpoint() if agent_endpoint else None
         drivers[None] = AgentDriver(rollout.agent, renderer, parse, limits, endpoint=endpoint)
     if not drivers:
-        drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, **shared)
+        drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, on_main)
     return RolloutEngine(drivers, pool, calls, limits, **options)
 
 

@@ -120,13 +120,12 @@ def build(
     factory: Any = None,
     *,
     standalone: Sequence[Any] = (),
-    workers: int = 16,
     parse: Parse = parse,
     **limits: Any,
 ) -> RolloutEngine:
     """An engine for factories of either kind, put together as the trainer does it."""
     texts, tools, probes = split_environments(factory)
-    calls = EnvironmentCalls(workers)
+    calls = EnvironmentCalls()
     pool = EnvironmentPool({**texts, **tools}, probes)
     decode, wait = RENDERER.decode_action, calls.run_async
     drivers: dict[str | None, Any] = {

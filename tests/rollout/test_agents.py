@@ -637,7 +637,7 @@ def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid, 
 
     limits = Limits(max_completion_tokens=200, max_turn_tokens=len(turn))
     driver = AgentDriver(agent, RENDERER, parse, limits)
-    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(), limits)
     backend = ScriptedBackend(says([turn], [turn] * 2))
     (episode,), _ = engine.run([{}], [""], RENDERER, backend)
     engine.close()
@@ -655,7 +655,7 @@ def test_tool_calls_before_a_stop_string_are_calls():
 
     limits = Limits(max_completion_tokens=200)
     driver = AgentDriver(agent, RENDERER, parse, limits)
-    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(), limits)
     script = says(["!f 1Observation: 5]"], ["so Observation: 5]"])
     rows = [{}, {}]
     (first, _), _ = engine.run(rows, ["", ""], RENDERER, ScriptedBackend(script))

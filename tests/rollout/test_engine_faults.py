@@ -82,7 +82,7 @@ def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog):
     caplog.set_level(logging.ERROR)
     fault_envs.MISUSED.clear()
     threads = set(threading.enumerate())
-    limits = {"workers": 32, "max_completion_tokens": 400, "max_context_tokens": 800}
+    limits = {"max_completion_tokens": 400, "max_context_tokens": 800}
     engine = build(FACTORIES, env_timeout_seconds=TIMEOUT, **limits)
     healthy = build(FACTORIES, **limits)
     memory, faults, ends = [], 0, set()

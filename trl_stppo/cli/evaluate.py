@@ -206,7 +206,7 @@ def evaluate(
         verifier = load_reward(verifier, "verifier")
     options["selection"] = agent.selection(args.candidates, verifier, sampling)
     parts = {}
-    with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
+    with agent.player(factory, **options) as (player, _):
         evaluation = Evaluation(
             player,
             sampling,

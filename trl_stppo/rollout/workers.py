@@ -32,13 +32,9 @@ class RolloutInterrupted(Exception):
 
 
 class EnvironmentCalls:
-    """Runs calls on a thread pool and an event loop. One thread polls for the results.
+    """Runs synchronous calls on a thread each, others on an event loop. One thread polls for the results."""
 
-    `workers`: synchronous calls at the same time, not counting abandoned ones.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self) -> None:
         lock = threading.RLock()  # guards everything below
         self._change = threading.Condition(lock)  # a result, or a new deadline to watch
         self._work = threading.Condition(lock)
@@ -55,7 +51,7 @@ class EnvironmentCalls:
         self._doubted: list[tuple[SharedLoop, float, threading.Event]] = []
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
-        """Start `func()` as soon as a worker is free. A coroutine function runs on the event loop.
+        """Start `func()` on a worker thread. A coroutine function runs on the event loop.
 
         One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
         """
@@ -190,7 +186,7 @@ class EnvironmentCalls:
 
     def _staff(self) -> None:
         busy = sum(not call.asynchronous for call in self._running.values())
-        while self._live < self.workers and self._live - busy < len(self._waiting):
+        while self._live - busy < len(self._waiting):
             try:
                 DaemonThread(self._worker, "environment").start()
             except ThreadStartError:

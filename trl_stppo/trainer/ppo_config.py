@@ -162,7 +162,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
-    env_workers: int = option(32, "Synchronous environments that run at the same time.")
     generation_slots: int | None = option(
         None, "Episodes in flight at once; default the whole batch."
     )

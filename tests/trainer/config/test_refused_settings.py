@@ -88,7 +88,7 @@ REFUSED = [
     {"delta": 1.2},
     {"num_ppo_epochs": 0},
     *({name: 0} for name in ("max_turns", "max_turn_tokens")),
-    *({name: 0} for name in ("generation_slots", "env_workers")),
+    *({name: 0} for name in ("generation_slots",)),
     *({"env_timeout_seconds": value} for value in (0.0, -1.0)),
     {"target_kl": 0.0},
     # names

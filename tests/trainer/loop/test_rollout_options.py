@@ -51,14 +51,14 @@ def reasons(trainer):
 class Sleepy(CountEnv):
     """Sleeps as long as the row says in its second turn; counts who is awake at once."""
 
-    lock, running, most, open, most_open = threading.Lock(), 0, 0, 0, 0
+    lock, open, most_open = threading.Lock(), 0, 0
     forgotten = threading.Event()  # wakes who sleeps for ever
 
     @classmethod
     def forget(cls):
         cls.forgotten.set()  # abandoned calls of the test before may still come to their end
         cls.forgotten = threading.Event()
-        cls.running = cls.most = cls.open = cls.most_open = 0
+        cls.open = cls.most_open = 0
 
     def reset(self, pause=0.0, **row):
         with self.lock:
@@ -68,14 +68,10 @@ class Sleepy(CountEnv):
         return super().reset()
 
     def step(self, action):
-        with self.lock:
-            Sleepy.running += 1
-            Sleepy.most = max(Sleepy.most, Sleepy.running)
         self.born.wait(self.pause if self.count else 0.01)
         result = super().step(action)
         if self.born is Sleepy.forgotten:
             with self.lock:
-                Sleepy.running -= 1
                 Sleepy.open -= result[2]
         return result
 
@@ -88,13 +84,6 @@ def test_env_timeout_seconds(tmp_path):
     assert not trainer.kept[0][1]["loss_mask"][1].any()
     assert trainer.kept[0][2].terminated.tolist()[1]
     Sleepy.forget()
-
-
-@pytest.mark.parametrize(("workers", "expected"), [(1, {1}), (8, {2, 3, 4})])
-def test_env_workers(tmp_path, workers, expected):
-    Sleepy.forget()
-    trained(tmp_path, Sleepy, prompts(4, pause=[0.2] * 4), env_workers=workers)
-    assert Sleepy.most in expected
 
 
 @pytest.mark.parametrize(("slots", "expected"), [(1, {1}), (2, {2}), (None, {2, 3, 4})])

@@ -130,7 +130,6 @@ RANGES: Ranges = {
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
     "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
     **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},

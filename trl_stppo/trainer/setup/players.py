@@ -61,7 +61,6 @@ def build_engines(
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
     options: dict[str, Any] = {
-        "env_workers": host.args.env_workers,
         "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)
@@ -82,17 +81,15 @@ def assemble(
     renderer: ChatRenderer,
     limits: Limits,
     *,
-    env_workers: int = 32,
     probes_play: bool = True,
     agent_endpoint: bool = False,
     **options: Any,
 ) -> RolloutEngine:
     """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
 
-    `env_workers` synchronous environments run at the same time. If `probes_play`, the probed instances
-    play too.
+    If `probes_play`, the probed instances play too.
     """
-    calls, parse = EnvironmentCalls(env_workers), partial(read_message, renderer)
+    calls, parse = EnvironmentCalls(), partial(read_message, renderer)
     players = rollout.probes if probes_play else None
     pool = EnvironmentPool({**rollout.text, **rollout.tools}, players)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools

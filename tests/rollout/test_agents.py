@@ -368,7 +368,7 @@ class OwnError(Exception):
 
 
 def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
-    """One raises, one hangs, one blocks the event loop, one calls after its end, one retries."""
+    """One raises, one hangs, one calls after its end, one retries."""
     done = threading.Event()
 
     async def agent(client, row):
@@ -379,8 +379,6 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
             raise OwnError("broken")
         if number == 7:
             await asyncio.sleep(60)
-        if number == 11:
-            time.sleep(3.2)
         if number == 13:
             asyncio.get_running_loop().create_task(later(client))
         if number == 17:
@@ -400,11 +398,10 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
         env_timeout_seconds=2.0,
     )  # fmt: skip
     reasons = {e.columns["number"]: str(e.stop_reason) for e in trainer.episodes}
-    assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")
+    assert (reasons[3], reasons[7]) == ("env_error", "env_timeout")
     assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
-    assert "; it blocks the event loop" in trainer.episodes[11].error
-    assert "3 of 64 episodes ended in a failure of their agent: " in caplog.text
-    others = [n for n in reasons if n not in (3, 7, 11)]
+    assert "2 of 64 episodes ended in a failure of their agent: " in caplog.text
+    others = [n for n in reasons if n not in (3, 7)]
     assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
     tokenizer = trainer.processing_class
     for number in others:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.rollout_kit import collect, environment_threads
 from tests.kit.waiting import PATIENCE, wait_until
+from trl_stppo.rollout import calls as calls_module
 from trl_stppo.rollout import workers
 from trl_stppo.rollout.workers import EnvironmentCalls
 
@@ -96,7 +97,9 @@ def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
 
 
 def test_a_cooperative_coroutine_is_cancelled_and_the_loop_stays(calls, monkeypatch):
-    monkeypatch.setattr(workers, "CANCEL_SECONDS", PATIENCE)  # the loop's thread may have to wait
+    monkeypatch.setattr(
+        calls_module, "CANCEL_SECONDS", PATIENCE
+    )  # the loop's thread may have to wait
     seen = []
 
     async def patient():

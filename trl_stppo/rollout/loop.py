@@ -161,7 +161,7 @@ class EpisodeLoop:
         if result.timed_out:
             message = (
                 f"{self._driver(episode).type_name}: no answer in {self._limits.env_timeout_seconds} s "
-                f"(`env_timeout_seconds`){_blocked(result)}"
+                f"(`env_timeout_seconds`)"
             )
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
@@ -407,15 +407,6 @@ class EpisodeLoop:
             if not context.ids:  # TRL cannot collate an empty row; no mask covers this token
                 context.append_observation([self._renderer.tokenizer.eos_token_id])
             context.check_prefix()
-
-
-def _blocked(result: CallResult) -> str:
-    if result.blocked is None:
-        return ""
-    who = "it" if result.blocked == "itself" else "another episode's environment"
-    return (
-        f"; {who} blocks the event loop that asynchronous environments share; await what takes time"
-    )
 
 
 def described(error: BaseException) -> str:

@@ -202,9 +202,7 @@ def tools(folder: str, kind: str, episodes: int) -> dict[str, Any]:
     ours = kind == "ours"
     trainer_class, config = (_StoppingOurs, PPOConfig) if ours else (_StoppingTRL, GRPOConfig)
     options: dict[str, Any] = (
-        {"num_generations": 1, "kl_coef": 0.0, "env_workers": 64}
-        if ours
-        else {"num_generations": 2}
+        {"num_generations": 1, "kl_coef": 0.0} if ours else {"num_generations": 2}
     )
     engine = {"enforce_eager": True, "dtype": "bfloat16"}
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, **engine)

@@ -305,7 +305,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         timeout = {"env_timeout_seconds": LookEnv.hang_seconds / 10}
         trainers = {
-            "ours": make("ours", model, tokenizer, folder, env_workers=64),
+            "ours": make("ours", model, tokenizer, folder),
             "trl": make("trl", model, tokenizer, folder),
         }
         hanging = {**trainers, "ours": make("ours", model, tokenizer, folder, **timeout)}

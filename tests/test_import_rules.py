@@ -65,7 +65,7 @@ RULES = {
         {"torch", "transformers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},
     ),
-    "__init__": ({"agent", "version", "trainer", "watch"}, set(), set()),
+    "__init__": ({"agent", "rollout", "version", "trainer", "watch"}, set(), set()),
 }  # fmt: skip
 STDLIB_ONLY = ({"errors"}, set(), set())  # every module that is not listed
 TRL_DOOR = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py")]

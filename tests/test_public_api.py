@@ -15,7 +15,7 @@ from trl_stppo.trainer._trl import GRPOConfig, GRPOTrainer
 TRAINERS = [
     f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")
 ]
-NAMES = ["Agent", *TRAINERS]
+NAMES = ["Agent", *TRAINERS, "isolated"]
 ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "tests" / "fixtures" / "public_api.txt"
 
@@ -24,9 +24,9 @@ def public_names() -> Iterator[str]:
     """What the pages of the API describe."""
     for page in (ROOT / "docs" / "api").glob("*.md"):
         for kind, path in re.findall(
-            r"^\.\. auto(module|class):: ([\w.]+)", page.read_text(), re.M
+            r"^\.\. auto(module|class|function):: ([\w.]+)", page.read_text(), re.M
         ):
-            if kind == "class":
+            if kind != "module":
                 yield path
                 continue
             module = importlib.import_module(path)
@@ -43,7 +43,7 @@ def test_no_public_name_comes_or_goes_unnoticed():
 
 
 def test_public_names_are_exactly_these():
-    assert sorted(trl_stppo.__all__) == [*NAMES, "__version__"]
+    assert sorted(trl_stppo.__all__) == sorted([*NAMES, "__version__"])
     assert dir(trl_stppo) == sorted(trl_stppo.__all__)
 
 
@@ -79,4 +79,4 @@ def test_options_of_our_own_stay_few():
     upstream = {spec.name for spec in fields(GRPOConfig)}
     kinds = trl_stppo.STPPOConfig, trl_stppo.STGRPOConfig
     own = {spec.name for kind in kinds for spec in fields(kind)} - upstream
-    assert len(own) <= 48, "before a new one another has to go"
+    assert len(own) <= 37, "before a new one another has to go"

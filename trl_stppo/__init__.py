@@ -20,6 +20,7 @@ _LAZY = {
     "STGRPOTrainer": "trl_stppo.trainer.stgrpo_trainer",
     "STPPOConfig": "trl_stppo.trainer.stppo_config",
     "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
+    "isolated": "trl_stppo.rollout.isolation",
 }
 
 __all__ = [
@@ -31,10 +32,12 @@ __all__ = [
     "STPPOConfig",
     "STPPOTrainer",
     "__version__",
+    "isolated",
 ]
 
 if TYPE_CHECKING:
     from .agent import Agent
+    from .rollout.isolation import isolated
     from .trainer.ppo_config import PPOConfig
     from .trainer.ppo_trainer import PPOTrainer
     from .trainer.stgrpo_config import STGRPOConfig

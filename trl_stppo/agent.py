@@ -308,7 +308,5 @@ class Agent:
                 self.model.config.get_text_config(), "max_position_embeddings", None
             ),
             max_tool_rounds=settings.max_tool_rounds,
-            max_malformed_actions=settings.max_malformed_actions,
             env_timeout_seconds=settings.env_timeout_seconds,
-            episode_timeout_seconds=settings.episode_timeout_seconds,
         )

@@ -24,7 +24,7 @@ NAMES = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"),
     *("num_ppo_epochs", "learning_rate", "critic_learning_rate", "cliprange", "kl_coef"),
     *("gamma", "lam", "num_generations"),
-    *("max_turns", "max_turn_tokens", "max_completion_length", "on_env_error"),
+    *("max_turns", "max_turn_tokens", "max_completion_length"),
     *("use_vllm", "eval_steps", "save_steps", "seed"),
 )
 # Of upstream's settings, whose own texts are about something else or say too much.

@@ -3,8 +3,10 @@
 import pytest
 from datasets import Dataset
 
+from trl_stppo import isolated
 from trl_stppo.cli import agents, evaluate, objects
 from trl_stppo.cli.usage import UsageError
+from trl_stppo.rollout.isolation import Isolated
 
 HERE = __name__
 
@@ -32,6 +34,9 @@ class Offering:
         return [shout]
 
 
+APART = isolated(Offering)
+
+
 class Silent:
     """Says nothing; a method of an instance is not meant."""
 
@@ -41,6 +46,14 @@ class Silent:
 
 def arguments(environment: str | None, **others) -> evaluate.EvaluateArguments:
     return evaluate.EvaluateArguments(environment=environment, **others)
+
+
+def test_an_isolated_factory_offers_its_classs_rows_and_takes_arguments():
+    assert objects.offered_by(f"{HERE}:APART", "figures") == [shout]
+    assert objects.factory_of(f"{HERE}:APART", None) == APART
+    bound = objects.factory_of(f"{HERE}:APART", '{"size": 2}')
+    assert isinstance(bound, Isolated)
+    assert (bound.factory.func, bound.factory.keywords) == (Offering, {"size": 2})
 
 
 def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):

@@ -349,7 +349,7 @@ def test_calls_come_from_different_threads_as_in_a_training() -> None:
     with pytest.raises(EnvironmentContractError) as caught:
         check_env(asking_a_database())
     assert "check_same_thread=False" in str(caught.value)
-    assert "env_isolation=" in str(caught.value)
+    assert "isolated(" in str(caught.value)
     assert check_env(asking_a_database(check_same_thread=False)()) == []
 
 

@@ -22,7 +22,7 @@ ROW = letters()[0]
 def saved(tmp_path_factory):
     """A folder as `save_model` leaves it."""
     folder = tmp_path_factory.mktemp("agent") / "run"
-    options = {"temperature": 0.7, "max_malformed_actions": 9, "seed": 5}
+    options = {"temperature": 0.7, "env_timeout_seconds": 9.0, "seed": 5}
     trainer = run(folder, hub_model_id=None, **options)
     trainer.save_model(str(folder))
     return folder
@@ -36,7 +36,7 @@ def agent(saved):
 def test_the_settings_are_those_of_the_run(agent):
     settings = agent.settings
     assert (settings.max_turns, settings.max_turn_tokens) == (3, 4)
-    assert (settings.max_malformed_actions, settings.seed) == (9, 5)
+    assert (settings.env_timeout_seconds, settings.seed) == (9.0, 5)
     assert settings.sampling["temperature"] == 0.7
     assert settings.environments[0]["import"] == "tests.kit.fakes:CountEnv"
     assert (settings.dtype, settings.trainer) == ("float32", "STPPOTrainer")

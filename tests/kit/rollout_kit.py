@@ -120,30 +120,24 @@ def build(
     factory: Any = None,
     *,
     standalone: Sequence[Any] = (),
-    isolate: bool = False,
-    workers: int = 16,
     parse: Parse = parse,
-    on_env_error: str = "mask",
-    env_error_penalty: float = 1.0,
     **limits: Any,
 ) -> RolloutEngine:
     """An engine for factories of either kind, put together as the trainer does it."""
     texts, tools, probes = split_environments(factory)
-    calls = EnvironmentCalls(workers)
-    pool = EnvironmentPool({**texts, **tools}, probes, isolate=isolate)
+    calls = EnvironmentCalls()
+    pool = EnvironmentPool({**texts, **tools}, probes)
     decode, wait = RENDERER.decode_action, calls.run_async
     drivers: dict[str | None, Any] = {
-        name: TextDriver(pool, name, probes[name], decode, wait, isolated=isolate) for name in texts
+        name: TextDriver(pool, name, probes[name], decode, wait) for name in texts
     }
     with_tools = [(pool, name, probes[name]) for name in tools]
     for place in with_tools or ([] if drivers else [(None, None, None)]):
         drivers[place[1]] = ToolDriver(
-            *place, list(standalone), parse, wait,
-            run_on_main=calls.run_on_poller, isolated=isolate,
+            *place, list(standalone), parse, wait, calls.run_on_poller
         )  # fmt: skip
     limits = Limits(**{"max_completion_tokens": 200, **limits})
-    errors = {"on_env_error": on_env_error, "env_error_penalty": env_error_penalty}
-    BUILT.append(RolloutEngine(drivers, pool, calls, limits, **errors))
+    BUILT.append(RolloutEngine(drivers, pool, calls, limits))
     return BUILT[-1]
 
 
@@ -171,7 +165,7 @@ class Played:
             "turn_spans": "turn_spans", "terminated": "terminated", "stop_reasons": "stop_reason",
             "success": "success", "valid_actions": "valid_actions", "messages": "messages",
             "final_rewards": "final_reward", "env_types": "env_type", "pays_turns": "pays_turns",
-            "trains": "trains", "counted": "counted", "errors": "error",
+            "trains": "trains", "errors": "error",
         }  # fmt: skip
         lists = {name: [getattr(e, of) for e in self.episodes] for name, of in names.items()}
         lists["truncated"] = [not flag for flag in lists["terminated"]]

@@ -18,6 +18,6 @@ def _closed():
 
 @pytest.fixture
 def calls():
-    pool = EnvironmentCalls(4)
+    pool = EnvironmentCalls()
     yield pool
     pool.close()

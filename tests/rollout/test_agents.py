@@ -357,7 +357,7 @@ class OwnError(Exception):
 
 
 def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
-    """One raises, one hangs, one blocks the event loop, one calls after its end, one retries."""
+    """One raises, one hangs, one calls after its end, one retries."""
     done = threading.Event()
 
     async def agent(client, row):
@@ -368,8 +368,6 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
             raise OwnError("broken")
         if number == 7:
             await asyncio.sleep(60)
-        if number == 11:
-            time.sleep(3.2)
         if number == 13:
             asyncio.get_running_loop().create_task(later(client))
         if number == 17:
@@ -386,14 +384,13 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
 
     trainer = played(
         tmp_path, agent, rows=prompts(64, number=[*range(64)]), per_device_train_batch_size=64,
-        env_timeout_seconds=2.0, max_env_error_rate=1.0,
+        env_timeout_seconds=2.0,
     )  # fmt: skip
     reasons = {e.columns["number"]: str(e.stop_reason) for e in trainer.episodes}
-    assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")
+    assert (reasons[3], reasons[7]) == ("env_error", "env_timeout")
     assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
-    assert "; it blocks the event loop" in trainer.episodes[11].error
-    assert "3 of 64 episodes ended in a failure of their agent: " in caplog.text
-    others = [n for n in reasons if n not in (3, 7, 11)]
+    assert "2 of 64 episodes ended in a failure of their agent: " in caplog.text
+    others = [n for n in reasons if n not in (3, 7)]
     assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
     tokenizer = trainer.processing_class
     for number in others:
@@ -601,28 +598,11 @@ def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid, 
 
     limits = Limits(max_completion_tokens=200, max_turn_tokens=len(turn))
     driver = AgentDriver(agent, RENDERER, parse, limits)
-    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(), limits)
     backend = ScriptedBackend(says([turn], [turn] * 2))
     (episode,), _ = engine.run([{}], [""], RENDERER, backend)
     engine.close()
     assert episode.valid_actions == ([] if valid is None else [valid])
-
-
-def test_an_agent_ends_after_too_many_turns_that_are_not_valid():
-    async def agent(client, row):
-        for _ in range(9):
-            await ask(client, tools=SINGLE)
-        return 1.0
-
-    limits = Limits(max_completion_tokens=200, max_malformed_actions=2)
-    engine = RolloutEngine(
-        {None: AgentDriver(agent, RENDERER, parse, limits)}, None, EnvironmentCalls(1), limits
-    )
-    backend = ScriptedBackend(says(["!f 1]", "!g]", "!f 1]", "!g]", "!f 1]"]))
-    (episode,), _ = engine.run([{}], [""], RENDERER, backend)
-    engine.close()
-    assert episode.stop_reason == "malformed_limit"
-    assert episode.valid_actions == [True, False, True, False]
 
 
 def test_tool_calls_before_a_stop_string_are_calls():
@@ -636,7 +616,7 @@ def test_tool_calls_before_a_stop_string_are_calls():
 
     limits = Limits(max_completion_tokens=200)
     driver = AgentDriver(agent, RENDERER, parse, limits)
-    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(1), limits)
+    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(), limits)
     script = says(["!f 1Observation: 5]"], ["so Observation: 5]"])
     rows = [{}, {}]
     (first, _), _ = engine.run(rows, ["", ""], RENDERER, ScriptedBackend(script))

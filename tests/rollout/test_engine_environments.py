@@ -12,6 +12,7 @@ import pytest
 
 from tests.kit.episodes import ScriptedEnv, done, going
 from tests.kit.rollout_kit import build, play, play_once, says, shown
+from trl_stppo import isolated
 from trl_stppo.rollout.record import StopReason
 
 
@@ -79,7 +80,10 @@ class AsyncTools(Tools):
 @pytest.mark.parametrize("kind", [Drawn, AsyncDrawn])
 def test_pictures_of_the_environment_are_kept_and_their_errors_end_nothing(kind, isolate):
     steps = [going("x"), going("y"), done(1.0)]
-    played = play_once(functools.partial(kind, *steps), says(["a]", "b]", "c]"]), isolate=isolate)
+    factory = functools.partial(kind, *steps)
+    if isolate:
+        factory = isolated(factory)
+    played = play_once(factory, says(["a]", "b]", "c]"]))
     (episode,) = played.episodes
     name = kind.__name__
     error = f"{name}.render raised OSError('no screen')"

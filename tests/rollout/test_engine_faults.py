@@ -18,7 +18,6 @@ from tests.kit.tiers import quick
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
-MODES = ("mask", "penalise", "drop")
 TIMEOUT = fault_envs.HANG_SECONDS / 5
 
 
@@ -61,23 +60,21 @@ def check_row(episode, row):
     assert len(episode.turn_rewards) == len(episode.turn_spans)
 
 
-def check_record(record, episodes, rows, mode):
+def check_record(record, episodes, rows):
     reasons = [expected(row) for row in rows]
     failed = [reason in FAILURES for reason in reasons]
     assert record.stop_reasons == reasons
     assert record.errors.count(None) == failed.count(False)
     assert [error is not None for error in record.errors] == failed
-    assert record.counted == [not (mode == "drop" and bad) for bad in failed]
     final = (*FAILURES, StopReason.TERMINATED, StopReason.NO_ACTION)
     assert record.terminated == [reason in final for reason in reasons]
     for i, (row, episode, bad) in enumerate(zip(rows, episodes, failed, strict=True)):
-        penalised = bad and mode == "penalise" and bool(episode.turn_spans)
-        assert record.trains[i] == (not bad or penalised)
+        assert record.trains[i] == (not bad)
         assert record.turn_rewards[i] == episode.turn_rewards
         assert record.pays_turns[i] or (bad and not episode.turn_spans)
         if bad and row["kind"].startswith("text") and episode.turn_spans:
             paid = [float(turn) for turn in range(1, len(episode.turn_spans))]
-            assert episode.turn_rewards == [*paid, -2.5 if penalised else 0.0]
+            assert episode.turn_rewards == [*paid, 0.0]
 
 
 @pytest.mark.parametrize(("batches", "size"), quick([(3, 90), (4, 200), (12, 200)], (3, 90)))
@@ -85,15 +82,13 @@ def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog):
     caplog.set_level(logging.ERROR)
     fault_envs.MISUSED.clear()
     threads = set(threading.enumerate())
-    limits = {"workers": 32, "max_completion_tokens": 400, "max_context_tokens": 800}
-    options = {"env_timeout_seconds": TIMEOUT, "env_error_penalty": 2.5, **limits}
-    engines = {mode: build(FACTORIES, on_env_error=mode, **options) for mode in MODES}
+    limits = {"max_completion_tokens": 400, "max_context_tokens": 800}
+    engine = build(FACTORIES, env_timeout_seconds=TIMEOUT, **limits)
     healthy = build(FACTORIES, **limits)
     memory, faults, ends = [], 0, set()
     for batch in range(batches):
-        mode = MODES[batch % len(MODES)]
         rows = [draw(n) for n in range(batch * size, (batch + 1) * size)]
-        played, took = play_batch(engines[mode], rows)
+        played, took = play_batch(engine, rows)
         without, _ = play_batch(healthy, [{**row, "fault": None} for row in rows])
         assert [episode.row for episode in played.episodes] == list(range(size))
         for row, episode, fine in zip(rows, played.episodes, without.episodes, strict=True):
@@ -101,13 +96,13 @@ def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog):
             if row["fault"] is None:
                 assert told(episode) == told(fine)
             ends.add((row["kind"], row["fault"], episode.stop_reason))
-        check_record(played.record, played.episodes, rows, mode)
+        check_record(played.record, played.episodes, rows)
         faults += sum(row["fault"] is not None for row in rows)
         hangs = sum(row["fault"] == "hang" for row in rows)
         assert took < PATIENCE + hangs * TIMEOUT
         memory.append(resident_megabytes())
-    for engine in (*engines.values(), healthy):
-        engine.close()
+    engine.close()
+    healthy.close()
     assert fault_envs.MISUSED == []
     assert faults > 0.08 * size * batches
     assert len(ends) > 20
@@ -120,45 +115,23 @@ def one_row(kind, fault, when, turns=2):
     return {"environment": kind, "kind": kind, "n": 0, "turns": turns, "fault": fault, "when": when}
 
 
-@pytest.mark.parametrize(("mode", "when"), [
-    *(("penalise", when) for when in ("reset", "turn", "score")),
-    ("mask", "turn"),
-    ("drop", "turn"),
-])  # fmt: skip
-def test_what_a_failed_episode_teaches(mode, when, caplog):
-    engine = build(FACTORIES, on_env_error=mode, env_error_penalty=2.5)
+@pytest.mark.parametrize("when", ["reset", "turn", "score"])
+def test_a_failed_episode_teaches_nothing(when, caplog):
+    engine = build(FACTORIES)
     kind = "tools" if when == "score" else "text"
     played, _ = play_batch(engine, [one_row(kind, "exit", when)])
     episode, record = played.only, played.record
     turns = {"reset": 0, "turn": 2, "score": 3}[when]
     paid = {"reset": [], "turn": [1.0, 0.0], "score": [0.5, 1.0, 0.0]}[when]
-    if mode == "penalise" and turns:
-        paid[-1] -= 2.5
     assert record.turn_rewards == [paid]
     assert len(episode.turn_spans) == turns
-    assert record.trains == [mode == "penalise" and turns > 0]
-    assert record.counted == [mode != "drop"]
+    assert record.trains == [False]
     assert (record.terminated, record.truncated) == ([True], [False])
     assert record.stop_reasons == [StopReason.ENV_ERROR]
     [error] = record.errors
     assert re.fullmatch(r"SystemExit: 3 \(fault_envs\.py:\d+\)", error)
     assert record.final_rewards == [None]
     assert f"1 of 1 episodes ended in a failure of their environment: {error} (1x)" in caplog.text
-
-
-def test_a_penalty_is_paid_by_environments_that_pay_nothing_else():
-    class Plain:
-        def reset(self, **row):
-            return None
-
-        def e(self) -> str:
-            """Leave."""
-            raise SystemExit
-
-    engine = build(Plain, on_env_error="penalise")
-    played = play(engine, lambda row, turn: "!e]")
-    assert played.record.turn_rewards == [[-1.0]]
-    assert (played.record.pays_turns, played.record.trains) == ([True], [True])
 
 
 class Sometimes:

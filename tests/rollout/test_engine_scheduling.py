@@ -217,7 +217,7 @@ def schedule(number, engine):
 
 @pytest.mark.parametrize("schedules", quick([25, 100], 25))
 def test_random_schedules_play_the_same_episodes(schedules):
-    engine = build(KINDS, workers=6)
+    engine = build(KINDS)
     first = schedule(0, engine)
     assert len({episode[0] for episode in first}) == 12
     for number in range(1, schedules + 1):

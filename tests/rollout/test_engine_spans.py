@@ -118,25 +118,8 @@ EPISODES = {
         (texts(("y", 0.0, True, True, {})), None, ["a]"], {"max_turns": 1}),
         "a]", "00", StopReason.TERMINATED,
     ),
-    "text: unreadable actions, not in a row": (
-        (
-            texts(
-                going("", valid_action=False),
-                going("", valid_action=True),
-                going("", valid_action=False),
-            ),
-            None,
-            ["a]", "b]", "c]", "d]"],
-            {"max_malformed_actions": 2, "max_turns": 3},
-        ),
-        "a][u ][a b][u ][a c]", "00 ....... 11 ....... 22", StopReason.MALFORMED_LIMIT,
-    ),
-    "tools: unreadable calls": (
-        (Tools, None, ["!e x]", "!n x]", "b]"], {"max_malformed_actions": 1}),
-        "!e x][t x][a !n x]", "00000 ........ 11111", StopReason.MALFORMED_LIMIT,
-    ),
 }  # fmt: skip
-FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT)
+FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION)
 
 
 @pytest.mark.parametrize("case", EPISODES)

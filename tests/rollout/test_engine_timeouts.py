@@ -11,9 +11,8 @@ from tests.kit.isolated_envs import Dangerous, Echo
 from tests.kit.isolation_kit import descendants
 from tests.kit.rollout_kit import ScriptedBackend, build, environment_threads, play, says, shown
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.rollout.record import StopReason
+from trl_stppo import isolated
 
-EPISODE_TIMEOUT = StopReason.EPISODE_TIMEOUT
 FOREVER = 2 * PATIENCE
 
 
@@ -98,62 +97,6 @@ def test_an_instance_that_was_made_too_late_is_nobodys():
     assert (len(made), made[1].actions, made[2].actions) == (3, [], ["b"])
 
 
-@pytest.mark.parametrize("when", ["in_reset", "in_step"])
-def test_an_episode_ends_while_it_waits_for_its_environment(when):
-    engine = build(Slow, episode_timeout_seconds=1.0)
-    started = time.monotonic()
-    played = play(engine, lambda row, turn: "a]", [{when: FOREVER}, {}])
-    assert time.monotonic() - started < PATIENCE
-    assert played.reasons == [EPISODE_TIMEOUT, "terminated"]
-    episode, record = played.episodes[0], played.record
-    begun = when == "in_step"
-    assert shown(episode) == ("[u q][a |a]" if begun else "[u q][a |]")
-    assert (episode.turn_spans, episode.action_mask[0]) == ([(0, 2)] * begun, begun)
-    assert record.errors == ["episode_timeout_seconds=1.0 is over", None]
-    # What was earned until then counts, and the state is worth something.
-    assert (record.trains[1], record.terminated) == (True, [False, True])
-    assert record.turn_rewards == [[0.0] * begun, [0.0, 0.0]]
-    broken = episode.env
-    assert play(engine, lambda row, turn: "a]").only.env is not broken or not begun
-
-
-def test_an_episode_ends_while_it_is_sampled_and_the_partial_turn_is_dropped():
-    engine = build(Slow, episode_timeout_seconds=1.0)
-    endless = ScriptedBackend(
-        lambda row, turn: "a]",
-        steps=lambda row, turn: 10**9 if (row, turn) == (0, 1) else 1,
-        pause=0.01,
-    )
-    played = play(engine, endless, [{}, {}])
-    assert played.reasons == [EPISODE_TIMEOUT, "terminated"]
-    assert shown(played.episodes[0]) == "[u q][a |a][u x][a "
-    assert played.record.turn_spans[0] == [(0, 2)]
-    first = played.episodes[0].env
-    assert play(engine, lambda row, turn: "a]").only.env is first  # nothing is wrong with it
-
-
-def test_an_episode_ends_while_it_is_scored():
-    class Scoring:
-        def reset(self, **row):
-            self.turn_rewards = [1.0]
-
-        def get_reward(self):
-            Slow.over.wait(FOREVER)
-            return 1.0
-
-    engine = build(Scoring, episode_timeout_seconds=1.0)
-    played = play(engine, lambda row, turn: "end]")
-    assert (played.reasons, played.record.final_rewards) == ([EPISODE_TIMEOUT], [None])
-    assert played.record.terminated == [False]
-
-
-def test_the_time_of_an_episode_counts_from_its_admission():
-    engine = build(Slow, episode_timeout_seconds=1.0)
-    backend = ScriptedBackend(lambda row, turn: "a]", capacity=1)
-    played = play(engine, backend, [{"in_reset": 0.35}] * 4)
-    assert played.reasons == ["terminated"] * 4
-
-
 class Leaving(ScriptedBackend):
     """Raises once an environment is in its step while another episode has a turn to sample."""
 
@@ -208,7 +151,7 @@ def test_an_exception_while_sampling_leaves_nothing_behind(error):
 
 def test_processes_that_hang_or_die_cost_only_their_episodes():
     others = descendants()  # a library's own workers
-    engine = build(Dangerous, isolate=True, env_timeout_seconds=2.0)
+    engine = build(isolated(Dangerous), env_timeout_seconds=2.0)
     say = [["!do a;get b;later c]", "end]"], ["!do hang]"], ["!do exit]"]]
     say += [["!later exit;do b]"], ["!do leave]", "end]"], [], []]
     rows = [{}] * 5 + [{"doom": "hang"}, {"doom": "exit"}]  # these in their reset
@@ -238,8 +181,8 @@ def test_processes_that_hang_or_die_cost_only_their_episodes():
 
 def test_a_text_environment_in_a_process_plays_as_in_a_thread():
     played = []
-    for isolate in (False, True):
-        engine = build(Echo, isolate=isolate)
+    for factory in (Echo, isolated(Echo)):
+        engine = build(factory)
         rows = [{"letter": "x", "more": 1}, {}]
         result = play(engine, says(["a]", "stop]"], ["b]", "stop]"]), rows)
         played.append([(shown(e), e.env.seed, e.turn_rewards) for e in result.episodes])

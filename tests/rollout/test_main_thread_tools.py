@@ -82,19 +82,3 @@ def test_a_tool_that_takes_too_long_on_the_main_thread_has_timed_out():
     slow = alarmed_for(0.4)
     played = play_once(None, says(["!slow a]", "end]"]), standalone=[slow], env_timeout_seconds=0.2)
     assert [str(reason) for reason in played.reasons] == ["env_timeout"]
-
-
-def test_a_call_whose_episode_has_run_out_of_time_is_not_begun():
-    asked = []
-
-    def slow(x: str) -> str:
-        """Keep the main thread busy.\n\nArgs:\n    x: what."""
-        alarmed(x)
-        asked.append(x)
-        time.sleep(1.3)
-        return x
-
-    engine = build(None, standalone=[slow], episode_timeout_seconds=1.0)
-    played = play(engine, says(["!slow a]", "end]"], ["!slow b]", "end]"]), rows=({}, {}))
-    assert [str(reason) for reason in played.reasons] == ["episode_timeout"] * 2
-    assert (engine.calls.poll(), len(asked)) == ([], 1)

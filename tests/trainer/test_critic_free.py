@@ -11,6 +11,7 @@ from tests.kit.run_log import comparable
 from tests.kit.scripted import weights
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
+from trl_stppo.trainer.guards import failures
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.training_loop import TrainingLoop
@@ -185,7 +186,9 @@ def test_scores_of_reward_functions_are_paid_on_the_last_turn_and_hidden_episode
     torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path):
+def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
+
     class Alike(CountEnv):
         def step(self, action):
             return "go on", 0.0, False, False, {}
@@ -198,7 +201,7 @@ def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path):
         arguments = {"environment_factory": env}
         trainer = build(
             tmp_path / str(number), Recorded, arguments=arguments, **SINGLE, **LIMITS,
-            max_steps=1, max_env_error_rate=1.0,
+            max_steps=1,
         )  # fmt: skip
         before = weights(trainer)
         trainer.train()

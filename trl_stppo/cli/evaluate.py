@@ -43,7 +43,6 @@ from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.settings import SAMPLING
 from ..paths import check_name
 from ..redaction import redacted
-from ..trainer.config.checks import failure_price
 from ..trainer.evaluation.agents import Evaluation
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
@@ -62,8 +61,7 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
-    **{name: name for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")},
-    **{name: name for name in ("env_timeout_seconds", "episode_timeout_seconds")},
+    **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
     "max_tool_calling_iterations": "max_tool_rounds",
 }
 
@@ -200,17 +198,15 @@ def evaluate(
     loop = agents.load_agent(args)
     if factory is None and loop is None and not functions:
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
-    isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
-    on_env_error, price = failure_price(config.on_env_error)
+    size = config.per_device_eval_batch_size
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
-    options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
-    options |= {"agent": loop, "agent_endpoint": config.agent_endpoint}
+    options = {"agent": loop, "agent_endpoint": config.agent_endpoint}
     verifier: Any = args.verifier
     if verifier is not None and ":" in verifier:
         verifier = load_reward(verifier, "verifier")
     options["selection"] = agent.selection(args.candidates, verifier, sampling)
     parts = {}
-    with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
+    with agent.player(factory, **options) as (player, _):
         evaluation = Evaluation(
             player,
             sampling,

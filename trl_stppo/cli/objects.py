@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..rollout.isolation import Isolated, isolated
 from .usage import UsageError, parsed_json
 
 # Reward functions of `trl grpo` by name -> arguments of those that are made by a call.
@@ -59,7 +60,9 @@ def offered_by(path: str | None, name: str) -> Any:
     """Return the result of an environment's class method `name`, or None if there is no such method."""
     if path in (None, "none"):
         return None
-    method = getattr(load_object(str(path)), name, None)
+    offering = load_object(str(path))
+    offering = offering.factory if isinstance(offering, Isolated) else offering
+    method = getattr(offering, name, None)
     return method() if inspect.ismethod(method) else None
 
 
@@ -84,13 +87,15 @@ def factory_of(
     """
     if path in (None, "none"):
         return None
-    factory = load_object(str(path))
+    made = load_object(str(path))
+    factory = made.factory if isinstance(made, Isolated) else made
     bound = {} if arguments is None else parsed_json(arguments, flag)
     defaults = _parameters_of(factory)
     cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
     if count_tokens is not None and cap is not None and "count_tokens" in defaults:
         bound.setdefault("count_tokens", count_tokens)
-    return functools.partial(factory, **bound) if bound else factory
+    factory = functools.partial(factory, **bound) if bound else factory
+    return isolated(factory) if isinstance(made, Isolated) else factory
 
 
 def _parameters_of(factory: Any) -> dict[str, Any]:

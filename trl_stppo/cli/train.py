@@ -30,7 +30,6 @@ as flags or keys of the YAML file; a flag beats the file.
     --max_turns N                 turns per episode
     --max_turn_tokens N           sampled tokens per turn
     --max_completion_length N     tokens of a whole episode after the prompt (512)
-    --on_env_error NAME           mask (the default), penalise or drop an episode whose environment failed
     --use_vllm                    sample with vLLM
     --eval_steps N, --save_steps N    optimizer steps between evaluations, and checkpoints (500)
     --seed N                      of weights, rows, sampling and environments (42)

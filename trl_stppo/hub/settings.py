@@ -30,9 +30,7 @@ class AgentSettings:
         max_turns: turns of an episode.
         max_turn_tokens: sampled tokens of a turn.
         max_tool_rounds: turns whose tools are called.
-        max_malformed_actions: invalid turns until the episode ends.
         env_timeout_seconds: of one call of the environment.
-        episode_timeout_seconds: of an episode, generation included.
         sampling: temperature and other settings of turns that are not greedy.
         eos_token_ids: ids that end a turn; empty for the model's own.
         chat_template_kwargs: for `apply_chat_template`.
@@ -49,9 +47,7 @@ class AgentSettings:
     max_turns: int | None = None
     max_turn_tokens: int | None = None
     max_tool_rounds: int | None = None
-    max_malformed_actions: int | None = None
     env_timeout_seconds: float | None = 120.0
-    episode_timeout_seconds: float | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

@@ -8,7 +8,6 @@ wait in line; episodes run at the same time.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import logging
 import secrets
@@ -37,7 +36,6 @@ from .openai_wire import (
 )
 from .record import StopReason, check_reward
 from .reward_funcs import is_async
-from .shared_loop import delegate_blocks
 from .tool_driver import Parse, is_valid
 
 logger = logging.getLogger(__name__)
@@ -128,9 +126,8 @@ class AgentSession:
     async def start(self) -> AgentRequest | Any:
         """Start the agent. Return its first request, or its result if it makes no request."""
         if is_async(self._agent):
-            loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-            context.run(delegate_blocks, self)
-            task = loop.create_task(self._run_async(), context=context)
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._run_async())
             self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
         else:
             DaemonThread(self._run, "agent").start()
@@ -138,7 +135,6 @@ class AgentSession:
 
     async def next(self) -> AgentRequest | Any:
         """Return the agent's next request or its result, or raise the agent's exception."""
-        self.owner = delegate_blocks(None)
         with self._lock:
             event = self._events.popleft() if self._events else None
             waiter = self._waiter = Future[Any]() if event is None else None

@@ -24,7 +24,6 @@ from .record import FAILURES, culprit
 
 logger = logging.getLogger(__name__)
 
-ON_ENV_ERROR = ("penalise", "mask", "drop")
 # Failed episodes in a row after which the environment counts as broken, not flaky.
 MAX_FAILURES_IN_A_ROW = 64
 # Time for all environments together to close, in seconds.
@@ -64,9 +63,6 @@ class RolloutEngine(Parts):
         loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds, label)
         loop.play()
         self._report(episodes)
-        if self.on_env_error == "drop":
-            for episode in episodes:
-                episode.counted = episode.stop_reason not in FAILURES
         return episodes, Durations(loop.env_seconds, loop.wait_seconds, loop.generation_seconds)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..envs.base import is_text_environment, tool_names
 from ..redaction import redacted
-from .isolation import IsolatedEnvironment
+from .isolation import Isolated, IsolatedEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -54,24 +54,25 @@ class EnvironmentPool:
 
     The n-th episode of a factory always gets the n-th instance, so that an environment's own randomness
     does not depend on timing. A broken instance is discarded; the next `take` makes another one.
-    `probes` are used first; if `isolate`, each instance gets a process of its own.
+    `probes` are used first. Each instance of an `Isolated` factory gets a process of its own, so its probe,
+    which lives in this process, does not play.
     """
 
     def __init__(
         self,
         factories: Factories,
         probes: dict[str | None, Any] | None = None,
-        *,
-        isolate: bool = False,
     ) -> None:
         self._factories = factories
-        self._isolate = isolate
         self._lock = threading.Lock()
-        self._instances: dict[tuple[str | None, int], Any] = {}
+        players = {name: env for name, env in (probes or {}).items() if not self.isolates(name)}
+        self._instances: dict[tuple[str | None, int], Any] = {(n, 0): e for n, e in players.items()}
         # `discard` raises the count, so an instance whose making began before it is not kept.
         self._discards: Counter[tuple[str | None, int]] = Counter()
-        if not isolate:
-            self._instances = {(name, 0): env for name, env in (probes or {}).items()}
+
+    def isolates(self, name: str | None) -> bool:
+        """Return whether the factory's instances live in processes of their own."""
+        return isinstance(self._factories.get(name), Isolated)
 
     def existing(self, name: str | None, index: int) -> Any | None:
         """Return the factory's instance number `index`, or None if it is not made yet."""
@@ -81,11 +82,15 @@ class EnvironmentPool:
         """Return the factory's instance number `index`, and make it if it is missing. Workers call this."""
         key = (name, index)
         with self._lock:
-            env, discards = self._instances.get(key), self._discards[key]
-        if env is not None:
-            return env
+            found, discards = self._instances.get(key), self._discards[key]
+        if found is not None:
+            return found
         factory = self._factories[name]
-        env = IsolatedEnvironment(factory) if self._isolate else factory()
+        env: Any
+        if isinstance(factory, Isolated):
+            env = IsolatedEnvironment(factory.factory)
+        else:
+            env = factory()
         with self._lock:
             late = self._discards[key] != discards
             if not late:

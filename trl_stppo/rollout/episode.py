@@ -20,9 +20,7 @@ class Limits:
         max_turn_tokens: sampled tokens of one turn.
         max_context_tokens: prompt and completion together, the model's context.
         max_tool_rounds: turns whose tool calls are executed.
-        max_malformed_actions: turns without a readable action until the episode ends.
         env_timeout_seconds: one call into the environment.
-        episode_timeout_seconds: the episode from its reset on, generation included.
     """
 
     max_completion_tokens: int
@@ -30,9 +28,7 @@ class Limits:
     max_turn_tokens: int | None = None
     max_context_tokens: int | None = None
     max_tool_rounds: int | None = None
-    max_malformed_actions: int | None = None
     env_timeout_seconds: float | None = None
-    episode_timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -136,10 +132,8 @@ class Episode(Context):
         success: whether the task was solved, None if the environment does not report it.
         stop_reason: None while the episode runs.
         error: message of the environment's failure.
-        trains: False for an episode that is not trained on.
-        counted: False for an episode that is left out of its rollout's metrics too.
-        lost: whether its environment failed or timed out in a call, or its next turn could not be
-            sampled.
+        trains: False for an episode that is not trained on: its environment failed or timed out in a
+            call, or its next turn could not be sampled.
         terminated: whether no state can follow, so that the value after the episode is 0.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
@@ -168,8 +162,6 @@ class Episode(Context):
     stop_reason: StopReason | None = None
     error: str | None = None
     trains: bool = True
-    counted: bool = True
-    lost: bool = False
     terminated: bool = False
     tool_calls: int = 0
     tool_failures: int = 0
@@ -198,7 +190,7 @@ class Episode(Context):
     @property
     def failed(self) -> bool:
         """Whether the episode cannot be scored, because its environment is lost or it has no turn."""
-        return self.lost or not self.num_turns
+        return not self.trains or not self.num_turns
 
     @property
     def conversational(self) -> bool:

@@ -36,6 +36,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -55,6 +56,40 @@ class MISSING:
 
 class EnvironmentDied(RuntimeError):
     """Error of a call whose environment process has ended. Its message has the exit code or signal."""
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """An environment factory whose environments play in processes of their own.
+
+    A call makes an ordinary instance in this process, from which a trainer reads the kind and the tools.
+    """
+
+    factory: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        """Make an environment in this process."""
+        return self.factory()
+
+
+def isolated(factory: Callable[[], Any]) -> Isolated:
+    """Give each environment of a factory a process of its own, so that a hang or a crash ends one episode.
+
+    The process ends with its environment's time limit. It takes 0.1 s and 15 MB, plus what the factory
+    imports. Results of methods must be picklable. POSIX only.
+
+    Args:
+        factory: makes environments without arguments: a class, a function, a partial, also a lambda.
+
+    Returns:
+        A factory for `environment_factory`, as it is or as a value of its dict.
+
+    Raises:
+        TypeError: the factory cannot be called.
+    """
+    if not callable(factory):
+        raise TypeError(f"`factory={factory!r}` must be callable.")
+    return Isolated(factory)
 
 
 class _Late(Exception):

@@ -45,10 +45,6 @@ class Parts:
         pool: environment instances, None if there are only tools.
         calls: runs the environments.
         limits: budgets of an episode.
-        on_env_error: treatment of an episode whose environment failed: `"penalise"` rewards its last
-            turn with `-env_error_penalty`, `"mask"` does not train on it, `"drop"` also leaves it out
-            of the batch's metrics.
-        env_error_penalty: reward units.
         selection: plays the best of several turns; None plays the sampled turn.
     """
 
@@ -56,8 +52,6 @@ class Parts:
     pool: EnvironmentPool | None
     calls: EnvironmentCalls
     limits: Limits
-    on_env_error: str = "mask"
-    env_error_penalty: float = 1.0
     selection: Selection | None = None
 
 
@@ -83,7 +77,6 @@ class EpisodeLoop:
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, str] = {}
-        self._deadlines: dict[int, float] = {}
         self._held: dict[int, Context] = {}  # whose computations the backend keeps, of agents
         self.env_seconds = self.wait_seconds = self.generation_seconds = 0.0
 
@@ -94,7 +87,6 @@ class EpisodeLoop:
                 self._admit()
                 self._generate()
                 self._answer()
-                self._expire()
         finally:
             for row, episode in self._running.items():  # only after an exception
                 self._parts.calls.cancel(row)
@@ -112,9 +104,6 @@ class EpisodeLoop:
         while self._waiting and (capacity is None or len(self._running) < capacity):
             episode = self._waiting.popleft()
             self._running[episode.row] = episode
-            if self._limits.episode_timeout_seconds is not None:
-                limit = self._limits.episode_timeout_seconds
-                self._deadlines[episode.row] = time.monotonic() + limit
             index, seed = self._indices[episode.row], self._episode_seed(episode)
             opening = self._driver(episode).opening(episode, index, seed)
             if opening is None:
@@ -142,29 +131,13 @@ class EpisodeLoop:
     def _answer(self, wait: float | None = None) -> None:
         """Process the environments' answers. Block for an answer if there is no other work."""
         if wait is None:
-            wait = 0.0 if self._backend.busy or not self._calls else self._patience()
+            wait = 0.0 if self._backend.busy or not self._calls else 60.0
         started = time.perf_counter()
         results = self._parts.calls.poll(wait)
         if wait > 0.0:
             self.wait_seconds += time.perf_counter() - started
         for result in results:
             self._answered(self._running[result.key], result)
-
-    def _patience(self) -> float:
-        next_deadline = min(self._deadlines.values(), default=float("inf"))
-        return max(0.0, min(60.0, next_deadline - time.monotonic()))
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for row in [row for row, at in self._deadlines.items() if now >= at]:
-            episode = self._running[row]
-            if row in self._calls:  # its environment is busy and cannot be used again
-                self._parts.calls.cancel(row)
-                del self._calls[row]
-                self._discard(episode)
-            limit = self._limits.episode_timeout_seconds
-            episode.error = f"episode_timeout_seconds={limit} is over"
-            self._finish(episode, StopReason.EPISODE_TIMEOUT)
 
     def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
         self._calls[episode.row] = kind
@@ -188,7 +161,7 @@ class EpisodeLoop:
         if result.timed_out:
             message = (
                 f"{self._driver(episode).type_name}: no answer in {self._limits.env_timeout_seconds} s "
-                f"(`env_timeout_seconds`){_blocked(result)}"
+                f"(`env_timeout_seconds`)"
             )
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
@@ -298,7 +271,7 @@ class EpisodeLoop:
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
         if result.error is not None:  # its environment is intact and can be used again
-            episode.error, episode.trains, episode.lost = result.error, False, True
+            episode.error, episode.trains = result.error, False
             self._finish(episode, StopReason.SAMPLER_ERROR)
             return
         limit = episode.context.turn_limit(self._limits)
@@ -362,9 +335,6 @@ class EpisodeLoop:
             return StopReason.TERMINATED
         if outcome.truncated:
             return StopReason.TRUNCATED
-        malformed = episode.valid_actions.count(False)
-        if limits.max_malformed_actions is not None and malformed >= limits.max_malformed_actions:
-            return StopReason.MALFORMED_LIMIT
         if limits.max_turns is not None and episode.num_turns >= limits.max_turns:
             return StopReason.MAX_TURNS
         return None
@@ -400,15 +370,10 @@ class EpisodeLoop:
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message
         self._discard(episode, reason)
-        if self._parts.on_env_error == "penalise" and episode.num_turns:
-            episode.turn_rewards[-1] -= self._parts.env_error_penalty
-            episode.pays_turns = True
-        else:
-            episode.trains = False
+        episode.trains = False
         self._finish(episode, reason)
 
     def _discard(self, episode: Episode, reason: StopReason | None = None) -> None:
-        episode.lost = True
         if self._parts.pool is None:
             return
         env = self._parts.pool.discard(episode.name, self._indices[episode.row])
@@ -432,7 +397,6 @@ class EpisodeLoop:
         self._backend.release(episode.row)
         del self._running[episode.row]
         self._driver(episode).release(episode)
-        self._deadlines.pop(episode.row, None)
         if not episode.prompt_ids:  # `reset` never returned, or the prompt cannot be played
             with suppress(Exception):
                 episode.prompt_ids = self._prompt_ids(episode)
@@ -445,15 +409,6 @@ class EpisodeLoop:
             context.check_prefix()
 
 
-def _blocked(result: CallResult) -> str:
-    if result.blocked is None:
-        return ""
-    who = "it" if result.blocked == "itself" else "another episode's environment"
-    return (
-        f"; {who} blocks the event loop that asynchronous environments share; await what takes time"
-    )
-
-
 def described(error: BaseException) -> str:
     """Return the text of an error, with its place in the code of an environment or agent."""
     try:
@@ -463,9 +418,9 @@ def described(error: BaseException) -> str:
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
     if "only works in main thread" in text:  # of a tool that sets signal handlers, beside an update
-        text += ' (set env_isolation="process")'
+        text += " (give environment_factory=isolated(...))"
     if "same thread" in text:  # sqlite3's message
-        text += ' (give check_same_thread=False, or set env_isolation="process")'
+        text += " (give check_same_thread=False, or environment_factory=isolated(...))"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""

@@ -18,22 +18,17 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     TOKEN_BUDGET = "token_budget"
     NO_ACTION = "no_action"  # a turn that called no tool: a tool agent's final answer
-    MALFORMED_LIMIT = "malformed_limit"  # too many turns that the environment could not read
     ENV_ERROR = "env_error"
     ENV_TIMEOUT = "env_timeout"  # one call took too long
-    EPISODE_TIMEOUT = "episode_timeout"
     SAMPLER_ERROR = "sampler_error"  # the server that samples turns could not be reached
 
 
 # Reasons caused by environment or sampler, not by the agent.
 FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.SAMPLER_ERROR)
 # Reasons after which no state follows: its value is 0 and is never bootstrapped.
-FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT, *FAILURES)
-# Ends by an exhausted budget, with or without a verdict of the environment.
-USED_UP = (
-    *(StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET),
-    StopReason.MALFORMED_LIMIT,
-)
+FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
+# Ends by an exhausted budget, whether or not the environment reports a success.
+USED_UP = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET)
 
 
 def culprit(reasons: Iterable[StopReason | None], source: str = "environment") -> str:
@@ -57,8 +52,8 @@ def cut_off_as_failed(
     """
     entries = zip(success, stop_reasons, env_types, strict=True)
     return [
-        False if verdict is None and reason in USED_UP and kind in reporting else verdict
-        for verdict, reason, kind in entries
+        False if solved is None and reason in USED_UP and kind in reporting else solved
+        for solved, reason, kind in entries
     ]
 
 

@@ -19,7 +19,7 @@ from .messages import readable
 class TextDriver(Driver):
     """Driver of the text environments of one factory.
 
-    If `isolated`, instances live in processes of their own, whose methods are synchronous here.
+    The methods of instances that live in processes of their own are synchronous here.
     """
 
     def __init__(
@@ -29,9 +29,8 @@ class TextDriver(Driver):
         probe: Any,
         decode: Callable[[list[int]], str],
         run_async: Callable[[Any], Any],
-        *,
-        isolated: bool,
     ) -> None:
+        isolated = pool.isolates(name)
         self.tools: list[Any] = []
         self.type_name, self.trusted_text = type(probe).__name__, trusts(probe)
         self._pool, self._name = pool, name

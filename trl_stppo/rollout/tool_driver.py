@@ -77,12 +77,11 @@ class ToolDriver(Driver):
         standalone: list[Callable[..., Any]],
         parse: Parse,
         run_async: Callable[[Any], Any],
-        *,
         run_on_main: Callable[[Callable[[], Any]], Any] | None = None,
-        isolated: bool = False,
     ) -> None:
         self._pool, self._name, self._parse = pool, name, parse
-        self._run_async, self._isolated = run_async, isolated
+        self._run_async = run_async
+        self._isolated = pool is not None and pool.isolates(name)
         self._run_on_main = run_on_main
         self._main_only: set[str] = set()
         without = "tools" if standalone else None

@@ -1,10 +1,10 @@
 """Runs calls into environments off the main thread, each under a time limit.
 
-Synchronous calls run on daemon threads that start as needed and end when idle; asynchronous calls
-run on one event loop. A call that exceeds its limit is abandoned: its thread is replaced, its later
-result is discarded, and the program's exit does not block on it. If such a call blocks the loop, the
-loop is replaced too; jobs that have not begun move to the new one. Time for which another call blocks the
-loop does not count.
+Synchronous calls run on daemon threads that start as needed and end when idle. Asynchronous calls share
+one event loop, because a client, a lock or a limit that all instances use belongs to one loop. A call that
+exceeds its limit is abandoned: its thread is replaced, its later result is discarded, and the program's exit
+does not block on it. If a coroutine blocks the loop, the limits of all calls on the loop run out, and further
+calls get a new loop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 from ..errors import ThreadStartError
 from ..threads import DaemonThread
-from .calls import CANCEL_SECONDS, Call, CallResult, Job, caught
-from .shared_loop import SharedLoop
+from .calls import Call, CallResult, caught
 
 # Seconds that a thread without work stays: turns follow each other quickly.
 IDLE_SECONDS = 2.0
@@ -32,13 +31,9 @@ class RolloutInterrupted(Exception):
 
 
 class EnvironmentCalls:
-    """Runs calls on a thread pool and an event loop. One thread polls for the results.
+    """Runs synchronous calls on a thread each, others on an event loop. One thread polls for the results."""
 
-    `workers`: synchronous calls at the same time, not counting abandoned ones.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self) -> None:
         lock = threading.RLock()  # guards everything below
         self._change = threading.Condition(lock)  # a result, or a new deadline to watch
         self._work = threading.Condition(lock)
@@ -49,21 +44,19 @@ class EnvironmentCalls:
         self._resting = self._interrupted = False
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
-        self._loop: SharedLoop | None = None
-        self._jobs: list[Job] = []  # jobs that have not begun
-        # Loops that may be blocked, the deadline of their answer, and the event of that answer.
-        self._doubted: list[tuple[SharedLoop, float, threading.Event]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
-        """Start `func()` as soon as a worker is free. A coroutine function runs on the event loop.
+        """Start `func()` on a worker thread. A coroutine function runs on the event loop.
 
         One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
         """
         call = Call(key, func, timeout, asynchronous=inspect.iscoroutinefunction(func))
         with self._change:
             if call.asynchronous:
+                call.started = time.monotonic()
                 self._running[key] = call
-                self._start(lambda: self._run_async(call), call)
+                self._start(self._run_async(call), call)
             else:
                 self._resting = False
                 self._waiting.append(call)
@@ -115,22 +108,18 @@ class EnvironmentCalls:
         """
         call: Call | None = getattr(self._current, "call", None)
         with self._change:
-            job = self._start(lambda: caught(lambda: coroutine), call)
+            future = self._start(caught(lambda: coroutine), call)
             if call is not None and call.abandoned:
-                job.future.cancel()
-        while True:
-            future = job.future
-            try:
-                value, error = future.result()
-                break
-            except CancelledError:
-                if job.future is not future:
-                    continue  # it has moved to another loop
-                if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                    coroutine.close()  # else Python warns that it was never awaited
-                raise
+                future.cancel()
+        try:
+            value, error = future.result()
+        except CancelledError:
+            # Without `close`, Python warns that the coroutine was never awaited.
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
+            raise
         if call is not None:
-            call.loop = None
+            call.loop = call.answered = None
         if error is not None:
             raise error
         return value
@@ -190,7 +179,7 @@ class EnvironmentCalls:
 
     def _staff(self) -> None:
         busy = sum(not call.asynchronous for call in self._running.values())
-        while self._live < self.workers and self._live - busy < len(self._waiting):
+        while self._live - busy < len(self._waiting):
             try:
                 DaemonThread(self._worker, "environment").start()
             except ThreadStartError:
@@ -242,113 +231,80 @@ class EnvironmentCalls:
 
     def _seconds_to_deadlines(self) -> list[float]:
         now = time.monotonic()
-        times = [call.overdue_at(now) for call in self._running.values()]
-        # A lower bound, so that a block that postpones deadlines does not cause a busy loop.
-        return [max(0.01, at - now) for at in times if at is not None]
-
-    def _drop_blocked_loops(self) -> None:
-        now = time.monotonic()
-        due = [doubt for doubt in self._doubted if now >= doubt[1] or doubt[2].is_set()]
-        self._doubted = [doubt for doubt in self._doubted if doubt not in due]
-        for loop, _, answered in due:
-            if loop is self._loop and not answered.is_set():
-                self._replace_loop()
+        return [max(0.0, call.ends_at - now) for call in self._running.values()]
 
     def _abandon_overdue(self) -> None:
-        self._drop_blocked_loops()
         now = time.monotonic()
         for call in list(self._running.values()):
-            at = call.overdue_at(now)
-            if at is not None and now >= at:
-                assert call.started is not None
-                by, seconds = call.blocked_by(now), now - call.started
-                self._abandon(call)
-                late = CallResult(call.key, timed_out=True, blocked=by, seconds=seconds)
-                self._finished.append(late)
+            if now < call.ends_at:
+                continue
+            if call.loop is not None and call.answered is None:
+                # The coroutine gets time to react to its cancellation, and a blocked loop does not answer.
+                call.answered = threading.Event()
+                call.loop.call_soon_threadsafe(call.answered.set)
+                continue
+            assert call.started is not None
+            self._abandon(call)
+            late = CallResult(call.key, timed_out=True, seconds=now - call.started)
+            self._finished.append(late)
+            if call.answered and not call.answered.is_set() and call.loop is self._loop:
+                self._drop_loop()
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
         del self._running[call.key]
-        self._jobs = [job for job in self._jobs if job.call is not call]
         if call.future is not None:
             call.future.cancel()
         if not call.asynchronous:
             self._live -= 1
             self._staff()
-        if call.loop is not None and call.loop is self._loop:
-            blocked = call.loop.blocked_for(time.monotonic())
-            if blocked is not None and blocked[0] is call:
-                self._replace_loop()
-            elif blocked is None or blocked[0] not in self._running.values():
-                # The blocker may not be a task, and a task that has just begun gets time to end.
-                until = time.monotonic() + CANCEL_SECONDS
-                self._doubted.append((call.loop, until, call.loop.ping()))
 
     # --------------------------------------------------------------- event loop
 
-    def _start(self, make: Callable[[], Coroutine[Any, Any, Any]], call: Call | None) -> Job:
-        self._drop_blocked_loops()
-        job = Job(make, call)
-        self._jobs.append(job)
-        self._put_on_loop(job)
-        return job
-
-    def _put_on_loop(self, job: Job) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, Any], call: Call | None) -> Future[Any]:
         if self._loop is None:
-            self._loop = SharedLoop(self._postpone)
-        loop = job.loop = self._loop
-        job.future = loop.start(self._begin(job, loop), job.call)
-        if job.call is not None:
-            job.call.loop, job.call.future = loop, job.future
-
-    async def _begin(self, job: Job, loop: SharedLoop) -> Any:
-        with self._change:
-            if job not in self._jobs or job.loop is not loop:
-                return None  # it was abandoned, or runs on another loop
-            self._jobs.remove(job)
-        return await job.make()
-
-    def _postpone(self, loop: SharedLoop, owner: Any, seconds: float) -> None:
-        with self._change:
-            for call in self._running.values():
-                if call.loop is loop and call is not owner:
-                    call.postpone(seconds)
-
-    def _replace_loop(self) -> None:
-        """Start a new event loop for further jobs. Running jobs may still finish on the old loop."""
-        now = time.monotonic()
-        blocked = None if self._loop is None else self._loop.blocked_for(now)
-        self._drop_loop()
-        for job in self._jobs:
-            before = job.future
-            self._put_on_loop(job)
-            before.cancel()
-            if job.call is not None and blocked is not None:
-                job.call.postpone(now - blocked[1])
+            self._loop = asyncio.new_event_loop()
+            DaemonThread(_serve, "environment-loop", self._loop).start()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if call is not None:
+            call.loop, call.future = self._loop, future
+        return future
 
     def _drop_loop(self) -> None:
+        """Let running coroutines end on the present loop; further calls get a new one."""
         with self._change:
             loop, self._loop = self._loop, None
             if loop is not None:
-                loop.stop_when_idle()
+                asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
 
     async def _run_async(self, call: Call) -> None:
         result = CallResult(call.key)
-        with self._change:
-            call.started = time.monotonic()
-            self._change.notify_all()  # there is a new deadline to watch
+        assert call.started is not None
+        left = None if call.timeout is None else call.started + call.timeout - time.monotonic()
         try:
-            async with asyncio.timeout(call.timeout) as limit:
-                call.limit = limit
+            async with asyncio.timeout(left) as limit:
                 # Caught here: an asyncio task lets SystemExit through, which would end the loop.
                 result.value = await call.func()
         except BaseException as error:
             result.timed_out = limit.expired()
             result.error = None if result.timed_out else error
-        call.limit = None
         result.seconds = time.monotonic() - call.started
-        overdue = call.timeout is not None and result.seconds > call.timeout
-        if overdue and not result.timed_out:  # it blocked the loop, so its limit was not noticed
+        if call.timeout is not None and result.seconds > call.timeout:
+            # The coroutine blocked the loop, so the loop could not end it in time.
             result.value, result.error, result.timed_out = None, None, True
-            result.blocked = call.blocked_by(time.monotonic())
         self._finish(call, result)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _stop_when_idle() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
+    asyncio.get_running_loop().stop()

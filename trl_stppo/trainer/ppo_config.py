@@ -140,11 +140,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "If policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
         "rest of its rollout batch moves the weights.",
     )
-    max_env_error_rate: float = option(
-        0.5,
-        "Share of failed episodes, over the last five rollout batches, beyond which the run "
-        "saves a checkpoint and raises; 1 for never.",
-    )
     save_best: bool = option(
         False,
         "Save the policy that played the most successful rollout so far (by the score if nothing reports a "
@@ -163,25 +158,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "max_tool_calling_iterations counts turns whose tools are called instead.",
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
-    max_malformed_actions: int | None = option(
-        None, "Turns without a readable action after which the episode ends."
-    )
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
-    episode_timeout_seconds: float | None = option(
-        None, "Seconds for one episode, generation included."
-    )
-    env_workers: int = option(32, "Synchronous environments that run at the same time.")
-    env_isolation: str = option(
-        "thread",
-        "'thread', or 'process': one process per environment, which protects the run from hangs "
-        "and crashes of an environment.",
-    )
-    on_env_error: str = option(
-        "mask",
-        "Treatment of an episode whose environment failed. 'mask': do not train on it. 'penalise': "
-        "reward its last turn with -1 ('penalise 0.5': -0.5, in reward units). 'drop': as 'mask', "
-        "and leave it out of the batch's metrics too.",
-    )
     generation_slots: int | None = option(
         None, "Episodes in flight at once; default the whole batch."
     )

@@ -135,7 +135,7 @@ def test_subclasses_may_take_more(cls):
     ]
     + [{"vllm_importance_sampling_mode": "turn_truncate"}]
     + [{"gamma": 1.0}, {"lam": 0.0}, {"kl_coef": 0.0}, {"epsilon": 10.0}, {"delta": 1.3}]
-    + [{"env_timeout_seconds": None}, {"on_env_error": "penalise 0"}, {"cliprange_value": None}]
+    + [{"env_timeout_seconds": None}, {"cliprange_value": None}]
     + [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}],
     ids=str,
 )

@@ -87,18 +87,11 @@ REFUSED = [
     {"epsilon_high": -0.1},
     {"delta": 1.2},
     {"num_ppo_epochs": 0},
-    *({name: 0} for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")),
-    *({name: 0} for name in ("generation_slots", "env_workers")),
+    *({name: 0} for name in ("max_turns", "max_turn_tokens")),
+    *({name: 0} for name in ("generation_slots",)),
     *({"env_timeout_seconds": value} for value in (0.0, -1.0)),
-    {"episode_timeout_seconds": 0.0},
     {"target_kl": 0.0},
-    *({"max_env_error_rate": value} for value in (0.0, 1.5, -1.0)),
     # names
-    {"env_isolation": "fork"},
-    *(
-        {"on_env_error": f"{value}"}
-        for value in ("ignore", "penalise -0.5", "penalise x", "mask 1")
-    ),
     {"kl_estimator": "k2"},
     {"advantage_level": "sequence"},
     {"importance_sampling_level": "word", "variant": None},

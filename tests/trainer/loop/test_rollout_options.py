@@ -16,10 +16,12 @@ from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer
 from tests.kit.located import Located
 from tests.kit.tool_model import TEMPLATE
+from trl_stppo import isolated
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.models.critic import SharedCritic
 from trl_stppo.rollout.isolation import IsolatedEnvironment
+from trl_stppo.trainer.guards import failures
 from trl_stppo.trainer.loop import sampler
 
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
@@ -46,45 +48,17 @@ def reasons(trainer):
     return [str(episode.stop_reason) for episode in trainer.episodes]
 
 
-class Unreadable(CountEnv):
-    """Cannot read the actions of rows that say so."""
-
-    def __init__(self):
-        super().__init__(3)
-
-    def reset(self, readable, **row):
-        self.readable = readable
-        return super().reset()
-
-    def step(self, action):
-        *rest, _ = super().step(action)
-        return *rest, {"valid_action": self.readable}
-
-
-@pytest.mark.parametrize("limit", [None, 2])
-def test_max_malformed_actions(tmp_path, limit):
-    data = prompts(4, readable=[True, False, True, False])
-    trainer = trained(tmp_path, Unreadable, data, max_malformed_actions=limit)
-    cut = "terminated" if limit is None else "malformed_limit"
-    assert reasons(trainer) == ["terminated", cut] * 2
-    turns = trainer.kept[0][2].turn_index.amax(1) + 1
-    assert turns.tolist() == [3, 3 if limit is None else 2] * 2
-    figures = logs(trainer)
-    assert figures["stop_reason/malformed_limit"] == (0.0 if limit is None else 0.5)
-    assert trainer.kept[0][2].terminated.all(), "an unreadable end is an end"
-
-
 class Sleepy(CountEnv):
     """Sleeps as long as the row says in its second turn; counts who is awake at once."""
 
-    lock, running, most, open, most_open = threading.Lock(), 0, 0, 0, 0
+    lock, open, most_open = threading.Lock(), 0, 0
     forgotten = threading.Event()  # wakes who sleeps for ever
 
     @classmethod
     def forget(cls):
         cls.forgotten.set()  # abandoned calls of the test before may still come to their end
         cls.forgotten = threading.Event()
-        cls.running = cls.most = cls.open = cls.most_open = 0
+        cls.open = cls.most_open = 0
 
     def reset(self, pause=0.0, **row):
         with self.lock:
@@ -94,36 +68,22 @@ class Sleepy(CountEnv):
         return super().reset()
 
     def step(self, action):
-        with self.lock:
-            Sleepy.running += 1
-            Sleepy.most = max(Sleepy.most, Sleepy.running)
         self.born.wait(self.pause if self.count else 0.01)
         result = super().step(action)
         if self.born is Sleepy.forgotten:
             with self.lock:
-                Sleepy.running -= 1
                 Sleepy.open -= result[2]
         return result
 
 
-@pytest.mark.parametrize("name", ["env_timeout_seconds", "episode_timeout_seconds"])
-def test_time_limits(tmp_path, name):
+def test_env_timeout_seconds(tmp_path):
     data = prompts(4, pause=[0.0, 600.0, 0.0, 0.0])
-    trainer = trained(tmp_path, Sleepy, data, **{name: 1.5})
-    reason = name.removesuffix("_seconds")
-    assert reasons(trainer) == ["terminated", reason, "terminated", "terminated"]
-    assert logs(trainer)[f"stop_reason/{reason}"] == 0.25
-    # The environment's fault teaches nothing; the episode's own slowness is a cut like any other.
-    assert bool(trainer.kept[0][1]["loss_mask"][1].any()) is (reason == "episode_timeout")
-    assert trainer.kept[0][2].terminated.tolist()[1] is (reason == "env_timeout")
+    trainer = trained(tmp_path, Sleepy, data, env_timeout_seconds=1.5)
+    assert reasons(trainer) == ["terminated", "env_timeout", "terminated", "terminated"]
+    assert logs(trainer)["stop_reason/env_timeout"] == 0.25
+    assert not trainer.kept[0][1]["loss_mask"][1].any()
+    assert trainer.kept[0][2].terminated.tolist()[1]
     Sleepy.forget()
-
-
-@pytest.mark.parametrize(("workers", "expected"), [(1, {1}), (8, {2, 3, 4})])
-def test_env_workers(tmp_path, workers, expected):
-    Sleepy.forget()
-    trained(tmp_path, Sleepy, prompts(4, pause=[0.2] * 4), env_workers=workers)
-    assert Sleepy.most in expected
 
 
 @pytest.mark.parametrize(("slots", "expected"), [(1, {1}), (2, {2}), (None, {2, 3, 4})])
@@ -144,16 +104,12 @@ def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     assert reasons(trainer) == ["terminated"] * 4
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation):
+def test_an_isolated_factory_that_cannot_be_pickled(tmp_path):
     turns = 2
-    data = prompts(4, dies=[False, isolation == "process", False, False])
-    trainer = trained(tmp_path, lambda: Located(turns), data, env_isolation=isolation)
+    data = prompts(4, dies=[False, True, False, False])
+    trainer = trained(tmp_path, isolated(lambda: Located(turns)), data)
     episodes = trainer.episodes
     places = {e.messages[1]["content"] for e in episodes if len(e.messages) > 1}
-    if isolation == "thread":
-        assert places == {str(os.getpid())}
-        return
     assert len(places) == 3
     assert str(os.getpid()) not in places
     assert all(isinstance(e.env, IsolatedEnvironment) for e in episodes)
@@ -178,22 +134,24 @@ class Failing(CountEnv):
         return "more", 1.0, *rest
 
 
-@pytest.mark.parametrize(
-    ("policy", "score"),
-    # Two episodes earn 2. One fails after a turn that earned 1, one before its first.
-    [("mask", (2 + 2 + 1 + 0) / 4), ("penalise 3", (2 + 2 + 1 - 3 + 0) / 4), ("drop", 2.0)],
-)
-def test_on_env_error_and_its_penalty(tmp_path, policy, score):
-    data = prompts(4, fails=[0, 2, 1, 0])
-    trainer = trained(tmp_path, Failing, data, on_env_error=policy)
-    _, batch, _, _, estimates = trainer.kept[0]
-    teaches = batch["loss_mask"].any(dim=1).tolist()
-    assert teaches == [True, policy == "penalise 3", False, True]
+def test_an_episode_whose_environment_failed_is_counted_but_not_trained_on(tmp_path):
+    trainer = trained(tmp_path, Failing, prompts(4, fails=[0, 2, 1, 0]))
+    _, batch, *_ = trainer.kept[0]
+    assert batch["loss_mask"].any(dim=1).tolist() == [True, False, False, True]
     figures = logs(trainer)
-    assert figures["episode/score"] == pytest.approx(score)
+    # Two episodes score 2. One fails after a turn with reward 1, one before its first turn.
+    assert figures["episode/score"] == pytest.approx((2 + 2 + 1 + 0) / 4)
     assert figures["stop_reason/env_error"] == 0.5
-    if policy == "penalise":
-        assert estimates.rewards[1].sum() == 1.0 - 3.0
+
+
+def test_one_factory_of_several_may_be_isolated(tmp_path):
+    factories = {"here": lambda: Located(1), "apart": isolated(lambda: Located(1))}
+    data = prompts(4, environment=["here", "apart"] * 2)
+    trainer = trained(tmp_path, factories, data)
+    assert reasons(trainer) == ["terminated"] * 4
+    apart = [isinstance(e.env, IsolatedEnvironment) for e in trainer.episodes]
+    assert apart == [False, True, False, True]
+    trainer._player.engine.close()
 
 
 def test_reward_functions_are_not_asked_about_failed_episodes(tmp_path):
@@ -284,14 +242,16 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
     assert trainer.generation_config.max_new_tokens == LIMITS["max_completion_length"]
 
 
-def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(tmp_path):
+def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(
+    tmp_path, monkeypatch
+):
     """Otherwise processes would gather different figures."""
     data = prompts(4, fails=[1] * 4)
-    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_env_error_rate": 1.0}
+    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
+    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}}
     trainer = trained(tmp_path, Failing, data, **options)
     assert "sampling_per_token_logps" not in trainer.kept[0][1]
-    options = {"max_env_error_rate": 1.0}
-    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data, **options).kept[0][1]
+    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data).kept[0][1]
 
 
 def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
@@ -355,23 +315,6 @@ def test_a_lora_policy_with_checkpointing_generates_with_the_cache(
         torch.testing.assert_close(
             trainer.kept[1][1]["values"], plain.kept[1][1]["values"], rtol=1e-4, atol=1e-5
         )
-
-
-def test_an_episode_that_is_over_before_its_first_turn_is_not_scored(tmp_path):
-    """Reward functions see neither its empty conversation nor its missing environment."""
-
-    class Late(CountEnv):
-        def reset(self, late=0.0, **row):
-            Sleepy.forgotten.wait(late)
-            return super().reset()
-
-    def first(completions, **kwargs):
-        return [float(len(completion[0]["content"])) for completion in completions]
-
-    data = prompts(4, late=[0.0, 600.0, 0.0, 0.0])
-    trainer = trained(tmp_path, Late, data, {"reward_funcs": first}, episode_timeout_seconds=2.0)
-    Sleepy.forget()
-    assert reasons(trainer) == ["terminated", "episode_timeout", "terminated", "terminated"]
 
 
 def test_rows_without_a_prompt_among_others(tmp_path):

@@ -12,6 +12,7 @@ from transformers import Qwen2ForCausalLM
 from tests.kit.builders import Kept, build, prompts
 from tests.kit.fakes import char_tokenizer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
+from trl_stppo.trainer.guards import failures
 from trl_stppo.trainer.loop import sampler
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -145,7 +146,8 @@ class Speaker:
         return "odd" if action else "", 1.0, self.turns > 1, False, {}
 
 
-def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path):
+def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path, monkeypatch):
+    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
     tokenizer = char_tokenizer()
     refusal = (
         "{% if 'odd' in messages[-1].content %}{{ raise_exception('no odd words') }}{% endif %}"
@@ -154,10 +156,10 @@ def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path):
     arguments = {"processing_class": tokenizer, "environment_factory": Speaker}
     trainer = build(
         tmp_path, Kept, arguments=arguments, max_steps=2, max_turns=3, max_turn_tokens=6,
-        max_completion_length=60, max_env_error_rate=1.0, on_env_error="penalise 0.5",
+        max_completion_length=60,
     )  # fmt: skip
     trainer.train()
     for episode in trainer.episodes:
         assert str(episode.stop_reason) == "env_error"
         assert "no odd words" in episode.error
-        assert episode.turn_rewards == [0.5]  # 1.0, less the penalty
+        assert episode.turn_rewards == [1.0]

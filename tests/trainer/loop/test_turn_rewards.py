@@ -270,27 +270,18 @@ class Fragile(Constant):
         return super().step(action)
 
 
-@pytest.mark.parametrize("policy", ["mask", "penalise"])
-def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
+def test_episodes_whose_environment_failed(tmp_path, scripted, caplog):
     watch = Watch(lambda number: 1.0)
     data = prompts(4, fails=[False, True, False, False])
     with caplog.at_level(logging.WARNING, "trl_stppo"):
-        trainer = trained(
-            tmp_path, watch, environment=Fragile, data=data, shuffle_dataset=False,
-            on_env_error=policy,
-        )  # fmt: skip
+        trainer = trained(tmp_path, watch, environment=Fragile, data=data, shuffle_dataset=False)
     fails = watch.calls[0][4]["fails"]
     _, batch, _, _, estimates = trainer.kept[0]
     assert trainer.episodes[1].stop_reason is StopReason.ENV_ERROR
     assert "1 of 4 episodes ended in a failure" in caplog.text
-    if policy == "penalise":
-        assert fails.count(True) == 2, "its turns teach, so they are scored"
-        assert paid(trainer)[1] == [1.25, 1.0 - 1.0]
-        assert batch["loss_mask"][1].any()
-    else:
-        assert fails.count(True) == 0, "nothing is learned from it, so nothing is asked"
-        assert not batch["loss_mask"][1].any()
-        assert not estimates.advantages[1].any()
+    assert fails.count(True) == 0
+    assert not batch["loss_mask"][1].any()
+    assert not estimates.advantages[1].any()
     assert paid(trainer)[0] == [1.25, 1.25]
 
 

@@ -9,6 +9,7 @@ from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
 from tests.kit.fakes import CountEnv
 from tests.kit.tiers import quick
 from trl_stppo.errors import EnvironmentContractError, EnvironmentFailureError
+from trl_stppo.trainer.guards import failures
 
 
 class Secret(CountEnv):
@@ -84,9 +85,12 @@ def test_a_first_batch_in_which_every_episode_fails_ends_the_run(kind, tmp_path,
     assert "all episodes score" not in capsys.readouterr().out
 
 
-def test_where_failures_are_allowed_such_a_run_goes_on_without_hints_about_scores(tmp_path, capsys):
+def test_where_failures_are_allowed_such_a_run_goes_on_without_hints_about_scores(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
     given = {"environment_factory": functools.partial(Broken, "row")}
-    options = {**LIMITS, "max_env_error_rate": 1.0, "max_steps": 2}
+    options = {**LIMITS, "max_steps": 2}
     build(tmp_path, arguments=given, **options).train()
     said = capsys.readouterr().out
     assert "no episode to learn from" in said

@@ -155,10 +155,7 @@ COUNT = {"environment_factory": CountEnv}
 IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
 ARGUMENTS = inspect.signature(STPPOTrainer.__init__).parameters
 # Settings that turns alone have.
-NEED_TURNS = (
-    "max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots",
-    "episode_timeout_seconds",
-)  # fmt: skip
+NEED_TURNS = ("max_turns", "max_turn_tokens", "generation_slots")
 # Made anew for each test; so is what is given as a lambda.
 MADE = ("processing_class", "value_model", "reward_model")
 

@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any
 
 from ...core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
-from ...rollout.engine import ON_ENV_ERROR
 from .._trl import GRPOConfig
 from .vllm import check_vllm
 
@@ -108,11 +107,11 @@ def check_refused(config: GRPOConfig) -> None:
 
 AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
 OPTIONAL_COUNTS = (
-    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
+    *("max_turns", "max_turn_tokens", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")
-POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds", "episode_timeout_seconds")
+POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds")
 Ranges = dict[str, tuple[Callable[[Any], bool], str]]
 SAMPLING: Ranges = {
     "temperature": (lambda v: v > 0, "temperature > 0"),
@@ -131,8 +130,6 @@ RANGES: Ranges = {
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
     "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
-    "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
     **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},
@@ -154,7 +151,6 @@ def check_values(config: GRPOConfig) -> None:
         "importance_sampling_level": config._VALID_LEVELS,
         "advantage_level": ("token", "turn"),
         "kl_estimator": KL_ESTIMATORS,
-        "env_isolation": ("thread", "process"),
         "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
     }
     for name, allowed in choices.items():
@@ -165,22 +161,8 @@ def check_values(config: GRPOConfig) -> None:
     for name, (valid, rule) in RANGES.items():
         if not valid(getattr(config, name)):
             raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
-    failure_price(config.on_env_error)
     _check_eval_kwargs(config)
     _check_combinations(config)
-
-
-def failure_price(on_env_error: str) -> tuple[str, float]:
-    """Split `on_env_error`, such as "penalise 0.5", into mode and penalty (default 1)."""
-    mode, _, price = str(on_env_error).partition(" ")
-    try:
-        cost = float(price or 1.0)
-    except ValueError:
-        cost = -1.0
-    if mode not in ON_ENV_ERROR or (price and mode != "penalise") or not 0 <= cost < math.inf:
-        allowed = ", ".join(map(repr, (*ON_ENV_ERROR, "penalise 0.5")))
-        raise ValueError(f"`on_env_error={on_env_error!r}`: allowed are {allowed} (a price >= 0).")
-    return mode, cost
 
 
 def _check_eval_kwargs(config: GRPOConfig) -> None:

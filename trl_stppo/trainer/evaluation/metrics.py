@@ -25,7 +25,6 @@ class PlayedEpisode:
 
     name: EpisodeKey  # row of the dataset, repetition
     score: float  # turn rewards plus score, as in training
-    counted: bool  # whether it counts in score and success
     success: bool | None  # None if not reported
     turns: int  # number of turns
     tokens: int  # number of sampled tokens
@@ -58,7 +57,6 @@ class PlayedEpisode:
         return cls(
             name,
             score=score,
-            counted=episode.counted,
             success=episode.success,
             turns=episode.num_turns,
             tokens=episode.num_sampled,
@@ -137,24 +135,22 @@ def _by_row(pairs: Iterable[tuple[PlayedEpisode, float]]) -> tuple[list[float], 
 def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
     """Return mean score and success rate, with their confidence intervals."""
     result: dict[str, float] = {}
-    counted = [e for e in every if e.counted]
-    reporting = {e.env_type for e in counted if e.success is not None}
+    reporting = {e.env_type for e in every if e.success is not None}
     success = cut_off_as_failed(
-        [e.success for e in counted],
-        [e.stop_reason for e in counted],
-        [e.env_type for e in counted],
+        [e.success for e in every],
+        [e.stop_reason for e in every],
+        [e.env_type for e in every],
         reporting,
     )
-    outcomes = zip(counted, success, strict=True)
-    known = [(e, float(outcome)) for e, outcome in outcomes if outcome is not None]
+    known = [(e, float(s)) for e, s in zip(every, success, strict=True) if s is not None]
     if known:
         totals, counts = _by_row(known)
         low, high = rate_interval(totals, counts)
         rate = math.fsum(totals) / math.fsum(counts)
         result["episode/success_rate"] = rate
-        result["episode/success_known"] = len(known) / len(counted)
+        result["episode/success_known"] = len(known) / len(every)
         result["episode/success_rate_low"], result["episode/success_rate_high"] = low, high
-    totals, counts = _by_row((e, e.score) for e in counted)
+    totals, counts = _by_row((e, e.score) for e in every)
     result["episode/score"] = math.fsum(totals) / math.fsum(counts) if counts else 0.0
     interval = mean_interval(totals, counts)
     if interval is not None:

@@ -12,6 +12,8 @@ from ...rollout.record import FAILURES
 
 # Rollout batches over which failed episodes are counted; the limit holds only from that many batches on.
 FAILURE_BATCHES = 5
+# Share of failed episodes of these batches beyond which the run ends.
+MAX_FAILURE_RATE = 0.5
 
 
 class Failures(NamedTuple):
@@ -29,13 +31,12 @@ def failures_of(episodes: Sequence[Episode]) -> Failures:
 
 
 class FailureWatch:
-    """Counts failed episodes of the last rollout batches, for `max_env_error_rate`.
+    """Counts failed episodes of the last rollout batches, and ends the run if they are too many.
 
     If a fault affects only some kinds of episodes, the run would go on with the other kinds alone.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._batches: deque[Failures] = deque(maxlen=FAILURE_BATCHES)
 
     def rollout(self, everyone: Iterable[Failures], columns: Iterable[str] = ()) -> None:
@@ -46,7 +47,7 @@ class FailureWatch:
         rate = sum(failed) / sum(episodes)
         nothing_played = len(self._batches) == 1 and rate == 1.0
         enough = len(self._batches) == FAILURE_BATCHES or nothing_played
-        if not enough or rate <= self._limit:
+        if not enough or rate <= MAX_FAILURE_RATE:
             return
         common: Counter[str] = Counter()
         for text, count in sum(errors, ()):
@@ -61,7 +62,7 @@ class FailureWatch:
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of the "
-            f"prompt, environment, agent or sampler; `max_env_error_rate={self._limit}`: {causes}.{advice}"
+            f"prompt, environment, agent or sampler; allowed: {MAX_FAILURE_RATE:.0%}: {causes}.{advice}"
         )
 
     def clear(self) -> None:

@@ -61,7 +61,7 @@ class Guards:
             )
         self._host, self._optimizers = host, optimizers
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
-        self._failures = FailureWatch(host.args.max_env_error_rate)
+        self._failures = FailureWatch()
         self.ending = Ending(host, self._failures, last_checkpoint)
         # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
         self.outcome = "taken"
@@ -131,7 +131,7 @@ class Guards:
         host, state = self._host, self._state
         if not host.args.save_best:
             return
-        local = [(e.success, s) for e, s in zip(episodes, scores, strict=True) if e.counted]
+        local = [(e.success, s) for e, s in zip(episodes, scores, strict=True)]
         played = [result for part in gather_object([local]) for result in part]
         known = [success for success, _ in played if success is not None]
         known = known or [score for _, score in played if not math.isnan(score)]

@@ -17,10 +17,7 @@ from . import text_only
 logger = logging.getLogger(__name__)
 
 # Options that only the rollout engine honours, None if unset.
-ENGINE_LIMITS = (
-    *("max_turns", "max_turn_tokens", "max_malformed_actions"),
-    *("episode_timeout_seconds", "generation_slots"),
-)
+ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
 
 
 def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:

@@ -26,7 +26,6 @@ from .._trl import (
     training_template,
 )
 from ..bridge import Bridge
-from ..config.checks import failure_price
 from ..loop.player import EpisodePlayer, renderer
 from ..loop.sampler import TurnSampler, warn_of_hidden_settings
 from ..loop.vllm import VLLM
@@ -61,12 +60,7 @@ def build_engines(
     elif rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
-    on_env_error, price = failure_price(host.args.on_env_error)
     options: dict[str, Any] = {
-        "env_workers": host.args.env_workers,
-        "isolated": host.args.env_isolation == "process",
-        "on_env_error": on_env_error,
-        "env_error_penalty": price,
         "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)
@@ -87,34 +81,30 @@ def assemble(
     renderer: ChatRenderer,
     limits: Limits,
     *,
-    env_workers: int = 32,
-    isolated: bool = False,
     probes_play: bool = True,
     agent_endpoint: bool = False,
     **options: Any,
 ) -> RolloutEngine:
     """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
 
-    `env_workers` synchronous environments run at the same time. If `probes_play`, the probed instances
-    play too.
+    If `probes_play`, the probed instances play too.
     """
-    calls, parse = EnvironmentCalls(env_workers), partial(read_message, renderer)
+    calls, parse = EnvironmentCalls(), partial(read_message, renderer)
     players = rollout.probes if probes_play else None
-    pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
+    pool = EnvironmentPool({**rollout.text, **rollout.tools}, players)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
-    shared: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
+    on_main = calls.run_on_poller
     drivers: dict[str | None, Driver] = {}
     for name in rollout.text:
-        probe = rollout.probes[name]
-        drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
+        drivers[name] = TextDriver(pool, name, rollout.probes[name], decode, run_async)
     for name in rollout.tools:
         probe = rollout.probes[name]
-        drivers[name] = ToolDriver(pool, name, probe, tools, parse, run_async, **shared)
+        drivers[name] = ToolDriver(pool, name, probe, tools, parse, run_async, on_main)
     if rollout.agent is not None:
         endpoint = AgentEndpoint() if agent_endpoint else None
         drivers[None] = AgentDriver(rollout.agent, renderer, parse, limits, endpoint=endpoint)
     if not drivers:
-        drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, **shared)
+        drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, on_main)
     return RolloutEngine(drivers, pool, calls, limits, **options)
 
 
@@ -164,7 +154,5 @@ def _limits(host: Bridge) -> Limits:
         max_turn_tokens=args.max_turn_tokens,
         max_context_tokens=max_context_tokens(host),
         max_tool_rounds=args.max_tool_calling_iterations,
-        max_malformed_actions=args.max_malformed_actions,
         env_timeout_seconds=args.env_timeout_seconds,
-        episode_timeout_seconds=args.episode_timeout_seconds,
     )

@@ -131,8 +131,7 @@ class RolloutMetrics:
         returns = wide(scores)
         if turns.turn_rewards is not None:
             returns = returns + wide(turns.turn_rewards).sum(dim=1)
-        counted = torch.tensor([e.counted for e in rollout.episodes], device=device).to(returns)
-        sums.add("episode/score", (returns * counted).sum(), counted.sum())
+        sums.add("episode/score", returns.sum(), episodes)
         if kl is not None:
             sums.add("objective/kl", kl.sum(), episodes)
         tokens = self._turns(rollout, episodes)
@@ -201,7 +200,7 @@ class RolloutMetrics:
             return torch.tensor(float(sum(flags)), device=episodes.device)
 
         played = rollout.episodes
-        known = [e.success for e in played if e.counted and e.success is not None]
+        known = [e.success for e in played if e.success is not None]
         self._sums.add("episode/success_rate", count(known), count([1] * len(known)))
         actions = [valid for episode in played for valid in episode.valid_actions]
         self._sums.add("turns/valid_action_rate", count(actions), count([1] * len(actions)))

@@ -11,7 +11,7 @@ from trl.chat_template_utils import add_response_schema
 from trl_stppo.models.small import tiny_tokenizer
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.tool_driver import is_valid
-from trl_stppo.trainer.setup.players import tool_format
+from trl_stppo.trainer._trl import read_message
 
 # Template -> the end of its turns, answers, and turns that are neither an answer nor a call.
 TURNS = {
@@ -63,7 +63,7 @@ def renderer_of(name):
 def test_an_answer_can_be_read_and_has_no_broken_call(name, turn, valid):
     renderer, before = renderer_of(name)
     ids = [*renderer.tokenizer.encode(turn), renderer.tokenizer.eos_token_id]
-    message = tool_format(renderer).parse(ids, before, [])
+    message = read_message(renderer, ids, before, [])
     assert "tool_calls" not in message
     assert is_valid(renderer, message, ids) is valid
 
@@ -72,4 +72,4 @@ def test_without_a_format_a_call_in_the_text_is_the_agents():
     tokenizer = tiny_tokenizer(["<tool_call>5"] * 3, vocab_size=300)
     renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
     ids = [*tokenizer.encode("<tool_call>5"), tokenizer.eos_token_id]
-    assert is_valid(renderer, tool_format(renderer).parse(ids, [], []), ids) is True
+    assert is_valid(renderer, read_message(renderer, ids, [], []), ids) is True

@@ -246,12 +246,6 @@ def test_a_variant_without_a_critic_is_evaluated_too(words, evaluated):
     assert results["search-agent"]["nq"] == evaluated[0]["shipped"]["nq"]
 
 
-def test_max_rows_bounds_each_data_set(words):
-    args = agents.parse_flags(arguments.EvaluateArguments, [*words, "--max_rows", "3"])[0]
-    parts = evaluate.held_out_sets(args)
-    assert {name: len(rows) for name, rows in parts.items()} == {"nq": 3, "hotpotqa": 3}
-
-
 def test_rows_keep_their_order_where_all_of_them_fit():
     rows = Dataset.from_list([{"n": n} for n in range(9)])
     assert agents.drawn(rows, 9)["n"] == [*range(9)]

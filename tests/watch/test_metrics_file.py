@@ -176,16 +176,6 @@ def test_an_evaluation_before_the_training_is_part_of_its_log(tmp_path):
     assert read_run(tmp_path).history == [*at.log_history, {"a": 2, "step": 2}]
 
 
-def test_a_second_training_does_not_repeat_what_was_before_the_first(tmp_path):
-    writer = MetricsFile()
-    log(writer, state(), {"eval_runtime": 1.0, "step": 0})
-    for _ in range(2):
-        writer.on_train_begin(Settings(str(tmp_path)), state(), None)
-        log(writer, state(), {"a": 1, "step": 1})
-    assert [e["step"] for e in read_run(tmp_path).history] == [1]
-    assert [e["step"] for e in read_run(tmp_path / "metrics.previous.jsonl").history] == [0, 1]
-
-
 def test_a_trainer_writes_an_evaluation_before_its_training(tmp_path):
     trainer, _ = scripted_trainer(tmp_path, eval_dataset=numbered_rows(4), **SETTINGS)
     trainer.evaluate()
@@ -193,14 +183,3 @@ def test_a_trainer_writes_an_evaluation_before_its_training(tmp_path):
     history = read_run(tmp_path).history
     assert history == trainer.state.log_history
     assert [e["step"] for e in history if "eval_runtime" in e] == [0]
-
-
-def test_an_evaluation_of_the_start_is_there_once_in_a_resumed_run(tmp_path):
-    start = {"eval_runtime": 1.0, "eval_reward": math.nan, "step": 0}
-    for at in (state(), state(1, start)):
-        writer = MetricsFile()
-        writer.on_train_begin(Settings(str(tmp_path)), at, None)
-        if not at.log_history:
-            log(writer, at, start)
-        log(writer, at, {"a": 1, "step": 1 + at.global_step})
-    assert [e["step"] for e in read_run(tmp_path).history] == [0, 2]

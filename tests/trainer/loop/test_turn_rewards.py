@@ -285,25 +285,19 @@ def test_episodes_whose_environment_failed(tmp_path, scripted, caplog):
     assert paid(trainer)[0] == [1.25, 1.25]
 
 
-BROKEN = [
-    (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8"),
-    (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8"),
-    (lambda n: None, r"`broken` returned None \(a NoneType\)"),
-    (
-        lambda n: [0.0] * (n - 1) + [float("nan")],
-        r"`broken\(\)\[7\]` must be a finite number; got nan",
-    ),
-    (
-        lambda n: [float("inf")] + [0.0] * (n - 1),
-        r"`broken\(\)\[0\]` must be a finite number; got inf",
-    ),
-    (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` must be a finite number; got '1.0' \(a str\)"),
-]
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(("value", "message"), BROKEN)
-def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, message, asynchronous):
+@pytest.mark.parametrize(("value", "named"), [
+    (lambda n: [0.0] * (n - 1), "broken"),
+    (lambda n: [0.0] * (n + 1), "broken"),
+    (lambda n: None, "broken"),
+    (lambda n: [0.0] * (n - 1) + [NAN], "broken()[7]"),
+    (lambda n: [INF] + [0.0] * (n - 1), "broken()[0]"),
+    (lambda n: ["1.0"] * n, "broken()[0]"),
+])  # fmt: skip
+def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, named, asynchronous):
     def broken(turn, **kwargs):
         return value(len(turn))
 
@@ -311,17 +305,9 @@ def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, mess
         return value(len(turn))
 
     broken_later.__name__ = "broken"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as caught:
         trained(tmp_path, [Watch(), broken_later if asynchronous else broken])
-
-
-def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
-    model = tiny_value_model(TOKENIZER)
-    torch.nn.init.constant_(model.score.weight, float("nan"))
-    arguments = {"turn_reward_processing_classes": [TOKENIZER]}
-    message = r"`Qwen2ForSequenceClassification\(\)` must be a finite number; got nan"
-    with pytest.raises(ValueError, match=message):
-        trained(tmp_path, [model], arguments=arguments)
+    assert f"`{named}`" in str(caught.value)
 
 
 @pytest.mark.parametrize(("funcs", "processing", "message"), [

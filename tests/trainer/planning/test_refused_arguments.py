@@ -62,10 +62,6 @@ class ToolEnv(Untold):
         return word
 
 
-def untold(x: int) -> int:
-    return x
-
-
 def without(name: str):
     tokenizer = char_tokenizer()
     setattr(tokenizer, name, None)

@@ -10,9 +10,6 @@ Critic, reference and optimizer are not loaded.
     --max_rows N          most rows of each data set, drawn with a fixed seed
     --figures NAME ...    reward functions to report without counting them in the score; 'none' for none;
                           default the environment's
-    --candidates N        candidate turns to sample in each state; the best is played (1)
-    --verifier NAME       picks the best: 'critic' for the agent's own, module:function, or the name of a
-                          causal language model, which rates whether the turn helps
 
 --help_all lists all flags.
 
@@ -26,7 +23,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_quantization_config
 
 from ..agent import EVALUATION, Agent
+from ..generation.protocol import Backend
 from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.settings import SAMPLING
@@ -59,6 +57,7 @@ from .usage import UsageError
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
 UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
@@ -136,11 +135,8 @@ def titles_of(evaluation: Evaluation) -> dict[str, str]:
     return {name: getattr(function, "title", name) for name, function in named}
 
 
-def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "") -> Agent:
-    """Load an agent with the settings that a trainer with these flags would use in evaluation.
-
-    `name` is the path or Hub id of the agent, from which a critic is loaded; default the folder.
-    """
+def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
+    """Load an agent with the settings that a trainer with these flags would use in evaluation."""
     # `model_revision` is the agent's. A base model has the revision that its adapter names.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}  # as TRL loads it
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
@@ -169,7 +165,6 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
         tokenizer,
         agent.settings.changed(eos_token_ids=ends),
         generation_kwargs=config.generation_kwargs,
-        published=(name or str(folder), model_args.model_revision, None),
     )
 
 
@@ -188,9 +183,13 @@ def evaluate(
     model_args: ModelConfig,
     sets: dict[str, Dataset],
     name: str = "",
+    wrapper: Wrapper | None = None,
 ) -> dict[str, Figures]:
-    """Evaluate the agent in `folder` and return its metrics by data set. For `name` see `load_agent`."""
-    agent = load_agent(folder, config, model_args, name)
+    """Evaluate the agent in `folder` and return its metrics by data set.
+
+    `name` is the agent's own, of a repository or folder; for `wrapper` see `compare`.
+    """
+    agent = load_agent(folder, config, model_args)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
@@ -205,10 +204,7 @@ def evaluate(
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
     options |= {"agent": loop, "agent_endpoint": config.agent_endpoint}
-    verifier: Any = args.verifier
-    if verifier is not None and ":" in verifier:
-        verifier = load_reward(verifier, "verifier")
-    options["selection"] = agent.selection(args.candidates, verifier, sampling)
+    options["wrap_backend"] = None if wrapper is None else wrapper(agent, name)
     parts = {}
     with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
         evaluation = Evaluation(
@@ -234,8 +230,11 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def compare(words: Sequence[str]) -> Results:
-    """Evaluate all agents, print and write the results, and return the metrics by agent and data set."""
+def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
+    """Evaluate all agents, print and write the results, and return the metrics by agent and data set.
+
+    `wrapper` takes an agent and its name, and returns a function that wraps the backend of its turns.
+    """
     args, config, model_args, _ = parse_flags(EvaluateArguments, words)
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
@@ -256,7 +255,7 @@ def compare(words: Sequence[str]) -> Results:
     is_main = config.process_index == 0
     try:
         for label, folder in folders.items():
-            results[label] = evaluate(folder, args, config, model_args, sets, found[label])
+            results[label] = evaluate(folder, args, config, model_args, sets, found[label], wrapper)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -94,32 +94,16 @@ class Agent:
 
     # --------------------------------------------------------------------- episodes
 
-    def run(
-        self,
-        env: Any,
-        row: dict[str, Any] | None = None,
-        *,
-        tools: list[Any] | None = None,
-        agent: Any = None,
-        seed: int = 0,
-        greedy: bool = True,
-        wrap_backend: Callable[[Backend], Backend] | None = None,
-    ) -> AgentEpisode:
+    def run(self, env: Any, row: dict[str, Any] | None = None, **options: Any) -> AgentEpisode:
         """Play one episode.
 
         Args:
             env: an environment, its class, a factory, a dict of factories, or an importable path
                 "module:Class"; None with tools alone.
             row: columns for `reset`, with `prompt` unless the environment has the task.
-            tools: functions without an environment.
-            agent: see `run_many`.
-            seed: of the random numbers.
-            greedy: see `run_many`.
-            wrap_backend: see `run_many`.
+            **options: of `run_many`.
         """
-        options: dict[str, Any] = {"greedy": greedy, "wrap_backend": wrap_backend}
-        options |= {"tools": tools, "agent": agent}
-        return self.run_many(env, [row or {}], seed=seed, **options)[0]
+        return self.run_many(env, [row or {}], **options)[0]
 
     def run_many(
         self,
@@ -168,6 +152,49 @@ class Agent:
                 seeds = (seed, EVALUATION)
                 episodes += player.play(part, sampling, seeds, names=names)
         return [AgentEpisode.of(episode, self.tokenizer.decode) for episode in episodes]
+
+    def evaluate(
+        self,
+        factory: Any,
+        data_sets: Mapping[str, Any],
+        reward_funcs: Sequence[Callable[..., Any]] = (),
+        *,
+        reward_weights: Sequence[float] | None = None,
+        missing_eos_penalty: float | None = None,
+        seed: int = 0,
+        greedy: bool = True,
+        parallel: int = 32,
+        repetitions: int = 1,
+        **options: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
+
+        Args:
+            factory: as `env` of `run`, but no instance.
+            data_sets: rows of each data set, by name.
+            reward_funcs: functions in TRL's form, besides the environment's rewards.
+            reward_weights: one per function; default 1.
+            missing_eos_penalty: reward units, subtracted if an episode's last turn was cut.
+            seed: of the random numbers.
+            greedy: see `run_many`.
+            parallel: episodes at once, per process.
+            repetitions: episodes per row.
+            **options: of `player`, such as `tools`, `agent` and `wrap_backend`.
+
+        Returns:
+            The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
+        """
+        from .trainer.evaluation.agents import evaluated
+
+        weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
+        scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}
+        scoring |= {"repetitions": repetitions, "parallel": parallel}
+        sampling, seeds = self.sampling(greedy), (seed, EVALUATION)
+        with self.player(factory, **options) as (player, _):
+            return {
+                name: evaluated(player, rows, sampling, seeds, reward_funcs, weights, **scoring)
+                for name, rows in data_sets.items()
+            }
 
     @contextmanager
     def player(

@@ -30,19 +30,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, set_seed
+from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_quantization_config
 
-from ..agent import EVALUATION, Agent
+from ..agent import Agent
 from ..generation.protocol import Backend
 from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.settings import SAMPLING
 from ..paths import check_name
 from ..redaction import redacted
+from ..rollout.reward_funcs import name_of
 from ..trainer.config.checks import failure_price
-from ..trainer.evaluation.agents import Evaluation
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
@@ -129,10 +129,11 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
     return [path for path in wanted if path.replace(":", ".") not in ("none", *counting)]
 
 
-def titles_of(evaluation: Evaluation) -> dict[str, str]:
+def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     """Return the column heading of each reward function: its attribute `title`, or its name."""
-    named = zip(evaluation.names, evaluation.reward_funcs, strict=True)
-    return {name: getattr(function, "title", name) for name, function in named}
+    return {
+        name_of(function): getattr(function, "title", name_of(function)) for function in functions
+    }
 
 
 def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
@@ -201,26 +202,24 @@ def evaluate(
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
-    sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
     options |= {"agent": loop, "agent_endpoint": config.agent_endpoint}
     options["wrap_backend"] = None if wrapper is None else wrapper(agent, name)
-    parts = {}
-    with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
-        evaluation = Evaluation(
-            player,
-            sampling,
-            (config.seed, EVALUATION),
-            functions,
-            [*weights, *[0.0] * len(reported)],
-            missing_eos_penalty=config.missing_eos_penalty,
-            repetitions=config.num_generations_eval or 1,
-            parallel=min(size, config.generation_slots or size),
-        )
-        for data, rows in sets.items():
-            set_seed(config.seed + config.process_index)  # of the global generators
-            parts[data] = figures_of(evaluation.figures(rows), titles_of(evaluation))
-    return with_averages(parts)
+    metrics = agent.evaluate(
+        factory,
+        sets,
+        functions,
+        reward_weights=[*weights, *[0.0] * len(reported)],
+        missing_eos_penalty=config.missing_eos_penalty,
+        seed=config.seed,
+        greedy=config.eval_settings.get("temperature") == 0.0,
+        repetitions=config.num_generations_eval or 1,
+        parallel=min(size, config.generation_slots or size),
+        env_workers=config.env_workers,
+        **options,
+    )
+    titles = titles_of(functions)
+    return with_averages({data: figures_of(part, titles) for data, part in metrics.items()})
 
 
 def run(words: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from ..planning.data import check_eval_dataset
 from ..planning.plan import RolloutPlan
 from ..planning.rows import Row
 from ..recording.recorder import TraceRecorder
-from .metrics import EvaluationRun, PlayedEpisode
+from .metrics import EvaluationRun
 from .settings import evaluation_settings, undisturbed
 
 # Column of the name in the dataloader's rows; environments and functions never get it.
@@ -157,14 +157,7 @@ class Evaluator:
         self._host.internals.pending_metrics.clear()
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
-        rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
-        for number, (name, ended) in enumerate(
-            zip(names, rollout.ended(self._host.internals.end_ids), strict=True)
-        ):
-            if number not in rollout.repeated:
-                episode, score = rollout.episodes[number], rollout.earnings[number]
-                played = PlayedEpisode.of(name, episode, ended, score, rewards[number], weights)
-                run.episodes.append(played)
+        run.add(rollout, names, self._host.internals.end_ids, host.reward_weights.tolist())
 
 
 class NamedRows:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .generation.sampling import SamplingSettings
     from .trainer.play import Player
 
-EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
+# Evaluations of a run draw their random numbers from (seed, 1, row, repetition).
+EVALUATION = 1
 
 
 class Agent:
@@ -88,7 +89,8 @@ class Agent:
         given = {"device": device, "dtype": dtype, "base_model": base_model, "token": token}
         given |= {"quantization_config": quantization_config}
         model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)
-        keep_trainable(model)  # or 4-bit weights on the CPU would be rounded differently
+        # 4-bit weights on the CPU would be rounded differently otherwise.
+        keep_trainable(model)
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         return cls(model, tokenizer, known)
 

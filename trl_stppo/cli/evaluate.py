@@ -103,7 +103,8 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
             f"another (a file of rows has `train` alone), or set `test_split_size=0.1`."
         )
     if not hasattr(rows, "__len__"):
-        rows = Dataset.from_list(list(rows))  # a stream: all rows are played
+        # All rows of a stream are played.
+        rows = Dataset.from_list(list(rows))
     if args.dataset_test_split == args.dataset_train_split and not args.test_split_size:
         logger.warning("`dataset_test_split`: these are the rows of training, not held-out ones.")
     parts = {args.rows_name: rows}
@@ -139,7 +140,8 @@ def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
 def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
     """Load an agent with the settings that a trainer with these flags would use in evaluation."""
     # `model_revision` is the agent's. A base model has the revision that its adapter names.
-    options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}  # as TRL loads it
+    # TRL loads models in float32.
+    options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
@@ -158,7 +160,8 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
     model, tokenizer, ends = agent.model, agent.tokenizer, []
     if config.stop_token_id is not None:
         ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
-    if config.bf16 or config.fp16:  # as accelerate casts a trainer's model
+    # accelerate casts a trainer's model in this way.
+    if config.bf16 or config.fp16:
         half = torch.bfloat16 if config.bf16 else torch.float16
         model.forward = torch.autocast(config.device.type, half)(model.forward)
     return Agent(
@@ -224,7 +227,8 @@ def evaluate(
 
 def run(words: Sequence[str]) -> int:
     """Compare the agents, print and write the results, and return the exit code."""
-    disable_progress_bar()  # while models load
+    # Loading models shows progress bars.
+    disable_progress_bar()
     compare(words)
     return 0
 
@@ -240,7 +244,8 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         check_name(flag, name)
     models = 0 if args.reward_model_name_or_path is None else 1
     check_reward_weights(config, models + len(args.reward_funcs or []))
-    if models:  # docs/migration.md
+    # docs/migration.md explains this.
+    if models:
         logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
@@ -258,7 +263,8 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    finally:  # also the agents before one that fails
+    finally:
+        # Results of the agents before one that fails are written too.
         if is_main and results:
             print_table(results)
             if args.output is not None:

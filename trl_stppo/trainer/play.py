@@ -139,7 +139,8 @@ def prompt_template(
     plain = ChatRenderer(tokenizer, speaker.eos_token_ids, template_kwargs=template_kwargs)
     try:
         return prepare(plain), None
-    except ValueError as error:  # it concerns conversations alone
+    except ValueError as error:
+        # The error concerns conversations alone.
         return None, error
 
 

@@ -57,7 +57,8 @@ class Evaluator:
         """Check the rows and run upstream's `evaluate`, isolated from the state of training."""
         if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
-        if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
+        # A text names one of the trainer's own data sets.
+        if not isinstance(eval_dataset, str):
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
         self._player.settle()
@@ -90,7 +91,8 @@ class Evaluator:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self._host
         surroundings: AbstractContextManager[None] = nullcontext()
-        if self.prefix is None:  # called by `predict`
+        # `predict` calls this without `evaluate`.
+        if self.prefix is None:
             open_trackio(self._host)
             self._player.settle()
             surroundings = undisturbed(host)

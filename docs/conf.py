@@ -39,8 +39,6 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Tensor|Path|optional)"),
     (r"py:.*", r"PreTrained(Model|TokenizerBase)"),
-    # Described where `run_many` takes and makes them.
-    (r"py:.*", r"Verifier|Selection"),
 ]
 
 # Pages are plain Markdown that GitHub shows as well; a fence named math is a formula in both.

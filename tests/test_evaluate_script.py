@@ -352,39 +352,3 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(output.read_text())["results"]["search-agent"] == evaluated[0]["shipped"]
     assert result.stdout.count("written:") == 1, "one process prints"
-
-
-def first_letter(prompts, completions, **columns):
-    """Prefers searches, in the alphabet's order."""
-    return [-float(ord(turn[0]["content"].strip(" <")[:1] or "~")) for turn in completions]
-
-
-@pytest.mark.parametrize(("verifier", "error"), [
-    ("tests.test_evaluate_script:first_letter", None),
-    ("critic", "there is no critic beside the policy"),
-    ("tests.test_evaluate_script:missing", "`verifier`"),
-])  # fmt: skip
-def test_several_turns_and_the_best_is_played(data, capsys, monkeypatch, verifier, error):
-    words = [*FLAGS, "--dataset_name", str(data), "--model_name_or_path", AGENT]
-    words += ["--candidates", "3", "--verifier", verifier, "--eval_generation_kwargs", "{}"]
-    if error is not None:
-        with pytest.raises((FileNotFoundError, evaluate.UsageError), match=error):
-            evaluate.compare(words)
-        return
-    asked = []
-
-    def watch(**columns):
-        asked.append(len(columns["prompts"]))
-        return first_letter(**columns)
-
-    monkeypatch.setattr("tests.test_evaluate_script.first_letter", watch)
-    evaluate.compare(words)
-    assert sum(asked) % 3 == 0
-    assert sum(asked) >= 3 * len(NAMES)
-
-
-def test_candidates_that_would_all_be_the_same_are_refused(data):
-    words = [*FLAGS, "--dataset_name", str(data), "--model_name_or_path", AGENT]
-    words += ["--candidates", "3", "--verifier", "tests.test_evaluate_script:first_letter"]
-    with pytest.raises(ValueError, match="would be the same turn"):
-        evaluate.compare(words)

@@ -12,7 +12,6 @@ from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.kit.script_kit import AGENT, ROOT
 from trl_stppo import Agent
 from trl_stppo.hub.loading import load_tokenizer
-from trl_stppo.models.label_scorer import LabelTokenScorer
 from trl_stppo.paths import check_name
 
 PATHS = ("./a", "/a/b", "~/a", "a/b/c", "runs/a", "rows.jsonl", "a\\b", "a b", ".")
@@ -66,10 +65,9 @@ def test_a_trainer_refuses_a_folder_that_is_not_there(tmp_path, field, value):
 
 @pytest.mark.parametrize(("load", "field"), [
     (Agent.from_pretrained, "name_or_folder"),
-    (LabelTokenScorer.from_pretrained, "name"),
     (load_tokenizer, "name"),
 ])  # fmt: skip
-def test_so_do_agents_scorers_and_tokenizers(load, field):
+def test_so_do_agents_and_tokenizers(load, field):
     with pytest.raises(FileNotFoundError) as caught:
         load("runs/none")
     assert f"`{field}=runs/none`" in str(caught.value)

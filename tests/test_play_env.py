@@ -30,21 +30,14 @@ class Echo:
         print("closed")
 
 
-class Keyed(Echo):
-    """Names the column that it needs."""
+class Bare(Echo):
+    """Takes a seed and no other column, as a training gives it."""
 
-    def reset(self, *, what: str, **row: Any):
-        return super().reset(what=what, **row)
-
-
-class Careless(Echo):
-    """Fails inside `reset` if the row lacks its column."""
-
-    def reset(self, **row: Any):
-        return super().reset(what=row.get("what").upper())
+    async def reset(self, seed: int):
+        return await super().reset(what=seed)
 
 
-class Sized(Echo):
+class Needy(Echo):
     """Needs an argument."""
 
     def __init__(self, size: int) -> None:
@@ -132,7 +125,18 @@ def test_what_cannot_be_played_is_named(play, flags, code, named) -> None:
     found, shown = play("", *flags)
     assert found == code, shown
     assert named in shown
-    assert ("Traceback" in shown) is (code == 1)
+
+
+@pytest.mark.parametrize(("name", "named"), [("Echo", "'what'"), ("Needy", "size")])
+def test_what_breaks_the_contract_is_one_line(play, name, named) -> None:
+    code, shown = play("", f"test_play_env:{name}")
+    assert code == 1
+    assert named in shown
+    assert "Traceback" not in shown
+
+
+def test_reset_gets_what_a_training_gives_it(play) -> None:
+    assert play("", "test_play_env:Bare")[1].startswith("--- prompt\n\n--- observation\nSay 0.")
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,12 @@ from .hub.loading import load_model, load_tokenizer
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 
 if TYPE_CHECKING:
+    from .generation.protocol import Backend
     from .generation.sampling import SamplingSettings
-    from .rollout.turns import Selection
     from .trainer.play import Player
-    from .trainer.verifiers import Verifier
 
-EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
+# Evaluations of a run draw their random numbers from (seed, 1, row, repetition).
+EVALUATION = 1
 
 
 class Agent:
@@ -28,7 +28,6 @@ class Agent:
         tokenizer: its tokenizer.
         settings: limits and sampling; default those of `AgentSettings`.
         generation_kwargs: of `generate`, besides the settings' sampling.
-        published: name, revision and token of its repository or folder, which may have its critic.
     """
 
     def __init__(
@@ -38,12 +37,10 @@ class Agent:
         settings: AgentSettings | None = None,
         *,
         generation_kwargs: dict[str, Any] | None = None,
-        published: tuple[str, str | None, str | bool | None] | None = None,
     ) -> None:
         from .trainer.play import Speaker
 
-        self.model, self.tokenizer, self._published = model, tokenizer, published
-        self._critic: Any = None
+        self.model, self.tokenizer = model, tokenizer
         self.settings = settings or AgentSettings()
         ends = self.settings.eos_token_ids
         self._speaker = Speaker(model, tokenizer, ends, generation_kwargs)
@@ -92,41 +89,23 @@ class Agent:
         given = {"device": device, "dtype": dtype, "base_model": base_model, "token": token}
         given |= {"quantization_config": quantization_config}
         model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)
-        keep_trainable(model)  # or 4-bit weights on the CPU would be rounded differently
+        # 4-bit weights on the CPU would be rounded differently otherwise.
+        keep_trainable(model)
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
-        published = (str(name_or_folder), revision, token)
-        return cls(model, tokenizer, known, published=published)
+        return cls(model, tokenizer, known)
 
     # --------------------------------------------------------------------- episodes
 
-    def run(
-        self,
-        env: Any,
-        row: dict[str, Any] | None = None,
-        *,
-        tools: list[Any] | None = None,
-        agent: Any = None,
-        seed: int = 0,
-        greedy: bool | None = None,
-        candidates: int = 1,
-        verifier: Verifier | None = None,
-    ) -> AgentEpisode:
+    def run(self, env: Any, row: dict[str, Any] | None = None, **options: Any) -> AgentEpisode:
         """Play one episode.
 
         Args:
             env: an environment, its class, a factory, a dict of factories, or an importable path
                 "module:Class"; None with tools alone.
             row: columns for `reset`, with `prompt` unless the environment has the task.
-            tools: functions without an environment.
-            agent: see `run_many`, as for `greedy` and the next two.
-            seed: of the random numbers.
-            greedy: see `run_many`.
-            candidates: see `run_many`.
-            verifier: see `run_many`.
+            **options: of `run_many`.
         """
-        options: dict[str, Any] = {"greedy": greedy, "candidates": candidates, "verifier": verifier}
-        options |= {"tools": tools, "agent": agent}
-        return self.run_many(env, [row or {}], seed=seed, **options)[0]
+        return self.run_many(env, [row or {}], **options)[0]
 
     def run_many(
         self,
@@ -136,10 +115,9 @@ class Agent:
         tools: list[Any] | None = None,
         agent: Any = None,
         seed: int = 0,
-        greedy: bool | None = None,
+        greedy: bool = True,
         parallel: int | None = 32,
-        candidates: int = 1,
-        verifier: Verifier | None = None,
+        wrap_backend: Callable[[Backend], Backend] | None = None,
     ) -> list[AgentEpisode]:
         """Play one episode per row, `parallel` episodes at a time.
 
@@ -151,29 +129,23 @@ class Agent:
             tools: functions without an environment.
             agent: a function `(client, row)` in place of an environment, as a trainer takes it.
             seed: of the random numbers.
-            greedy: take the likeliest token, else sample as in the run's evaluation. Default True for one
-                candidate.
+            greedy: take the likeliest token, else sample as in the run's evaluation.
             parallel: episodes at once; None for all.
-            candidates: sampled turns in each state; the best of them is played.
-            verifier: picks the best: a function in the form of `turn_reward_funcs`, "critic" for the one
-                that was saved with the agent, or the name of a causal language model, for a
-                `LabelTokenScorer`.
+            wrap_backend: makes the backend of `generation.protocol` that samples turns from the agent's
+                own, for example one that plays the best of several turns.
 
         Returns:
             The episodes, in the order of the rows.
 
         Raises:
-            FileNotFoundError: no critic was saved with the agent.
-            ValueError: candidates without a verifier, or the other way round, or equal candidates.
+            ValueError: there is neither an environment nor tools nor an agent, or `factory` cannot be
+                imported.
         """
         if factory is None and not tools and agent is None:
             raise ValueError("`factory`, `tools` and `agent` are all None. Set one.")
-        if agent is not None and candidates > 1:
-            raise ValueError(f"`candidates={candidates}`: must be 1 with an `agent`.")
         every, episodes = [dict(row) for row in rows], []
-        sampling = self.sampling(candidates == 1 if greedy is None else greedy)
-        chosen = self.selection(candidates, verifier, sampling)
-        with self.player(factory, tools=tools, agent=agent, selection=chosen) as (player, shared):
+        sampling, options = self.sampling(greedy), {"agent": agent, "wrap_backend": wrap_backend}
+        with self.player(factory, tools=tools, **options) as (player, shared):
             # Each episode of a batch needs an instance.
             size = 1 if shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
@@ -182,6 +154,49 @@ class Agent:
                 seeds = (seed, EVALUATION)
                 episodes += player.play(part, sampling, seeds, names=names)
         return [AgentEpisode.of(episode, self.tokenizer.decode) for episode in episodes]
+
+    def evaluate(
+        self,
+        factory: Any,
+        data_sets: Mapping[str, Any],
+        reward_funcs: Sequence[Callable[..., Any]] = (),
+        *,
+        reward_weights: Sequence[float] | None = None,
+        missing_eos_penalty: float | None = None,
+        seed: int = 0,
+        greedy: bool = True,
+        parallel: int = 32,
+        repetitions: int = 1,
+        **options: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
+
+        Args:
+            factory: as `env` of `run`, but no instance.
+            data_sets: rows of each data set, by name.
+            reward_funcs: functions in TRL's form, besides the environment's rewards.
+            reward_weights: one per function; default 1.
+            missing_eos_penalty: reward units, subtracted if an episode's last turn was cut.
+            seed: of the random numbers.
+            greedy: see `run_many`.
+            parallel: episodes at once, per process.
+            repetitions: episodes per row.
+            **options: of `player`, such as `tools`, `agent` and `wrap_backend`.
+
+        Returns:
+            The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
+        """
+        from .trainer.evaluation.agents import evaluated
+
+        weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
+        scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}
+        scoring |= {"repetitions": repetitions, "parallel": parallel}
+        sampling, seeds = self.sampling(greedy), (seed, EVALUATION)
+        with self.player(factory, **options) as (player, _):
+            return {
+                name: evaluated(player, rows, sampling, seeds, reward_funcs, weights, **scoring)
+                for name, rows in data_sets.items()
+            }
 
     @contextmanager
     def player(
@@ -192,7 +207,7 @@ class Agent:
         Args:
             factory: as `env` of `run`.
             tools: functions without an environment.
-            **options: of `trainer.setup.players.assemble`.
+            **options: of `trainer.play.Player`.
         """
         from .trainer.play import Player
 
@@ -216,24 +231,6 @@ class Agent:
             yield player, shared
         finally:
             player.close(environments=not shared)
-
-    def selection(
-        self, candidates: int, verifier: Verifier | None, sampling: SamplingSettings
-    ) -> Selection | None:
-        """Return the object that picks the best of several candidate turns, or None for one candidate."""
-        from .trainer.verifiers import published_critic, selection
-
-        if verifier == "critic" and candidates > 1:
-            if self._published is None:
-                raise FileNotFoundError(
-                    "`verifier='critic'` needs an agent of `Agent.from_pretrained`; allowed here are a "
-                    "function and the name of a model."
-                )
-            name, revision, token = self._published
-            if self._critic is None:  # once: it may add an adapter to the policy
-                self._critic = published_critic(name, self.model, revision, token)
-            verifier = self._critic
-        return selection(candidates, verifier, sampling)
 
     def sampling(self, greedy: bool) -> SamplingSettings:
         """Return settings for greedy decoding, or the sampling settings of the run's evaluation."""

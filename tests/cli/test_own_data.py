@@ -91,8 +91,7 @@ def test_rows_to_play_are_of_the_class_a_file_or_given(tmp_path):
 def test_figures_are_the_environments_own_unless_others_are_named():
     args = arguments(f"{HERE}:Offering")
     assert evaluate.reported_functions(args) == [f"{HERE}:shout"]
-    played = evaluate.Evaluation(None, None, (), [shout], [0.0])
-    assert evaluate.titles_of(played) == {"shout": "LOUD"}
+    assert evaluate.titles_of([shout]) == {"shout": "LOUD"}
     assert evaluate.reported_functions(arguments(f"{HERE}:Offering", figures=["none"])) == []
     assert evaluate.reported_functions(arguments(f"{HERE}:Silent")) == []
     counted = arguments(f"{HERE}:Offering", reward_funcs=[f"{HERE}:shout"])

@@ -2,12 +2,9 @@
 
 import asyncio
 import random
-import re
 import signal
 import sqlite3
-import time
 from decimal import Decimal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from tests.kit.check_env_cases import (
     returning,
     smell,
 )
-from trl_stppo.envs import check, check_env
+from trl_stppo.envs import check_env
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.recipes.search import SearchEnv
 
@@ -65,7 +62,7 @@ NUMBERS = [True, np.float64(1), torch.tensor(0.5), Decimal(1)]
     (returning(("x", 0.0, False)), "step returned a tuple of 3"),
     (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
     (lambda self: None, r"step\('hello'\) raised TypeError"),
-    (lambda self, action: int(action), r"\.step\('hello'\) raised ValueError: .*test_check_env\.py:68\)"),
+    (lambda self, action: int(action), r"\.step\('hello'\) raised ValueError: .*test_check_env\.py:\d+\)"),
     (lambda self, action: asyncio.sleep(0), "Faulty.step returned .* `async def`"),
 ])  # fmt: skip
 def test_faulty_steps(faulty, message) -> None:
@@ -82,7 +79,6 @@ def test_whatever_is_a_number_is_a_reward_and_a_bool_a_flag(value, at) -> None:
 
 
 @pytest.mark.parametrize(("faulty", "message"), [
-    (lambda self, prompt: "x", r"reset\(prompt=.* raised TypeError: .* 'seed'"),
     (lambda self, task, **row: "x", "reset.* raised TypeError: .*'task'"),
     (lambda self, **row: 3, "reset returned 3"),
     (lambda self, **row: ("x", None), "reset returned the info None"),
@@ -114,27 +110,6 @@ def test_rows_without_a_prompt_are_a_smell() -> None:
     assert "`rows` has the columns ['seed', 'question'] and no `prompt`" in found[0]
 
 
-@pytest.mark.parametrize("base", [Clean, CleanTools])
-def test_an_opening_that_runs_into_the_prompt_is_a_smell(base) -> None:
-    def reset(self, **row):
-        base.reset(self, **row)
-        return "A B"
-
-    messages = [{"role": "user", "content": "bring all discs to C"}]
-    rows = [{"prompt": messages, "seed": 1}, {"prompt": "to D", "seed": 2}]
-    found = smell(env_with(base, reset=reset), rows)
-    assert "Faulty.reset's text runs into the prompt: 'bring all discs to CA B'" in found
-    for end in ("to C\n", "to C:", ""):
-        assert check_env(env_with(base, reset=reset), [{"prompt": end}]) == []
-
-
-def test_explicit_parameters_are_a_smell() -> None:
-    def reset(self, prompt, seed=None):
-        return Clean.reset(self, seed=seed)
-
-    assert "has no **row" in smell(env_with(reset=reset)())
-
-
 @pytest.mark.parametrize("key", ["valid_action", "success"])
 def test_missing_information_is_a_smell(key) -> None:
     def step(self, action):
@@ -143,36 +118,6 @@ def test_missing_information_is_a_smell(key) -> None:
         return result
 
     assert f"info['{key}']" in smell(env_with(step=step)())
-
-
-def test_both_flags_are_a_smell() -> None:
-    def step(self, action):
-        observation, reward, done, _, info = Clean.step(self, action)
-        return observation, reward, done, done, info
-
-    assert "both terminated and truncated" in smell(env_with(step=step)())
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_cumulative_score_is_a_smell(sign) -> None:
-    def step(self, action):
-        observation, _, done, truncated, info = Clean.step(self, action)
-        return observation, sign * self.turn, done, truncated, info
-
-    assert "as a running sum" in smell(env_with(step=step)())
-
-
-def test_a_price_per_turn_is_none() -> None:
-    def step(self, action):
-        observation, _, done, truncated, info = Clean.step(self, action)
-        return observation, 10.0 if done else -1.0, done, truncated, info
-
-    assert check_env(env_with(step=step)()) == []
-
-
-def test_a_very_long_observation_is_a_smell() -> None:
-    env = env_with(step=returning("x" * 20_001, at=0))()
-    assert "up to 20,001 characters" in smell(env)
 
 
 def test_state_of_the_old_episode_in_the_opening_is_a_smell() -> None:
@@ -203,35 +148,6 @@ def test_unseeded_randomness_is_a_smell_not_an_error() -> None:
             return f"{random.random()}", *rest
 
     assert "step returns other results" in smell(Random)
-
-
-def test_going_on_after_the_end_is_a_smell() -> None:
-    class Restarting(Clean):
-        def step(self, action):
-            if self.turn == 3:
-                self.turn = 0
-            return super().step(action)
-
-    assert "goes on after the end" in smell(Restarting())
-
-
-def test_slow_methods_are_named_unless_only_the_first_call_of_all_loads_something(
-    monkeypatch,
-) -> None:
-    monkeypatch.setattr(check, "SLOW_SECONDS", 0.2)
-
-    def loading(holder):
-        def reset(self, **row):
-            where = holder or self
-            if not hasattr(where, "is_loaded"):
-                where.is_loaded = True
-                time.sleep(0.25)
-            return Clean.reset(self, **row)
-
-        return env_with(reset=reset)
-
-    assert re.search(r"Faulty\.reset took 0\.[2-9]", smell(loading(None)))
-    assert not any("took" in word for word in check_env(loading(SimpleNamespace())))
 
 
 def test_state_on_the_class_is_shared() -> None:
@@ -367,16 +283,3 @@ def test_a_tool_that_needs_the_main_thread_gets_it_and_a_step_does_not() -> None
 
     with pytest.raises(EnvironmentContractError, match="several threads"):
         check_env(env_with(Clean, step=step))
-
-
-@pytest.mark.parametrize(
-    ("render", "message"),
-    [(lambda self: 7, "render returned 7"), (lambda self: 1 / 0, "render() raised Zero")],
-)
-def test_a_picture_is_looked_at(render, message):
-    try:
-        found = check_env(env_with(render=render))
-    except EnvironmentContractError as error:
-        found = [str(error)]
-    assert any(message in each for each in found), found
-    assert check_env(env_with(render=lambda self: "|")) == check_env(env_with())

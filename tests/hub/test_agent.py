@@ -48,6 +48,29 @@ def test_seeds_name_what_is_drawn_and_greedy_needs_none(agent):
     assert agent.run(CountEnv, ROW, seed=1).ids == agent.run(CountEnv, ROW, seed=2).ids
 
 
+def length(completions, **columns):
+    return [float(len(each)) for each in completions]
+
+
+@pytest.mark.parametrize("penalty", [None, 0.5])
+def test_evaluate_gives_the_trainers_metrics(tmp_path, penalty):
+    rows = letters()
+    options = {"eval_generation_kwargs": {"temperature": 0.8}, "missing_eos_penalty": penalty}
+    options |= {"num_generations_eval": 2, "reward_weights": [0.25]}
+    arguments = {"eval_dataset": rows, "reward_funcs": [length]}
+    trainer = run(tmp_path / "run", arguments=arguments, **options)
+    trainer.save_model()
+    expected = trainer.evaluate()
+    agent = Agent.from_pretrained(str(tmp_path / "run"))
+    options = {"seed": agent.settings.seed, "greedy": False, "repetitions": 2, "parallel": 3}
+    options |= {"reward_weights": [0.25], "missing_eos_penalty": penalty}
+    metrics = agent.evaluate(CountEnv, {"own": rows}, [length], **options)["own"]
+    assert metrics["episodes"] == 16
+    assert metrics["rewards/length/mean"] > 0.0
+    for name in metrics:
+        assert metrics[name] == pytest.approx(expected[f"eval_{name}"], abs=1e-6), name
+
+
 def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
     options = {"eval_generation_kwargs": {"temperature": 0.8}}
     trainer = run(tmp_path / "run", arguments={"eval_dataset": letters()}, **options)

@@ -119,6 +119,8 @@ def _script(rest: list[str]) -> None:
         known = flags_of_command(SHIMS[script])
     else:
         known = flags_of_script(script)
+    if script == "scripts/verifier/best_of.py":
+        known |= flags_of_command("evaluate")
     assert given_flags(rest) <= known, (rest, given_flags(rest) - known)
     _files(rest)
 

@@ -16,6 +16,7 @@ FOLDERS = (
         SCRIPTS,
         SCRIPTS / "search",
         SCRIPTS / "textworld",
+        SCRIPTS / "verifier",
         SCRIPTS / "makers",
         SCRIPTS / "pretrained",
     ),

@@ -14,7 +14,8 @@ from ..rollout.loop import described
 from ..rollout.openai_wire import Answers, answer_message, completion, make_clients
 from .usage import parsed_json
 
-SECONDS = 120.0  # of an episode
+# An episode may take this long.
+SECONDS = 120.0
 
 
 def is_agent(named: Any) -> bool:
@@ -43,7 +44,8 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
         whole = 200, completion(calls[-1], message, "stop", 0, None, 0)
         if len(calls) < steps + 2:
             answered.set_result(whole if len(calls) <= steps else episode_over().response)
-        elif not ended.done():  # this call stays open
+        elif not ended.done():
+            # This call stays open.
             ended.set_exception(RuntimeError(f"it calls again after its end, of {steps} calls"))
         return answered
 
@@ -61,7 +63,8 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
             elif not ended.done():
                 ended.set_result(None)
 
-    threading.Thread(target=run, daemon=True).start()  # it may hang
+    # The agent may hang.
+    threading.Thread(target=run, daemon=True).start()
     try:
         result = ended.result(SECONDS)
     except BaseException as error:

@@ -87,5 +87,3 @@ class EvaluateArguments(AgentArguments):
     output: str | None = None
     max_rows: int | None = None
     figures: list[str] | None = None
-    candidates: int = 1
-    verifier: str | None = None

@@ -1,9 +1,9 @@
 """Test an environment for errors and common mistakes.
 
 Makes the environment, plays a few rows, and reports broken rules of the contract (errors) and usual mistakes
-(warnings): rewards that are not numbers, state that two instances share, seeds that change nothing, and more
-(docs/environments.md). An agent, `(client, row)`, gets the actions as the turns of the policy. Without --rows
-and --row the rows are those of the class, or one made-up row.
+(warnings), such as rewards that are not numbers or state that two instances share (docs/environments.md). An
+agent, `(client, row)`, gets the actions as the turns of the policy. Without --rows and --row the rows are
+those of the class, or one made-up row.
 
 Examples:
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
@@ -17,12 +17,12 @@ import contextlib
 import warnings
 from typing import Any
 
-from ..envs.base import is_text_environment, tool_names
+from ..envs.base import is_text_environment
 from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..redaction import redacted
 from .agent_check import is_agent, play_agent
 from .objects import named_factory, rows_for
-from .usage import UsageError, parsed_json
+from .play import tool_call
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,22 +49,19 @@ def run(options: argparse.Namespace) -> int:
         lines = [play_agent(factory, row, words, options.steps) for row in played]
         print(f"{options.environment}: agent", *(line for line, _ in lines), sep="\n")
         return _report([*dict.fromkeys(m for _, found in lines for m in found)], options.strict)
-    probe = None
-    with contextlib.suppress(Exception):  # `check_env` reports it
-        probe = factory()
-    text = is_text_environment(probe)
-    words = [] if probe is None else options.action or []
-    actions = [word if text else _call(probe, word) for word in words] or None
+    is_text, actions = True, list[Any](options.action or [])
+    # `check_env` reports what a factory raises.
+    with contextlib.suppress(Exception):
+        is_text = is_text_environment(factory())
+    if not is_text:
+        actions = [tool_call(word) for word in actions]
+        if not actions:
+            print("No tool is called: name calls with `--action 'name {\"argument\": ...}'`.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_env(factory, rows, actions=actions, steps=options.steps, seed=options.seed)
-    count = "one made-up row"
-    if rows is not None:
-        count = f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
-    kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
-    print(f"{options.environment}: {kind}; played {count}")
-    if not text and not actions:
-        found.append("No tool was called. Call one with `--action 'name {\"argument\": ...}'`.")
+        named = {"actions": actions or None, "steps": options.steps, "seed": options.seed}
+        found = check_env(factory, rows, **named)
+    print(f"{options.environment}: played {min(len(rows or [{}]), MAX_ROWS)} rows")
     return _report(found, options.strict)
 
 
@@ -73,14 +70,3 @@ def _report(found: list[str], strict: bool) -> int:
         print(redacted(f"warning: {message}"))
     print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
     return int(bool(found) and strict)
-
-
-def _call(env: Any, word: str) -> tuple[str, Any]:
-    """Parse a tool call `name {arguments}`; return the tool's name and its arguments."""
-    name, _, arguments = word.strip().partition(" ")
-    tools = tool_names(env)
-    if name not in tools:
-        raise UsageError(
-            f"`--action {word}`: allowed are the tools {', '.join(tools) or '(none)'}."
-        )
-    return name, parsed_json(arguments or "{}", "action")

@@ -10,9 +10,6 @@ Critic, reference and optimizer are not loaded.
     --max_rows N          most rows of each data set, drawn with a fixed seed
     --figures NAME ...    reward functions to report without counting them in the score; 'none' for none;
                           default the environment's
-    --candidates N        candidate turns to sample in each state; the best is played (1)
-    --verifier NAME       picks the best: 'critic' for the agent's own, module:function, or the name of a
-                          causal language model, which rates whether the turn helps
 
 --help_all lists all flags.
 
@@ -26,24 +23,25 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, set_seed
+from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_quantization_config
 
-from ..agent import EVALUATION, Agent
+from ..agent import Agent
+from ..generation.protocol import Backend
 from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.settings import SAMPLING
 from ..paths import check_name
 from ..redaction import redacted
-from ..trainer.evaluation.agents import Evaluation
+from ..rollout.reward_funcs import name_of
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
@@ -58,6 +56,7 @@ from .usage import UsageError
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
 UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
@@ -102,7 +101,8 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
             f"another (a file of rows has `train` alone), or set `test_split_size=0.1`."
         )
     if not hasattr(rows, "__len__"):
-        rows = Dataset.from_list(list(rows))  # a stream: all rows are played
+        # All rows of a stream are played.
+        rows = Dataset.from_list(list(rows))
     if args.dataset_test_split == args.dataset_train_split and not args.test_split_size:
         logger.warning("`dataset_test_split`: these are the rows of training, not held-out ones.")
     parts = {args.rows_name: rows}
@@ -128,19 +128,18 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
     return [path for path in wanted if path.replace(":", ".") not in ("none", *counting)]
 
 
-def titles_of(evaluation: Evaluation) -> dict[str, str]:
+def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     """Return the column heading of each reward function: its attribute `title`, or its name."""
-    named = zip(evaluation.names, evaluation.reward_funcs, strict=True)
-    return {name: getattr(function, "title", name) for name, function in named}
+    return {
+        name_of(function): getattr(function, "title", name_of(function)) for function in functions
+    }
 
 
-def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "") -> Agent:
-    """Load an agent with the settings that a trainer with these flags would use in evaluation.
-
-    `name` is the path or Hub id of the agent, from which a critic is loaded; default the folder.
-    """
+def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
+    """Load an agent with the settings that a trainer with these flags would use in evaluation."""
     # `model_revision` is the agent's. A base model has the revision that its adapter names.
-    options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}  # as TRL loads it
+    # TRL loads models in float32.
+    options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
@@ -159,7 +158,8 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
     model, tokenizer, ends = agent.model, agent.tokenizer, []
     if config.stop_token_id is not None:
         ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
-    if config.bf16 or config.fp16:  # as accelerate casts a trainer's model
+    # accelerate casts a trainer's model in this way.
+    if config.bf16 or config.fp16:
         half = torch.bfloat16 if config.bf16 else torch.float16
         model.forward = torch.autocast(config.device.type, half)(model.forward)
     return Agent(
@@ -167,7 +167,6 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
         tokenizer,
         agent.settings.changed(eos_token_ids=ends),
         generation_kwargs=config.generation_kwargs,
-        published=(name or str(folder), model_args.model_revision, None),
     )
 
 
@@ -186,9 +185,13 @@ def evaluate(
     model_args: ModelConfig,
     sets: dict[str, Dataset],
     name: str = "",
+    wrapper: Wrapper | None = None,
 ) -> dict[str, Figures]:
-    """Evaluate the agent in `folder` and return its metrics by data set. For `name` see `load_agent`."""
-    agent = load_agent(folder, config, model_args, name)
+    """Evaluate the agent in `folder` and return its metrics by data set.
+
+    `name` is the agent's own, of a repository or folder; for `wrapper` see `compare`.
+    """
+    agent = load_agent(folder, config, model_args)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
@@ -199,46 +202,45 @@ def evaluate(
     if factory is None and loop is None and not functions:
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     size = config.per_device_eval_batch_size
-    sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
-    options = {"agent": loop, "agent_endpoint": config.agent_endpoint}
-    verifier: Any = args.verifier
-    if verifier is not None and ":" in verifier:
-        verifier = load_reward(verifier, "verifier")
-    options["selection"] = agent.selection(args.candidates, verifier, sampling)
-    parts = {}
-    with agent.player(factory, **options) as (player, _):
-        evaluation = Evaluation(
-            player,
-            sampling,
-            (config.seed, EVALUATION),
-            functions,
-            [*weights, *[0.0] * len(reported)],
-            missing_eos_penalty=config.missing_eos_penalty,
-            repetitions=config.num_generations_eval or 1,
-            parallel=min(size, config.generation_slots or size),
-        )
-        for data, rows in sets.items():
-            set_seed(config.seed + config.process_index)  # of the global generators
-            parts[data] = figures_of(evaluation.figures(rows), titles_of(evaluation))
-    return with_averages(parts)
+    metrics = agent.evaluate(
+        factory,
+        sets,
+        functions,
+        reward_weights=[*weights, *[0.0] * len(reported)],
+        missing_eos_penalty=config.missing_eos_penalty,
+        seed=config.seed,
+        greedy=config.eval_settings.get("temperature") == 0.0,
+        repetitions=config.num_generations_eval or 1,
+        parallel=min(size, config.generation_slots or size),
+        agent=loop,
+        agent_endpoint=config.agent_endpoint,
+        wrap_backend=None if wrapper is None else wrapper(agent, name),
+    )
+    titles = titles_of(functions)
+    return with_averages({data: figures_of(part, titles) for data, part in metrics.items()})
 
 
 def run(words: Sequence[str]) -> int:
     """Compare the agents, print and write the results, and return the exit code."""
-    disable_progress_bar()  # while models load
+    # Loading models shows progress bars.
+    disable_progress_bar()
     compare(words)
     return 0
 
 
-def compare(words: Sequence[str]) -> Results:
-    """Evaluate all agents, print and write the results, and return the metrics by agent and data set."""
+def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
+    """Evaluate all agents, print and write the results, and return the metrics by agent and data set.
+
+    `wrapper` takes an agent and its name, and returns a function that wraps the backend of its turns.
+    """
     args, config, model_args, _ = parse_flags(EvaluateArguments, words)
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
         check_name(flag, name)
     models = 0 if args.reward_model_name_or_path is None else 1
     check_reward_weights(config, models + len(args.reward_funcs or []))
-    if models:  # docs/migration.md
+    # docs/migration.md explains this.
+    if models:
         logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
@@ -252,11 +254,12 @@ def compare(words: Sequence[str]) -> Results:
     is_main = config.process_index == 0
     try:
         for label, folder in folders.items():
-            results[label] = evaluate(folder, args, config, model_args, sets, found[label])
+            results[label] = evaluate(folder, args, config, model_args, sets, found[label], wrapper)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    finally:  # also the agents before one that fails
+    finally:
+        # Results of the agents before one that fails are written too.
         if is_main and results:
             print_table(results)
             if args.output is not None:

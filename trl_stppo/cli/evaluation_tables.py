@@ -57,7 +57,8 @@ def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
         averaged: Figures = {"episodes": sum(f["episodes"] for f in every)}
         for column in (c for c in common if c not in BOUNDS):
             counts = [1.0] * len(every)
-            if name == ALL_ROWS:  # the number of episodes behind the column
+            # The weight is the number of episodes behind the column.
+            if name == ALL_ROWS:
                 judged = [f.get("judged", 1.0) if column == "success" else 1.0 for f in every]
                 counts = [f["episodes"] * share for f, share in zip(every, judged, strict=True)]
             weights = [count / sum(counts) for count in counts]

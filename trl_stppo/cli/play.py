@@ -11,11 +11,13 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import asyncio
 import inspect
 from typing import Any
 
-from ..envs.base import is_text_environment, taken_columns, tool_names
+from ..envs._check_values import Step
+from ..envs.base import is_text_environment
+from ..envs.by_hand import HandPlayer, tools_of
+from ..errors import EnvironmentContractError
 from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
 
@@ -33,60 +35,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Play an environment from standard input until the episode or the input ends."""
     factory = named_factory(options.environment, options.arguments)
-    known = rows_for(options.environment, options.rows, options.row)
-    rows = known or [{"prompt": ""}]
+    rows = rows_for(options.environment, options.rows, options.row) or [{"prompt": ""}]
     if not 0 <= options.index < len(rows):
         raise UsageError(f"`--index {options.index}`: there are {len(rows)} rows, counted from 0.")
-    row = rows[options.index]
-    with asyncio.Runner() as runner:
-
-        def call(function: Any, *arguments: Any, **named: Any) -> Any:
-            result = function(*arguments, **named)
-            return runner.run(result) if inspect.iscoroutine(result) else result
-
+    row, player, total, turns = rows[options.index], HandPlayer(), 0.0, 0
+    env = player.make(factory)
+    opening = player.reset(env, row)
+    for name in tools_of(env):
+        tool = getattr(env, name)
+        print(f"--- tool {name}{inspect.signature(tool)}\n{inspect.getdoc(tool) or ''}")
+    print(f"--- prompt\n{row.get('prompt', '')}\n--- observation\n{opening}")
+    for words in iter(_read_action, None):
         try:
-            env, total, turns = factory(), 0.0, 0
-        except TypeError as error:
-            raise UsageError(f"{error}. Set the arguments: `--arguments JSON`.") from error
-        is_text = is_text_environment(env)
-        try:
-            opening = call(env.reset, **(taken_columns(env.reset, row, 0) if is_text else row))
-        except Exception as error:
-            # A TypeError comes from a missing column, in most cases.
-            if known and not isinstance(error, TypeError):
+            step = player.play(env, words if is_text_environment(env) else tool_call(words))
+        except (EnvironmentContractError, KeyError, UsageError) as error:
+            if is_text_environment(env):
                 raise
-            raised = f"`reset` raised {type(error).__name__}: {error}"
-            cure = f"The row has only {', '.join(row)}; name rows that have the columns: `--rows FILE`."
-            raise UsageError(f"{raised}. {cure}") from error
-        for name in [] if is_text else tool_names(env):
-            tool = getattr(env, name)
-            print(f"--- tool {name}{inspect.signature(tool)}\n{inspect.getdoc(tool) or ''}")
-        print(f"--- prompt\n{row.get('prompt', '')}")
-        print(f"--- observation\n{opening[0] if isinstance(opening, tuple) else opening}")
-        for action in iter(_read_action, None):
-            turns, ended, before, info = turns + 1, False, total, {}
-            if is_text:
-                text, reward, terminated, truncated, info = call(env.step, action)
-                total, ended = total + reward, terminated or truncated
-            else:
-                name, _, arguments = action.strip().partition(" ")
-                try:
-                    tool = {known: getattr(env, known) for known in tool_names(env)}[name]
-                    text = call(tool, **parsed_json(arguments or "{}", name))
-                except Exception as error:  # the model sees the error as an observation
-                    text = f"{type(error).__name__}: {error}"
-                total = sum(getattr(env, "turn_rewards", None) or [])
-            print(f"--- observation\n{text}")
-            flags = "".join(f"  {k}={info[k]}" for k in ("valid_action", "success") if k in info)
-            print(f"--- turn {turns}  reward={total - before:g}  return={total:g}{flags}")
-            if ended:
-                break
-        if not is_text and callable(getattr(env, "get_reward", None)):
-            total += call(env.get_reward) or 0.0
-        if callable(getattr(env, "close", None)):
-            call(env.close)
+            # The model reads the error too.
+            step = Step(f"Error: {error}", 0.0, False, False, {})
+        turns, total = turns + 1, total + step.reward
+        info = {k: step.info[k] for k in ("valid_action", "success") if k in step.info}
+        flags = "".join(f"  {name}={value}" for name, value in info.items())
+        print(f"--- observation\n{step.observation}")
+        print(f"--- turn {turns}  reward={step.reward:g}  return={total:g}{flags}")
+        if step.ended:
+            break
+    total += player.final_reward(env)
+    player.close()
     print(f"=== {type(env).__name__}: {turns} turns, return {total:g}")
     return 0
+
+
+def tool_call(words: str) -> tuple[str, dict[str, Any]]:
+    """Parse a tool call `name {arguments}`."""
+    name, _, arguments = words.strip().partition(" ")
+    return name, parsed_json(arguments or "{}", name)
 
 
 def _read_action() -> str | None:

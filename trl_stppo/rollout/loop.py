@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..generation.candidates import CandidatesBackend
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
 from ..threads import DaemonThread
@@ -24,7 +23,6 @@ from .episode import Context, Episode, Limits
 from .messages import check_turn
 from .record import FINAL, StopReason
 from .tool_driver import is_valid
-from .turns import Selection, Turn, candidate
 from .workers import EnvironmentCalls
 
 # Longest observation that is tokenised, in characters per token of room; the rest is cut before.
@@ -45,14 +43,12 @@ class Parts:
         pool: environment instances, None if there are only tools.
         calls: runs the environments.
         limits: budgets of an episode.
-        selection: plays the best of several turns; None plays the sampled turn.
     """
 
     drivers: dict[str | None, Driver]
     pool: EnvironmentPool | None
     calls: EnvironmentCalls
     limits: Limits
-    selection: Selection | None = None
 
 
 class EpisodeLoop:
@@ -70,9 +66,7 @@ class EpisodeLoop:
     ) -> None:
         self._parts, self._limits, self._label = parts, parts.limits, label
         self._indices = indices
-        self._renderer, self._backend, chosen = renderer, backend, parts.selection
-        if chosen is not None:
-            self._backend = CandidatesBackend(backend, chosen.candidates, self._best)
+        self._renderer, self._backend = renderer, backend
         self._seeds = seeds
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
@@ -255,19 +249,6 @@ class EpisodeLoop:
             self._held[episode.row] = episode.context
         # Calls that are not part of the episode have random numbers of their own.
         self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
-
-    def _best(self, candidates: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
-        """Score the candidates, and return the index of each episode's best candidate."""
-        assert self._parts.selection is not None
-        turns, tokenizer = list[Turn](), self._renderer.tokenizer
-        for request, results in candidates:
-            episode = self._running[request.key]
-            for result in results:
-                message = self._driver(episode).message(episode, result.ids)
-                turns.append(candidate(tokenizer, episode, message, result.ids))
-        scores = iter(self._parts.selection.scores(turns))
-        each = [[next(scores) for _ in results] for _, results in candidates]
-        return [of_one.index(max(of_one)) for of_one in each]
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
         if result.error is not None:  # its environment is intact and can be used again

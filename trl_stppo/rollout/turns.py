@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .chat import Message
-from .episode import Episode
 from .reward_funcs import check_columns, checked, name_of
 
 # Columns that reward functions get under another name, or do not get.
@@ -25,26 +23,6 @@ class Turn:
     before: list[int]  # tokens before the turn
     ids: list[int]  # its tokens
     columns: dict[str, Any]  # columns of the dataset row
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Number of candidate turns per state, and the scoring function. The best candidate is played."""
-
-    candidates: int  # turns per state, at least 2
-    scores: Callable[[list[Turn]], list[float]]  # scores turns; the first of equal ones is played
-
-
-def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]) -> Turn:
-    """Make a `Turn` of a candidate for the episode's next turn."""
-    before = episode.prompt_ids + episode.ids
-    if episode.conversational:
-        context: Any = [*episode.prompt, *episode.messages]
-        completion: Any = [message]
-    else:
-        text = tokenizer.decode(episode.ids, skip_special_tokens=True)
-        context, completion = f"{episode.prompt}{text}", message["content"]
-    return Turn(episode.row, episode.num_turns, context, completion, before, ids, episode.columns)
 
 
 def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:

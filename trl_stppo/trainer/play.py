@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from ..generation.batched import BatchedBackend
 from ..generation.cached import CachedBackend
 from ..generation.probe import why_unlike
-from ..generation.protocol import TurnRequest
+from ..generation.protocol import Backend, TurnRequest
 from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
@@ -139,14 +139,16 @@ def prompt_template(
     plain = ChatRenderer(tokenizer, speaker.eos_token_ids, template_kwargs=template_kwargs)
     try:
         return prepare(plain), None
-    except ValueError as error:  # it concerns conversations alone
+    except ValueError as error:
+        # The error concerns conversations alone.
         return None, error
 
 
 class Player:
     """Plays episodes without a trainer, as a trainer's evaluation does; `close` releases its workers.
 
-    Arguments are those of the trainer and of `assemble`. Without environments and tools a row gets one turn.
+    Arguments are those of the trainer and of `assemble`; `wrap_backend` makes the backend to play with from
+    the speaker's. Without environments and tools a row gets one turn.
     """
 
     def __init__(
@@ -158,13 +160,14 @@ class Player:
         tools: list[Any] | None = None,
         agent: Any = None,
         template_kwargs: dict[str, Any] | None = None,
+        wrap_backend: Callable[[Backend], Backend] | None = None,
         **options: Any,
     ) -> None:
         text, tool_factories, probes = split_environments(environment_factory)
         self.rollout = plan.RolloutPlan(
             text, tool_factories, probes, list(tools or []), agent=agent
         )
-        self._speaker = speaker
+        self._speaker, self._wrap = speaker, wrap_backend
         template, self._broken = None, None
         if self.rollout.plays_environment:
             template, self._broken = prompt_template(
@@ -197,9 +200,10 @@ class Player:
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken
         backend = self._speaker.backend(sampling)
+        played = backend if self._wrap is None else self._wrap(backend)
         with sampling_turns(backend):
             episodes, _ = self._engine.run(
-                rows, prompts, self.renderer, backend, seed, names=names, prompt_ids=ids
+                rows, prompts, self.renderer, played, seed, names=names, prompt_ids=ids
             )
         return episodes
 

@@ -149,8 +149,6 @@ def test_an_evaluation_and_a_saved_policy_play_the_same_episodes(tmp_path):
     assert [len(e.turns) for e in episodes] == [4] * 3
     mean = sum(e.score for e in episodes) / 3
     assert figures["eval_episode/score"] == pytest.approx(mean)
-    with pytest.raises(ValueError, match="candidates"):
-        agent.run(None, rows[0], agent=compacting, candidates=2, verifier=len)
 
 
 # ------------------------------------------------------------------------------ endpoint

@@ -12,7 +12,6 @@ from tests.kit.builders import LIMITS, Kept, build, logs, prompts, share_of_a
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.trainer.loop.test_rollouts_in_training import two_turns
 from tests.trainer.loop.test_tool_environments import SCRIPTS, PayingEnv, tool_trainer
-from trl_stppo.models.label_scorer import LabelTokenScorer
 from trl_stppo.rollout.record import StopReason
 from trl_stppo.trainer.loop import sampler
 
@@ -228,25 +227,10 @@ def test_a_reward_model_scores_each_turn_in_its_context(tmp_path, scripted, conv
     assert not model.training
 
 
-def test_a_causal_model_that_is_named_is_asked(tmp_path, scripted):
-    judge = tiny_policy(TOKENIZER, seed=3)
-    judge.lm_head.weight.data *= 50  # so that scores differ
-    judge.save_pretrained(tmp_path / "judge")
-    TOKENIZER.save_pretrained(tmp_path / "judge")
-    trainer = trained(tmp_path, str(tmp_path / "judge"), data=prompts(4), shuffle_dataset=False)
-    contexts = [user(f"say {i} a") for i in range(4)]
-    table = [
-        LabelTokenScorer(judge, TOKENIZER)(
-            [[first], [first, said("aa0."), user("more")]], [[said("aa0.")], [said("aa1.")]]
-        )
-        for first in contexts
-    ]
-    expected = torch.tensor(table) + 0.25
-    assert expected.max() - expected.min() > 0.01
-    torch.testing.assert_close(torch.tensor(paid(trainer)), expected, atol=1e-4, rtol=0)
-    assert logs(trainer)["rewards/judge/turn_mean"] == pytest.approx(
-        expected.mean().item() - 0.25, abs=1e-5
-    )
+def test_a_causal_model_is_refused(tmp_path):
+    tiny_policy(TOKENIZER, seed=3).save_pretrained(tmp_path / "judge")
+    with pytest.raises(ValueError, match="turn_reward_funcs"):
+        trained(tmp_path, str(tmp_path / "judge"), data=prompts(4))
 
 
 def test_plain_prompts_may_be_paid_by_turn_rewards_alone(tmp_path):

@@ -4,104 +4,99 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import TrainerState
+from torch import Tensor
+from transformers import TrainerState, set_seed
 
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.sampling import SamplingSettings
-from ...rollout.episode import Episode
-from ...rollout.reward_funcs import CurrentEpisodes, guarded, name_of
+from ...rollout.episode import Durations
+from ...rollout.reward_funcs import CurrentEpisodes, guarded, name_of, turn_sums
 from ...rollout.turns import RESERVED
 from ..loop.player import raise_first
-from ..loop.rollout import EpisodeKey
+from ..loop.rewards import add_totals, score
+from ..loop.rollout import Rollout
 from ..planning.data import check_eval_dataset
 from ..play import Player
-from .metrics import EvaluationRun, PlayedEpisode
+from .metrics import EvaluationRun
 
 
-@dataclass
-class Evaluation:
-    """Evaluates a policy on held-out rows, divided among all processes."""
+def evaluated(
+    player: Player,
+    rows: Any,
+    sampling: SamplingSettings,
+    seed: tuple[int, ...],
+    functions: Sequence[Callable[..., Any]],
+    weights: Sequence[float],
+    *,
+    missing_eos_penalty: float | None,
+    repetitions: int,
+    parallel: int,
+) -> dict[str, float]:
+    """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
 
-    player: Player  # plays the episodes
-    sampling: SamplingSettings  # settings of token sampling
-    seed: tuple[int, ...]  # seed of all episodes
-    # Reward functions in TRL's form, besides the environment's rewards.
-    reward_funcs: Sequence[Callable[..., Any]]
-    weights: Sequence[float]  # one per reward function
-    missing_eos_penalty: float | None = None  # subtracted if an episode's last turn was cut
-    repetitions: int = 1  # episodes per row
-    parallel: int = 8  # episodes in play at once, per process
+    The global generators, which environments may use, start from the seed.
+    """
+    check_eval_dataset(rows, player.rollout)
+    every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
+    batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
+    run = EvaluationRun([name_of(function) for function in functions])
+    # The last two are the environment's rewards: of the episode, and the sum of its turns.
+    factors, reader, ends = (
+        [*weights, 1.0, 1.0],
+        player.renderer,
+        set(player.renderer.eos_token_ids),
+    )
+    state, failure = PartialState(), None
+    set_seed(seed[0] + state.process_index)
+    try:
+        for names in batches[state.process_index :: state.num_processes]:
+            part = [dict(rows[row]) for row, _ in names]
+            episodes = player.play(part, sampling, seed, names=names)
+            rollout = Rollout(part, episodes, Durations(), seed, False, names)
+            rollout.rewards = _rewards(player, rollout, functions)
+            penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
+            add_totals(
+                rollout, score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)[0]
+            )
+            run.add(rollout, names, {*ends, reader.tokenizer.pad_token_id}, factors)
+    except (EnvironmentFailureError, NonFiniteError) as error:
+        # The other processes get it with the metrics.
+        failure = error
+    raise_first(failure)
+    return run.figures(gather_object)
 
-    @property
-    def names(self) -> list[str]:
-        """Return the names of the reward functions."""
-        return [name_of(func) for func in self.reward_funcs]
 
-    def figures(self, rows: Any) -> dict[str, float]:
-        """Play the rows; return the metrics of docs/evaluation.md without prefix, equal on all processes."""
-        check_eval_dataset(rows, self.player.rollout)
-        names = [(row, number) for row in range(len(rows)) for number in range(self.repetitions)]
-        batches = [names[at : at + self.parallel] for at in range(0, len(names), self.parallel)]
-        run = EvaluationRun(self.names)
-        state, failure = PartialState(), None
-        try:
-            for batch in batches[state.process_index :: state.num_processes]:
-                run.episodes += self._played(batch, [dict(rows[row]) for row, _ in batch])
-        except (EnvironmentFailureError, NonFiniteError) as error:
-            failure = error  # the other processes get it with the metrics
-        raise_first(failure)
-        return run.figures(gather_object)
-
-    def _played(
-        self, names: list[EpisodeKey], rows: list[dict[str, Any]]
-    ) -> Iterator[PlayedEpisode]:
-        episodes = self.player.play(rows, self.sampling, self.seed, names=names)
-        columns = [self._call(func, rows, episodes) for func in self.reward_funcs]
-        for func, column in zip(self.names, columns, strict=True):
-            if len(column) != len(rows):
+def _rewards(player: Player, rollout: Rollout, functions: Sequence[Callable[..., Any]]) -> Tensor:
+    """Return the rewards of the functions and of the environment, [B, F + 2], NaN for None."""
+    rows, episodes = rollout.rows, rollout.episodes
+    arguments: dict[str, Any] = {k: [r[k] for r in rows] for k in rows[0] if k not in RESERVED}
+    if player.rollout.tools:
+        arguments["environments"] = [episode.env for episode in episodes]
+    arguments |= {
+        "prompts": [episode.prompt for episode in episodes],
+        "completions": rollout.completions(player.renderer.decode_action),
+        "completion_ids": [episode.completion_ids for episode in episodes],
+        "trainer_state": TrainerState(),
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda name, value: None,
+    }
+    current, columns = CurrentEpisodes(), list[list[float | None]]()
+    with current.about(episodes):
+        for function in functions:
+            rewards = guarded(function, current)(**arguments)
+            if inspect.iscoroutine(rewards):
+                rewards = player.calls.run_async(rewards)
+            columns.append(list(rewards))
+            if len(columns[-1]) != len(rows):
                 raise ValueError(
-                    f"The reward function {func!r} returned {len(column)} rewards for {len(rows)} episodes."
+                    f"`{name_of(function)}` returned {len(columns[-1])} rewards for {len(rows)} episodes."
                 )
         columns.append([episode.final_reward for episode in episodes])
-        weights, renderer = [*self.weights, 1.0], self.player.renderer
-        # In the precision of the trainers' reward sums, NaN for None.
-        rewards = torch.tensor([[math.nan if r is None else r for r in c] for c in columns]).T
-        scores = (rewards * torch.tensor(weights)).nansum(dim=1)
-        if self.missing_eos_penalty is not None:
-            cut = torch.tensor([not renderer.ended(episode.last.ids) for episode in episodes])
-            scores = scores - self.missing_eos_penalty * cut
-        ends = {*renderer.eos_token_ids, renderer.tokenizer.pad_token_id}
-        for row, (name, episode) in enumerate(zip(names, episodes, strict=True)):
-            score = scores[row].item() + sum(episode.turn_rewards)
-            own, ended = rewards[row, :-1].tolist(), episode.last.ids[-1] in ends
-            yield PlayedEpisode.of(name, episode, ended, score, own, self.weights)
-
-    def _call(
-        self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
-    ) -> list[float | None]:
-        """Call a reward function; return one reward per episode, None for an episode without a reward."""
-        decode = self.player.renderer.decode_action
-        columns = {key: [row[key] for row in rows] for key in rows[0] if key not in RESERVED}
-        if self.player.rollout.tools:
-            columns["environments"] = [episode.env for episode in episodes]
-        current = CurrentEpisodes()
-        with current.about(episodes):
-            rewards = guarded(func, current)(
-                prompts=[e.prompt for e in episodes],
-                completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
-                completion_ids=[e.completion_ids for e in episodes],
-                trainer_state=TrainerState(),
-                log_extra=lambda column, values: None,
-                log_metric=lambda name, value: None,
-                **columns,
-            )
-            if inspect.iscoroutine(rewards):
-                rewards = self.player.calls.run_async(rewards)
-        return list(rewards)
+        columns.append(turn_sums(current, None)(**arguments))
+    return torch.tensor([[math.nan if r is None else r for r in c] for c in columns]).T

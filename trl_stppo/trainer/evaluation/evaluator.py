@@ -19,7 +19,7 @@ from ..planning.data import check_eval_dataset
 from ..planning.plan import RolloutPlan
 from ..planning.rows import Row
 from ..recording.recorder import TraceRecorder
-from .metrics import EvaluationRun, PlayedEpisode
+from .metrics import EvaluationRun
 from .settings import evaluation_settings, undisturbed
 
 # Column of the name in the dataloader's rows; environments and functions never get it.
@@ -57,7 +57,8 @@ class Evaluator:
         """Check the rows and run upstream's `evaluate`, isolated from the state of training."""
         if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
-        if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
+        # A text names one of the trainer's own data sets.
+        if not isinstance(eval_dataset, str):
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
         self._player.settle()
@@ -90,7 +91,8 @@ class Evaluator:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self._host
         surroundings: AbstractContextManager[None] = nullcontext()
-        if self.prefix is None:  # called by `predict`
+        # `predict` calls this without `evaluate`.
+        if self.prefix is None:
             open_trackio(self._host)
             self._player.settle()
             surroundings = undisturbed(host)
@@ -157,14 +159,7 @@ class Evaluator:
         self._host.internals.pending_metrics.clear()
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
-        rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
-        for number, (name, ended) in enumerate(
-            zip(names, rollout.ended(self._host.internals.end_ids), strict=True)
-        ):
-            if number not in rollout.repeated:
-                episode, score = rollout.episodes[number], rollout.totals[number]
-                played = PlayedEpisode.of(name, episode, ended, score, rewards[number], weights)
-                run.episodes.append(played)
+        run.add(rollout, names, self._host.internals.end_ids, host.reward_weights.tolist())
 
 
 class NamedRows:

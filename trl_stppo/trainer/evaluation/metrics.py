@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from ...rollout.episode import Episode
 from ...rollout.record import StopReason, cut_off_as_failed
 from ...statistics import mean_interval, rate_interval
-from ..loop.rollout import EpisodeKey
+from ..loop.rollout import EpisodeKey, Rollout
 from ..sums import spread
 
 # [objects of this process] -> those of all processes, in process order
@@ -39,36 +38,6 @@ class PlayedEpisode:
     # Counts.
     tool_calls: int = 0
     tool_failures: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        name: EpisodeKey,
-        episode: Episode,
-        ended: bool,
-        score: float,
-        rewards: Sequence[float],
-        weights: Sequence[float],
-    ) -> PlayedEpisode:
-        """Create the results from a played episode, its score and its rewards."""
-        parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
-        answered = episode.env_type is not None
-        reason = episode.stop_reason if answered else None
-        return cls(
-            name,
-            score=score,
-            success=episode.success,
-            turns=episode.num_turns,
-            tokens=episode.num_sampled,
-            ended=ended,
-            rewards=tuple(rewards),
-            reward=sum(parts) if parts else math.nan,
-            valid_actions=tuple(episode.valid_actions),
-            stop_reason=None if reason is None else reason.value,
-            env_type=episode.env_type,
-            tool_calls=episode.tool_calls,
-            tool_failures=episode.tool_failures,
-        )
 
 
 @dataclass
@@ -97,6 +66,46 @@ class EvaluationRun:
                 new[-1].append(name not in self._seen)
                 self._seen.add(name)
         return new[self.process[0]]
+
+    def add(
+        self,
+        rollout: Rollout,
+        names: Sequence[EpisodeKey],
+        ends: set[int],
+        weights: Sequence[float],
+    ) -> None:
+        """Add the results of a played and scored batch, without repeated padding episodes.
+
+        Args:
+            rollout: with rewards and each episode's total reward.
+            names: of its episodes.
+            ends: tokens that end an episode.
+            weights: of the reward functions.
+        """
+        ended = rollout.ended(ends)
+        for i, (name, episode) in enumerate(zip(names, rollout.episodes, strict=True)):
+            if i in rollout.repeated:
+                continue
+            rewards = rollout.rewards[i].tolist()
+            parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
+            played = episode.env_type is not None and episode.stop_reason is not None
+            self.episodes.append(
+                PlayedEpisode(
+                    name,
+                    score=rollout.totals[i],
+                    success=episode.success,
+                    turns=episode.num_turns,
+                    tokens=episode.num_sampled,
+                    ended=ended[i],
+                    rewards=tuple(rewards),
+                    reward=sum(parts) if parts else math.nan,
+                    valid_actions=tuple(episode.valid_actions),
+                    stop_reason=str(episode.stop_reason) if played else None,
+                    env_type=episode.env_type,
+                    tool_calls=episode.tool_calls,
+                    tool_failures=episode.tool_failures,
+                )
+            )
 
     def add_sum(self, name: str, total: float, weight: float) -> None:
         """Add a total and its weight to the mean `name`, which is not taken over episodes."""

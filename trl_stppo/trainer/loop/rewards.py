@@ -88,10 +88,15 @@ class EpisodeRewards:
 
     def add_rewards_and_totals(self, rollout: Rollout) -> Tensor:
         """Add rewards and each episode's total to the rollout; return the rewards of all processes."""
-        all_rewards, (scores, _) = self.add_rewards(rollout), self.scores(rollout)
-        turns = rollout.turn_rewards or [[]] * len(scores)
-        rollout.totals = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
+        all_rewards = self.add_rewards(rollout)
+        add_totals(rollout, self.scores(rollout)[0])
         return all_rewards
+
+
+def add_totals(rollout: Rollout, scores: Tensor) -> None:
+    """Add each episode's total reward, its score [B] and the rewards of its turns, to the rollout."""
+    turns = rollout.turn_rewards or [[]] * len(scores)
+    rollout.totals = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
 
 
 def _ending(episode: Episode) -> str:

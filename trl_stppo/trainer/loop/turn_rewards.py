@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...hub.loading import load_tokenizer
-from ...models.label_scorer import LabelTokenScorer
 from ...rollout.record import check_reward
 from ...rollout.reward_funcs import name_of
 from ...rollout.turns import Turn, scores_of
@@ -66,10 +64,7 @@ def _as(prompt: Any, text: str) -> Any:
 
 
 class TurnRewardFuncs:
-    """Scores turns with the functions and models in `turn_reward_funcs`, whose rewards are added.
-
-    The name of a causal language model becomes a `LabelTokenScorer`.
-    """
+    """Scores turns with the functions and models in `turn_reward_funcs`, whose rewards are added."""
 
     def __init__(
         self,
@@ -94,8 +89,6 @@ class TurnRewardFuncs:
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
             check_scores(func, f"turn_reward_funcs[{i}]")
-            if isinstance(func, str):
-                func = self.funcs[i] = _judge(host, func, classes[i]) or func
             if isinstance(func, str | nn.Module):
                 self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
             elif not callable(func):
@@ -168,25 +161,18 @@ class TurnRewardFuncs:
         return rewards
 
 
-def _judge(host: Bridge, name: str, tokenizer: Any) -> LabelTokenScorer | None:
-    """Make a scorer for a model that generates text; return None if the model gives scores."""
-    trust = {"trust_remote_code": host.args.trust_remote_code}
-    if not LabelTokenScorer.suits(name, **trust):
-        return None
-    return LabelTokenScorer.from_pretrained(
-        name,
-        tokenizer=load_tokenizer(name, **trust) if tokenizer is None else tokenizer,
-        device=host.accelerator.device,
-        model_init_kwargs=trust,
-    )
-
-
 def _prepared(host: Bridge, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """Return a reward model and its tokenizer, ready to score."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     trust = {"trust_remote_code": host.args.trust_remote_code}
     if isinstance(model, str):
+        kind = (AutoConfig.from_pretrained(model, **trust).architectures or [""])[0]
+        if kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+            raise ValueError(
+                f"`turn_reward_funcs`: {model!r} is a {kind}, whose scores would be random; must be a "
+                f"sequence classifier, or a function."
+            )
         model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **trust)
     if tokenizer is None:
         tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config), **trust)

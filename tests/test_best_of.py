@@ -1,0 +1,250 @@
+"""The script that plays the best of several turns, and its score of turns in training."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+
+from tests.hub.hub_kit import letters, run, saved_base
+from tests.kit.builders import TEXT, build, logs, prompts
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.kit.script_kit import AGENT, DEMO, scripts
+from trl_stppo import Agent
+from trl_stppo.generation.protocol import TurnRequest, TurnResult
+from trl_stppo.models.critic import SharedCritic
+
+with scripts():
+    import best_of
+    from best_of import BestOf, critic_of, critic_scores, label_scores
+
+ROWS = [dict(row) for row in letters()][:4]
+TOKENIZER = char_tokenizer()
+LORA = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+USER, SAID = {"role": "user", "content": "add"}, {"role": "assistant", "content": "look"}
+
+
+class Later:
+    """Answers the oldest requests first; a turn's token is the last part of its seed, plus one."""
+
+    def __init__(self, capacity=None, per_step=100, broken=()):
+        self.capacity, self.per_step, self.broken = capacity, per_step, broken
+        self.queue: dict[int, TurnRequest] = {}
+        self.requests: list[TurnRequest] = []
+        self.released: list[int] = []
+
+    @property
+    def busy(self):
+        return bool(self.queue)
+
+    def add(self, request):
+        self.requests.append(request)
+        self.queue[request.key] = request
+
+    def step(self):
+        now = [self.queue.pop(key) for key in list(self.queue)[: self.per_step]]
+        return [
+            TurnResult(r.key, [], None, error="lost")
+            if r.seed[-1] in self.broken
+            else TurnResult(r.key, [r.seed[-1] + 1], [-0.5])
+            for r in now
+        ]
+
+    def release(self, key):
+        self.queue.pop(key, None)
+        self.released.append(key)
+
+
+def highest(rows, turns):
+    """Scores are largest at the row's first token."""
+    return [-abs(ids[0] - row[0]) for row, ids in zip(rows, turns, strict=True)]
+
+
+def test_the_best_is_played_and_the_others_are_released():
+    inner = Later()
+    backend = BestOf(inner, 3, highest)
+    backend.add(TurnRequest(4, [2], 9, (7, 4)))
+    assert backend.busy
+    assert [(r.key, r.seed) for r in inner.requests] == [(12 + i, (7, 4, i)) for i in range(3)]
+    assert {(tuple(r.ids), r.max_new_tokens) for r in inner.requests} == {((2,), 9)}
+    assert backend.step() == [TurnResult(4, [2], [-0.5])]
+    assert inner.released == [12, 14]
+    backend.add(TurnRequest(4, [3], 9, (7, 5)))
+    assert backend.step() == [TurnResult(4, [3], [-0.5])]
+    backend.release(4)
+    assert inner.released[-3:] == [12, 13, 14]
+
+
+def test_nothing_is_chosen_before_all_candidates_are_there():
+    backend = BestOf(Later(per_step=3), 2, highest)
+    for key in (0, 1, 2):
+        backend.add(TurnRequest(key, [0], 1, (key,)))
+    assert [result.key for result in backend.step()] == [0]
+    assert [result.key for result in backend.step()] == [1, 2]
+    assert backend.step() == []
+
+
+def test_an_episode_that_is_released_in_the_middle_starts_anew():
+    backend = BestOf(Later(per_step=1), 2, highest)
+    backend.add(TurnRequest(0, [1], 1, (0,)))
+    assert backend.step() == []
+    backend.release(0)
+    assert not backend.busy
+    backend.add(TurnRequest(0, [2], 1, (0,)))
+    assert backend.step() == []
+    assert backend.step() == [TurnResult(0, [2], [-0.5])]
+
+
+@pytest.mark.parametrize(("broken", "played"), [((0,), [2]), ((0, 1), [])])
+def test_a_turn_that_is_lost_is_played_only_if_all_are(broken, played):
+    backend = BestOf(Later(broken=broken), 2, highest)
+    backend.add(TurnRequest(0, [1], 1, (0,)))
+    assert [result.ids for result in backend.step()] == [played]
+
+
+@pytest.mark.parametrize(("room", "left"), [(None, None), (8, 2), (2, 1)])
+def test_room_is_shared_among_candidates(room, left):
+    assert BestOf(Later(capacity=room), 3, highest).capacity == left
+
+
+def test_one_candidate_is_refused():
+    with pytest.raises(ValueError, match="candidates"):
+        BestOf(Later(), 1, highest)
+
+
+# ----------------------------------------------------------------------------- episodes
+
+
+@pytest.fixture(scope="module", params=["separate", "shared"])
+def saved(request, tmp_path_factory):
+    """An agent with a critic that has learnt something, and so differs from state to state."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    arguments = {}
+    if request.param == "shared":
+        base = saved_base(tmp_path_factory.mktemp("base"))
+        arguments = {"peft_config": LORA, "model": base, "processing_class": char_tokenizer()}
+    options = {"critic_learning_rate": 0.05, "max_steps": 4}
+    trainer = run(folder, hub_model_id=None, arguments=arguments, **options)
+    trainer.train()
+    trainer.save_model(str(folder))
+    return folder, trainer
+
+
+def test_the_critic_scores_as_in_training(saved):
+    folder, trainer = saved
+    agent, seen = Agent.from_pretrained(str(folder)), []
+    critic = critic_of(str(folder), agent.model)
+    assert isinstance(critic, SharedCritic) == hasattr(trainer.model, "peft_config")
+    scores = critic_scores(critic)
+
+    def keep(rows, turns):
+        values = scores(rows, turns)
+        seen.extend(zip(rows, turns, values, strict=True))
+        return values
+
+    def play(parallel):
+        options = {"wrap_backend": lambda backend: BestOf(backend, 3, keep), "parallel": parallel}
+        return [e.ids for e in agent.run_many(CountEnv, ROWS, greedy=False, seed=2, **options)]
+
+    assert play(4) == play(1), "whoever else plays"
+    assert len({round(value, 6) for *_, value in seen}) > 4
+    # Row by row, without padding, by the trainer's own critic.
+    for before, ids, value in seen:
+        row = torch.tensor([before + ids])
+        with torch.no_grad(), trainer.critic.active():
+            values = trainer.critic.values(row, torch.ones_like(row), len(ids))
+        assert value == pytest.approx(values[0, max(1, len(ids) - 1)].item(), abs=1e-4)
+
+
+def test_an_agent_without_a_critic(tmp_path):
+    with pytest.raises(FileNotFoundError, match="critic"):
+        critic_of(str(tmp_path), None)
+
+
+def capitals(prompts, completions):
+    return [sum(c.isupper() for c in turn) for turn in completions]
+
+
+def test_better_turns_are_played(saved):
+    agent = Agent.from_pretrained(str(saved[0]))
+    scores = best_of.of_texts(f"{__name__}:capitals", agent.tokenizer, "cpu")
+
+    def mean(wrap):
+        episodes = agent.run_many(CountEnv, ROWS, greedy=False, seed=2, wrap_backend=wrap)
+        turns = [m["content"] for e in episodes for m in e.messages if m["role"] == "assistant"]
+        return sum(capitals([], turns)) / len(turns)
+
+    assert mean(lambda backend: BestOf(backend, 8, scores)) > mean(None)
+
+
+def searches(prompts, completions):
+    """Prefers searches to answers, in the alphabet's order."""
+    assert all("<|im_start|>" not in prompt for prompt in prompts)
+    return [-float(ord(turn.strip(" <")[:1] or "~")) for turn in completions]
+
+
+def test_the_command(capsys, tmp_path):
+    words = ["--config", DEMO, "--models", AGENT, "--max_rows", "4", "--output_dir", str(tmp_path)]
+    results = best_of.main(["--candidates", "3", "--by", f"{__name__}:searches", *words])
+    (figures,) = (part for parts in results.values() for part in parts.values())
+    assert figures["episodes"] == 4
+
+
+# ------------------------------------------------------------------------- labels in training
+
+
+def share_of_yes(model, tokenizer, before, turn):
+    """One row without padding, the two probabilities from the whole distribution."""
+    question = best_of.TEMPLATE.format(before, turn)
+    chat = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        chances = model(input_ids=ids).logits[0, -1].softmax(-1)
+    yes, no = (chances[tokenizer.convert_tokens_to_ids(t)].item() for t in "yn")
+    return yes / (yes + no)
+
+
+def test_label_scores_are_the_share_of_yes():
+    model = tiny_policy(TOKENIZER, seed=3).double().eval()
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    scored = label_scores(model, TOKENIZER)(
+        [[USER], [USER, SAID, USER], "add "], [[SAID], [call], "go"], answers=["x"] * 3
+    )
+    expected = [
+        ("user: add", "assistant: look"),
+        ("user: add\nassistant: look\nuser: add", "assistant: [{'name': 'f'}]"),
+        ("add ", "go"),
+    ]
+    wanted = [share_of_yes(model, TOKENIZER, *pair) for pair in expected]
+    assert scored == pytest.approx(wanted, abs=1e-6)
+    assert len({round(value, 6) for value in scored}) == 3
+
+
+def test_of_a_long_history_both_ends_are_shown():
+    seen = []
+
+    class Reader:
+        device = "cpu"
+
+        def __call__(self, input_ids, attention_mask):
+            seen.append(TOKENIZER.decode(input_ids[0]))
+            return SimpleNamespace(logits=torch.zeros(*input_ids.shape, len(TOKENIZER)))
+
+    assert label_scores(Reader(), TOKENIZER)(["a" * 4000 + "b" * 9 + "c" * 4000], ["go"]) == [0.5]
+    assert "a" * 4000 + "\n[...]\n" + "c" * 4000 in seen[0]
+
+
+def test_three_updates_with_label_scores(tmp_path):
+    tiny_policy(TOKENIZER, seed=3).save_pretrained(tmp_path / "labels")
+    labels = label_scores(AutoModelForCausalLM.from_pretrained(tmp_path / "labels"), TOKENIZER)
+    arguments = {**TEXT, "train_dataset": prompts(8), "turn_reward_funcs": labels}
+    options = {"num_mini_batches": 1, "max_steps": 3, "logging_steps": 1}
+    trainer = build(tmp_path, arguments=arguments, **options)
+    trainer.train()
+    key = "rewards/labels/turn_mean"
+    means = [log[key] for log in trainer.state.log_history if key in log]
+    assert trainer.state.global_step == len(means) == 3
+    assert all(0.0 < mean < 1.0 for mean in means)
+    assert logs(trainer)["rewards/labels/turn_mean"] == means[-1]

@@ -72,7 +72,7 @@ class Isolated:
         return self.factory()
 
 
-def isolated(factory: Callable[[], Any]) -> Isolated:
+def isolated(factory: Callable[[], Any]) -> Callable[[], Any]:
     """Give each environment of a factory a process of its own, so that a hang or a crash ends one episode.
 
     The process ends with its environment's time limit. It takes 0.1 s and 15 MB, plus what the factory

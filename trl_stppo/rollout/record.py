@@ -13,14 +13,18 @@ from ..errors import TurnSpanError
 class StopReason(StrEnum):
     """The reason why an episode ended. Each ended episode has exactly one reason."""
 
-    TERMINATED = "terminated"  # the task's own end
-    TRUNCATED = "truncated"  # cut off by the environment
+    TERMINATED = "terminated"
+    # The environment cuts the episode off.
+    TRUNCATED = "truncated"
     MAX_TURNS = "max_turns"
     TOKEN_BUDGET = "token_budget"
-    NO_ACTION = "no_action"  # a turn that called no tool: a tool agent's final answer
+    # A turn called no tool: it is a tool agent's final answer.
+    NO_ACTION = "no_action"
     ENV_ERROR = "env_error"
-    ENV_TIMEOUT = "env_timeout"  # one call took too long
-    SAMPLER_ERROR = "sampler_error"  # the server that samples turns could not be reached
+    # One call took longer than `env_timeout_seconds`.
+    ENV_TIMEOUT = "env_timeout"
+    # The server that samples turns could not be reached.
+    SAMPLER_ERROR = "sampler_error"
 
 
 # Reasons caused by environment or sampler, not by the agent.

@@ -34,8 +34,9 @@ class EnvironmentCalls:
     """Runs synchronous calls on a thread each, others on an event loop. One thread polls for the results."""
 
     def __init__(self) -> None:
-        lock = threading.RLock()  # guards everything below
-        self._change = threading.Condition(lock)  # a result, or a new deadline to watch
+        # The lock guards everything below. `_change` tells of a result, or of a new deadline.
+        lock = threading.RLock()
+        self._change = threading.Condition(lock)
         self._work = threading.Condition(lock)
         self._waiting: deque[Call] = deque()
         self._running: dict[int, Call] = {}
@@ -72,7 +73,8 @@ class EnvironmentCalls:
             if self._interrupted:
                 raise RolloutInterrupted
             if self._run_for_worker():
-                until = time.monotonic()  # return at once: the caller may have limits
+                # The function may have taken long, so the poll does not block any more.
+                until = time.monotonic()
             with self._change:
                 self._abandon_overdue()
                 left = until - time.monotonic()
@@ -148,7 +150,8 @@ class EnvironmentCalls:
         while self._for_poller:
             func, future, call = self._for_poller.popleft()
             if not future.set_running_or_notify_cancel():
-                continue  # its call was abandoned
+                # The function's call was abandoned.
+                continue
             if call is not None:
                 call.started = time.monotonic() - call.spent
             try:
@@ -183,7 +186,8 @@ class EnvironmentCalls:
             try:
                 DaemonThread(self._worker, "environment").start()
             except ThreadStartError:
-                self._waiting.clear()  # which ends; what lets go of it is to start no more threads
+                # The run ends with this error, and its end must start no more threads.
+                self._waiting.clear()
                 raise
             self._live += 1
         self._work.notify(len(self._waiting))
@@ -196,13 +200,15 @@ class EnvironmentCalls:
                 result.value = call.func()
             except BaseException as error:
                 result.error = error
-            if call.started is not None:  # None: abandoned in the poller's queue
+            # A call that was abandoned in the poller's queue has no start.
+            if call.started is not None:
                 result.seconds = time.monotonic() - call.started
             if call.timeout is not None and result.seconds > call.timeout:
                 # Overdue even if no poll came in the meantime: the result must not depend on it.
                 result.value, result.error, result.timed_out = None, None, True
             if not self._finish(call, result):
-                return  # this thread has been replaced
+                # Another thread has replaced this one.
+                return
             del call, result, self._current.call
 
     def _next_call(self) -> Call | None:
@@ -215,7 +221,8 @@ class EnvironmentCalls:
             call = self._waiting.popleft()
             call.started = time.monotonic()
             self._running[call.key] = call
-            self._change.notify_all()  # there is a new deadline to watch
+            # The poller waits for the nearest deadline, and there is a new one.
+            self._change.notify_all()
             return call
 
     def _finish(self, call: Call, result: CallResult) -> bool:

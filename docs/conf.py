@@ -39,6 +39,8 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Tensor|Path|optional)"),
     (r"py:.*", r"PreTrained(Model|TokenizerBase)"),
+    # The protocol of samplers, which scripts/verifier/ wraps.
+    (r"py:.*", r"(trl_stppo\.generation\.protocol\.)?Backend"),
 ]
 
 # Pages are plain Markdown that GitHub shows as well; a fence named math is a formula in both.

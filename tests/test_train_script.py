@@ -199,7 +199,11 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
     flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
     flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
     *parsed, _ = agents.parse_flags(arguments.TrainArguments, flags)
-    given = train.make_trainer(*parsed, lambda **kwargs: kwargs)
+
+    class Given(dict):
+        has_critic = True
+
+    given = train.make_trainer(*parsed, Given)
     assert given["args"].model_init_kwargs["low_cpu_mem_usage"] is True
     assert given["args"].model_init_kwargs["dtype"] == "float32"
     assert not hasattr(given["train_dataset"], "__len__")

@@ -350,12 +350,12 @@ def test_differences_are_paired_by_seed(script):
     assert (base["arm"], "final_difference" in base) == ("a", False)
     found = other["final_difference"]
     assert (found["pairs"], found["mean"]) == (3, 0.5)
-    # Differences 0.25, 0.5 and 0.75: the standard error is 0.25 / sqrt(3).
-    half = 1.96 * 0.25 / 3**0.5
+    # Differences 0.25, 0.5 and 0.75: t(2) is 4.303, the standard error 0.25 / sqrt(3).
+    half = 4.303 * 0.25 / 3**0.5
     assert (found["low"], found["high"]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
     table = script("_report").markdown([base, other], "a")
     assert "| `b` | 1-3 9 | 0.00 | 0.56 | 0.50 0.75 1.00 0.00 |" in table
-    assert "+0.50 (+0.22 to +0.78) [3]" in table
+    assert "+0.50 (-0.12 to +1.12) [3]" in table
 
 
 def test_one_pair_has_no_interval_and_no_pair_no_difference(script):

@@ -122,8 +122,8 @@ def _described(error: Exception) -> str:
     """Return the type, the message and the place of an environment's exception."""
     place, cure = traceback.extract_tb(error.__traceback__)[-1], ""
     if "same thread" in str(error) or "main thread" in str(error):
-        cure = "; a training calls from several threads. Set check_same_thread=False of sqlite3.connect, or "
-        cure += "env_isolation='process'."
+        cure = "; a training calls from several threads. Set check_same_thread=False of sqlite3.connect, "
+        cure += "or give environment_factory=isolated(...)."
     # A call that does not fit the signature fails in the thread's file.
     where = "" if "concurrent" in place.filename else f" ({place.filename}:{place.lineno})"
     return f"{type(error).__name__}: {error}{where}{cure}"

@@ -82,7 +82,7 @@ def test_repetitions_widen_the_interval():
     assert figures["episode/score"] == 0.5
     assert figures["episode/score_high"] - 0.5 == pytest.approx(1.959964 * 0.4)
     assert figures["episodes"] == 10
-    assert figures["rows"] == 3
+    assert figures["rows"] == 2
 
 
 def test_an_agent_that_is_never_judged_has_failed_where_others_are_judged():

@@ -30,15 +30,8 @@ MODULES = (
 _OF_PARENT = {**os.environ, **ENVIRONMENT, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Read when packages are imported, and then no more.
 _AT_IMPORT = (
-    "HF_",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "TRANSFORMERS_",
-    "PYTHONHASHSEED",
-    "PYTHONWARNINGS",
-    "USE_TF",
-)
+    "HF_", "OMP_", "MKL_", "OPENBLAS_", "TRANSFORMERS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "USE_TF",
+)  # fmt: skip
 
 
 class _Parent:

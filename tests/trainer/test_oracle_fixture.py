@@ -29,6 +29,15 @@ def close(actual, expected, atol: float = 1e-12) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
+def rounded(oracle: Oracle, size: float) -> float:
+    """How far another machine's number may lie if the largest of its kind is `size`.
+
+    Qwen2 calculates its norms in float32, two in a layer and one behind, whatever its weights are in.
+    """
+    norms = 2 * oracle.settings["model"]["num_hidden_layers"] + 1
+    return norms * torch.finfo(torch.float32).eps * size
+
+
 def test_size_and_coverage():
     size = sum(path.stat().st_size for path in (FIXTURE, FIXTURE.with_suffix(".json")))
     assert size < 1.5e6
@@ -66,7 +75,7 @@ def test_advantages_and_returns(oracle):
     close(array(oracle, "returns"), advantages + values)
     whitened = (advantages - advantages.mean()) / np.sqrt(advantages.var(ddof=1) + 1e-8)
     # Upstream's Bessel correction divides two integers, which torch does in float32.
-    close(array(oracle, "advantages"), whitened, 1e-7)
+    close(array(oracle, "advantages"), whitened, torch.finfo(torch.float32).eps)
 
 
 def test_losses(oracle):
@@ -116,10 +125,14 @@ def all_scores(model, oracle: Oracle) -> Tensor:
 def test_rebuilt_models_reproduce_the_rollout(oracle):
     models = build_models(oracle)
     start = oracle.tensors["query_ids"].shape[1]
-    close(token_logprobs(models.policy, oracle), array(oracle, "logprobs"), 5e-6)
-    close(token_logprobs(models.ref, oracle), array(oracle, "ref_logprobs"), 2e-6)
-    close(all_scores(models.value, oracle)[:, start - 1 : -1], array(oracle, "values"), 2e-6)
-    close(all_scores(models.reward, oracle)[:, -1], array(oracle, "scores"), 2e-6)
+    for name, mine in {
+        "logprobs": token_logprobs(models.policy, oracle),
+        "ref_logprobs": token_logprobs(models.ref, oracle),
+        "values": all_scores(models.value, oracle)[:, start - 1 : -1],
+        "scores": all_scores(models.reward, oracle)[:, -1],
+    }.items():
+        recorded = array(oracle, name)
+        close(mine, recorded, rounded(oracle, abs(recorded).max()))
     row = oracle.tensors["response_ids"][0].tolist()
     assert models.tokenizer(models.tokenizer.decode(row))["input_ids"] == row
 
@@ -128,8 +141,14 @@ def test_replayed_update_reproduces_gradients_and_weights(oracle):
     models, ppo, t = build_models(oracle), oracle.settings["ppo"], oracle.tensors
     trained = {"policy": models.policy, "value": models.value}
     parameters = [p for model in trained.values() for p in model.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=oracle.settings["optimizer"]["lr"])
+    rate = oracle.settings["optimizer"]["lr"]
+    optimizer = torch.optim.SGD(parameters, lr=rate)
     start = t["query_ids"].shape[1]
+    # A gradient went through the norms twice; a loss has the error of what it multiplies.
+    off_gradient, off = (
+        0.0,
+        2 * rounded(oracle, t["logprobs"].abs().max() * t["returns"].abs().max()),
+    )
     for n in steps(oracle):
         ratio = (token_logprobs(models.policy, oracle) - t["logprobs"]).exp()
         clipped = ratio.clamp(1 - ppo["cliprange"], 1 + ppo["cliprange"])
@@ -140,14 +159,16 @@ def test_replayed_update_reproduces_gradients_and_weights(oracle):
         value_loss = 0.5 * torch.max(*errors).mean()
         optimizer.zero_grad()
         (policy_loss + ppo["vf_coef"] * value_loss).backward()
-        close(policy_loss.item(), array(oracle, f"step{n}/pg_loss"), 2e-6)
-        close(value_loss.item(), array(oracle, f"step{n}/vf_loss"), 2e-6)
+        close(policy_loss.item(), array(oracle, f"step{n}/pg_loss"), off)
+        close(value_loss.item(), array(oracle, f"step{n}/vf_loss"), off)
+        grads = {kind: oracle.state(f"step{n}/grad/{kind}") for kind in trained}
+        largest = max(grad.abs().max() for each in grads.values() for grad in each.values())
+        off_gradient += 2 * rounded(oracle, largest)
         for kind, model in trained.items():
-            grads = oracle.state(f"step{n}/grad/{kind}")
             for name, parameter in model.named_parameters():
-                close(parameter.grad, grads[name], 2e-6)
+                close(parameter.grad, grads[kind][name], off_gradient)
         optimizer.step()
         for kind, model in trained.items():
             after = oracle.state(f"step{n}/after/{kind}")
             for name, parameter in model.named_parameters():
-                close(parameter.detach(), after[name], 2e-7)
+                close(parameter.detach(), after[name], rate * off_gradient)

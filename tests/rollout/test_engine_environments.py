@@ -168,14 +168,6 @@ def test_opening_words_join_the_last_message(opening):
     assert shown(played.only) == ("[u qhi][a |a]" if "hi" in str(opening) else "[u q][a |a]")
 
 
-def test_a_prompt_of_content_blocks_gets_another_block():
-    prompt = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
-    played = play_once(scripted(done(), opening="hi"), says(["a]"]), prompts=[prompt])
-    blocks = [{"type": "text", "text": "q"}, {"type": "text", "text": "hi"}]
-    assert played.only.prompt == [{"role": "user", "content": blocks}]
-    assert len(prompt[0]["content"]) == 1
-
-
 def test_a_tool_environment_may_open_with_text_blocks():
     class Blocks(Tools):
         def reset(self, opening, **row):

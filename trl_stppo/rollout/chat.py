@@ -58,7 +58,7 @@ class ChatRenderer:
         prompt: list[Message] | str,
         tools: list[Any] | None = None,
         *,
-        opening: str | list[Any] = "",
+        opening: str = "",
         trusted: bool = False,
     ) -> list[int]:
         """Return the token ids of a prompt, up to the start of the model's turn.
@@ -221,7 +221,7 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
         )
 
 
-def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
+def with_opening(prompt: list[Message] | str, opening: str) -> list[Message] | str:
     """Append an environment's opening text to the prompt's last message.
 
     If that is neither a user's message nor a tool's result, the opening is a user message of its own: some
@@ -230,22 +230,14 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
     if not opening:
         return prompt
     if isinstance(prompt, str):
-        return prompt + str(opening)
+        return prompt + opening
     if prompt[-1]["role"] not in _READ_ROLES:
         return [*prompt, {"role": "user", "content": opening}]
-    last, content = prompt[-1], prompt[-1]["content"]
-    if isinstance(opening, list) and isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if isinstance(opening, str) and isinstance(content, list):
-        opening = [{"type": "text", "text": opening}]
-    return [*prompt[:-1], {**last, "content": content + opening}]
+    return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + opening}]
 
 
 def _end_of(prompt: list[Message] | str) -> str:
     """Return the text at the end of a prompt, to which an opening is appended."""
     if not isinstance(prompt, str) and prompt[-1]["role"] not in _READ_ROLES:
         return ""
-    content = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    if isinstance(content, list):
-        content = content[-1].get("text") if content else ""
-    return content if isinstance(content, str) else ""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
@@ -197,7 +196,7 @@ class EpisodeLoop:
         name = self._label(episode.row)
         self._fail(episode, StopReason.ENV_ERROR, f"The prompt of {name} {why}")
 
-    def _read_opening(self, episode: Episode, opening: str | list[Any]) -> bool:
+    def _read_opening(self, episode: Episode, opening: str) -> bool:
         """Tokenise the prompt with the environment's opening, but stop early if a long opening does not fit.
 
         Returns:
@@ -218,7 +217,7 @@ class EpisodeLoop:
                 return False
             most *= 4
 
-    def _prompt_ids(self, episode: Episode, opening: str | list[Any] = "") -> list[int]:
+    def _prompt_ids(self, episode: Episode, opening: str = "") -> list[int]:
         driver, render = self._driver(episode), self._renderer.prompt_ids
         trusted = driver.trusted_text
         return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)

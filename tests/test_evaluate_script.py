@@ -134,7 +134,7 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
     flags += ["--reward_funcs", f"{__name__}:letters"]
     if case == "half":
         flags += ["--bf16", "true", "--max_rows", "8"]
-        flags += ["--kl_coef", "0.0"]  # with a reference upstream uses it only once training begins
+        flags += ["--kl_coef", "0.0"]
     if case == "answers":
         flags += ["--environment", "none", "--max_turns", "null", "--max_turn_tokens", "null"]
     if case == "tools":
@@ -156,7 +156,7 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
         metrics, {"letters": "letters", "shouts": "shouts"}, "eval_"
     )
     assert own[0]["completions/mean_length"] > 0
-    for name in set(own[0]) - {"reward", "reward_std"}:  # where the trainer's has more columns
+    for name in set(own[0]) - {"reward", "reward_std"}:
         assert own[0][name] == metrics[f"eval_{name}"], name
     assert figures["score low"] < figures["score"] < figures["score high"]
     assert figures["letters"] != figures["shouts"]

@@ -22,7 +22,7 @@ def dying(monkeypatch):
     """Call it, and every thread dies before it runs."""
     monkeypatch.setattr(threads, "START_SECONDS", 0.2)
     yield lambda: monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
-    threading._limbo.clear()  # where Python keeps those that have not begun, as if they lived
+    threading._limbo.clear()
 
 
 def at_step(hook, step, what):
@@ -61,7 +61,7 @@ def test_a_rollout_whose_threads_do_not_start_ends_the_run_and_frees_its_folder(
     limits = {**LIMITS, "num_mini_batches": 1}
     trainer = build(tmp_path, arguments={**TEXT, "callbacks": [callback]}, **limits, max_steps=4)
     engine = trainer._player.engine
-    trainer.add_callback(at_step("on_step_begin", 2, engine.calls.rest))  # the idle ones leave
+    trainer.add_callback(at_step("on_step_begin", 2, engine.calls.rest))
     engine.calls._next_call = leave_at_once(engine.calls)
     with pytest.raises(ThreadStartError, match="environment"):
         trainer.train()

@@ -103,7 +103,7 @@ def test_the_sample_of_a_task_of_ones_own_trains_and_is_evaluated(monkeypatch, t
     before, after = (results[when]["eval_episode/success_rate"] for when in ("before", "after"))
     assert after > before
     agents_of = ["--models", AGENT, str(tmp_path), "--output", str(tmp_path / "table.json")]
-    assert main(["evaluate", "--config", OWN, *agents_of]) == 0  # all 16 rows, as the run had them
+    assert main(["evaluate", "--config", OWN, *agents_of]) == 0
     read = json.loads((tmp_path / "table.json").read_text())["results"]
     assert read[tmp_path.name]["own_task"]["success"] == after
 
@@ -191,7 +191,7 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
     """A policy's `model_init_kwargs` are kept beside the flags."""
     for split, count in (("train", 8), ("test", 5)):
         rows = Dataset.from_dict(question_rows(["nq"] * count, split))
-        rows.to_json(str(tmp_path / f"{split}.jsonl"))  # datasets pauses after streams of Parquet
+        rows.to_json(str(tmp_path / f"{split}.jsonl"))
     flags = [
         "--config", "scripts/configs/demo.yaml", "--use_cpu", "true", "--dataset_name",
         str(tmp_path),

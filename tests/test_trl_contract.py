@@ -26,7 +26,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
 
 ROOT = Path(__file__).resolve().parents[1]
-if __name__ == "__main__":  # pytest sets the path itself
+# pytest sets the path itself.
+if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from tests.kit.builders import build, logs
@@ -108,7 +109,7 @@ def attributes_used() -> set[str]:
 def called_methods() -> list[str]:
     """Upstream's methods that we call without overriding them."""
     used = {n for n in attributes_used() if inspect.isroutine(getattr(GRPOTrainer, n, None))}
-    used -= {n for n in used if hasattr(object, n)}  # Python's own
+    used -= {n for n in used if hasattr(object, n)}
     from_trl = {n for n in used - our_methods() if package(n) == "trl"}
     return sorted(from_trl)
 
@@ -283,10 +284,10 @@ def test_our_rollout_logs_what_upstreams_does(tmp_path):
     trainer = build(tmp_path, arguments={"eval_dataset": None})
     trainer.train()
     ours = set(logs(trainer))
-    tools = {"tools/call_frequency", "tools/failure_frequency"}  # test_tool_environments.py
-    samplers = {m for m in metrics if m.startswith("sampling/")}  # test_vllm_server.py
-    groups = {"frac_reward_zero_std"}  # test_stgrpo.py
-    users = {"{}"}  # what reward functions give to `log_metric`
+    tools = {"tools/call_frequency", "tools/failure_frequency"}
+    samplers = {m for m in metrics if m.startswith("sampling/")}
+    groups = {"frac_reward_zero_std"}
+    users = {"{}"}
     known = metrics - tools - samplers - groups - users
     expected = {metric.replace("{}", "share_of_a") for metric in known}
     assert expected <= ours

@@ -22,7 +22,7 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("frobnicate", "`frobnicate`"),
     ("train --max_turn 3", "`max_turns`"),
     ("train --max-turn=3", "`max_turns`"),
-    ("train --learning 1", "`--learning`"),  # no abbreviation
+    ("train --learning 1", "`--learning`"),
     ("evaluate --dry_run", "`--dry_run`"),
     ("train --num_process 2", "`num_processes`"),
     ("train --optim adamw_troch", "--optim"),

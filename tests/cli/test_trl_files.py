@@ -41,7 +41,7 @@ def file(tmp_path):
         settings = {
             "model_name_or_path": AGENT,
             "output_dir": str(tmp_path / "run"),
-            "learning_rate": "1e-5",  # as people write it, and YAML reads as a text
+            "learning_rate": "1e-5",
             "per_device_train_batch_size": 4,
             "num_generations": 2,
             "max_completion_length": 8,

@@ -74,7 +74,7 @@ def test_invariances(close):
     scores = tensor([1.0, 2.0, 4.0], [0.0, 4.0, 1.0])
     counts = torch.ones(2, 3, dtype=torch.bool)
     result = core.group_advantages(scores, counts)
-    close(core.group_advantages(scores + 7.0, counts), result)  # a baseline
+    close(core.group_advantages(scores + 7.0, counts), result)
     assert torch.allclose(core.group_advantages(scores * 50.0, counts), result, atol=1e-3)
     close(core.group_advantages(scores.flip(0, 1), counts), result.flip(0, 1))
     # A group does not know of the others, unless they share the deviation.
@@ -144,7 +144,8 @@ def test_huge_scores_come_out_as_small_ones_do(size, scale, dtype):
 @pytest.mark.parametrize("scale", ["group", "batch"])
 def test_what_is_too_large_for_the_device_is_not_taken_for_equal(monkeypatch, scale):
     monkeypatch.setattr(module, "widest", lambda x: x)
-    scores = torch.tensor([[1e20, -1e20, 0.0]])  # whose squares overflow
+    # The squares overflow.
+    scores = torch.tensor([[1e20, -1e20, 0.0]])
     out = core.group_advantages(scores, torch.ones(1, 3, dtype=torch.bool), scale)
     assert out.isnan().all()
 

@@ -87,7 +87,7 @@ def test_return_batch_norm_by_hand(close):
 @pytest.mark.parametrize("seed", range(4))
 def test_return_batch_norm_against_a_plain_loop(seed, gamma, make_batch, close):
     batch = make_batch(seed)
-    batch.loss_mask[0] = False  # an episode that has failed
+    batch.loss_mask[0] = False
     lists = (x.tolist() for x in (batch.rewards, batch.turn_index, batch.loss_mask))
     close(rebn(batch, gamma), references.return_batch_norm(*lists, gamma))
 

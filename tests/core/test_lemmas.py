@@ -16,10 +16,12 @@ from trl_stppo import core
 
 VOCABULARY, LENGTH, LOW, HIGH = 4, 12, 0.05, 0.08
 SPANS = [
-    [(1, 4), (6, 8), (8, 11)],  # the second and third turn are adjacent
-    [(2, 12)],  # one turn, up to the last position
-    [],  # no turn
-    [(1, 2), (3, 4), (5, 6)],  # one-token turns
+    # The second and third turn are adjacent.
+    [(1, 4), (6, 8), (8, 11)],
+    # The turn reaches the last position.
+    [(2, 12)],
+    [],
+    [(1, 2), (3, 4), (5, 6)],
     [(1, 3), (4, 9)],
 ]
 

@@ -68,7 +68,7 @@ def test_wrong_shapes_and_dtypes_are_named():
     for place, name in enumerate(("coefficient", "logprobs", "entropies")):
         for bad, said in (
             (x[:, :2], rf"{name} has shape \[2, 2\], but \[2, 3\] is needed"),
-            (x[:, :1], rf"{name} has shape \[2, 1\]"),  # which would be broadcast
+            (x[:, :1], rf"{name} has shape \[2, 1\]"),
             (x.long(), f"{name} must be floating point, got torch.int64"),
         ):
             given = [x, x, x]

@@ -200,5 +200,6 @@ def test_the_product_is_that_of_the_token_weights(make_batch, close):
     batch = make_batch(3)
     args = batch.old_logprobs, batch.logprobs, batch.turn_index
     tokens = core.sampler_correction(*args, "token", truncate=True).tolist()
-    expected = [[math.prod(row)] for row in tokens]  # one outside turns
+    # The ratio outside turns is 1.
+    expected = [[math.prod(row)] for row in tokens]
     close(core.sampler_correction(*args, "product", truncate=True), expected)

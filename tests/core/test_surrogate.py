@@ -23,10 +23,14 @@ def ones(*shape):
 CORNERS = [
     (1.0, 2.0, False, 2.0),
     (1.0, -2.0, False, -2.0),
-    (1.5, 2.0, True, 2.6),  # min(3.0, 1.3 * 2)
-    (1.5, -2.0, False, -3.0),  # min(-3.0, -2.6): the pessimist keeps the unclipped one
-    (0.5, 2.0, False, 1.0),  # min(1.0, 1.6)
-    (0.5, -2.0, True, -1.6),  # min(-1.0, 0.8 * -2)
+    # The result is min(3.0, 1.3 * 2).
+    (1.5, 2.0, True, 2.6),
+    # The result is min(-3.0, -2.6), the unclipped one.
+    (1.5, -2.0, False, -3.0),
+    # The result is min(1.0, 1.6).
+    (0.5, 2.0, False, 1.0),
+    # The result is min(-1.0, 0.8 * -2).
+    (0.5, -2.0, True, -1.6),
     (1.5, 0.0, False, 0.0),
     (0.5, 0.0, False, 0.0),
 ]
@@ -229,7 +233,8 @@ def test_huge_log_ratios_neither_overflow_nor_fall_silent():
     assert torch.isfinite(torch.stack(out.stats)).all()
 
 
-E20 = 485165195.4  # exp(20), past which no ratio goes
+# This is exp(20); no ratio is larger.
+E20 = 485165195.4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -122,7 +122,8 @@ def test_huge_values_come_out_as_small_ones_do(dtype, size):
 
 def test_what_is_too_large_for_the_device_is_not_taken_for_equal(monkeypatch):
     monkeypatch.setattr(module, "widest", lambda x: x)
-    x = torch.tensor([[1e20, -1e20, 0.0]])  # whose squares overflow
+    # The squares overflow.
+    x = torch.tensor([[1e20, -1e20, 0.0]])
     assert core.whiten(x, ones(1, 3)).isnan().all()
 
 

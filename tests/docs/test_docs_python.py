@@ -108,7 +108,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     make_short(monkeypatch)
     before = set(sys.modules)
-    module = ModuleType("page")  # a module, so that what it defines can be pickled
+    module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     try:
         for block in PYTHON[page]:

@@ -236,7 +236,7 @@ def test_ppo_with_an_adapter_for_each_in_bfloat16(tmp_path):
     trainer = train(tmp_path / "agree", arguments=arguments, max_steps=2, total_episodes=8)
     assert trainer.state.global_step == 2
     for model, old in zip(models, before, strict=True):
-        now = dict(model.named_parameters())  # a copy of the adapter, for the KL, among them
+        now = dict(model.named_parameters())
         moved = {n for n, p in old.items() if not torch.equal(p, now[n])}
         assert moved
         assert moved <= {n for n, p in now.items() if p.requires_grad}

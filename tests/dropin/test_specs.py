@@ -123,7 +123,7 @@ def harbor(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("kind", "options"), TRAINERS, ids=lambda v: getattr(v, "_name", ""))
 def test_a_spec_of_harbor_trains_and_its_verifier_pays(kind, options, harbor, monkeypatch):
-    def turns(number):  # the last task is answered wrongly
+    def turns(number):
         answer = "none" if number == 3 else str(number)
         return [
             call("bash", command="ls"),
@@ -139,7 +139,7 @@ def test_a_spec_of_harbor_trains_and_its_verifier_pays(kind, options, harbor, mo
     assert figures["tools/call_frequency"] == 2.0
     assert figures["tools/failure_frequency"] == 0.0
     assert figures["reward_std"] == pytest.approx(0.5)
-    assert Sandbox.started in (4, 8)  # one for each episode
+    assert Sandbox.started in (4, 8)
 
 
 class Session:

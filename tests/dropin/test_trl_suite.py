@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-if __name__ == "__main__":  # pytest sets the path itself
+# pytest sets the path itself.
+if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from tests.kit.dropin_suite import run

@@ -65,13 +65,13 @@ def test_a_cumulative_score_becomes_rewards_of_turns(game) -> None:
     info = {"valid_action": True, "success": True}
     assert env.step("win") == ("You win.", 1.0, True, False, info)
     env.reset()
-    assert env.step("look")[1] == 0.0  # not -3
+    assert env.step("look")[1] == 0.0
 
 
 @pytest.mark.parametrize(("reward", "expected"), [
     ("score", [1, 0, -0.5, 1, 1]),
-    ("dense", [1 / 3, 0, -0.5, 1 / 3, 1 / 3]),  # a share of all points
-    ("sparse", [0, 0, -0.5, 0, 1]),  # the turn that wins
+    ("dense", [1 / 3, 0, -0.5, 1 / 3, 1 / 3]),
+    ("sparse", [0, 0, -0.5, 0, 1]),
 ])  # fmt: skip
 def test_what_each_kind_of_reward_pays(game, reward, expected) -> None:
     env = TextWorldEnv(game[1], reward=reward, invalid_reward=-0.5)
@@ -104,7 +104,7 @@ def test_an_observation_shows_what_was_asked_for_in_this_order_and_nothing_twice
     ("", ""),
     ("\x00", ""),
     ("lo\x00ok\x1b", "look"),
-    ("\\boxed{look}", "boxed{look}"),  # an escape, in which the interpreter reads for ever
+    ("\\boxed{look}", "boxed{look}"),
     ("x" * 1000, "x" * 150),
 ])  # fmt: skip
 def test_only_a_clean_last_line_reaches_the_interpreter(game, action, command) -> None:
@@ -139,7 +139,7 @@ def test_games_are_read_one_at_a_time(game, monkeypatch) -> None:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         with contextlib.suppress(threading.BrokenBarrierError):
-            entered.wait(0.2)  # for as long as it takes another to come in, were it let in
+            entered.wait(0.2)
         inside[0] -= 1
         return game[0]
 

@@ -162,7 +162,7 @@ def test_state_on_the_class_is_shared() -> None:
             self.turn = self.position["turn"] = self.position["turn"] + 1
             return f"{self.turn}", 0.0, False, False, {"valid_action": True}
 
-    assert check_env(Shared()) == []  # one instance alone cannot tell
+    assert check_env(Shared()) == []
     with pytest.raises(EnvironmentContractError, match="Two instances of Shared"):
         check_env(Shared)
 

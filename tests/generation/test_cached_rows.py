@@ -75,10 +75,10 @@ def test_a_slot_forgets_its_episode(settings: SamplingSettings) -> None:
             backend.add(request(key, prompts[key]))
         turns = {turn.key: turn.ids for turn in backend.step() + backend.step()}
         for key in (0, 3, 4):
-            backend.release(key)  # in the middle of its turn
+            backend.release(key)
         for key in (6, 7, 8):
             backend.add(request(key, prompts[key]))
-        backend.release(7)  # while it waits
+        backend.release(7)
         poison_if_floating(backend)
         turns.update({turn.key: turn.ids for turn in backend.step()})
         for key in (9, 10, 11):

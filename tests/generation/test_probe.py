@@ -85,14 +85,14 @@ def test_weak_opinions_do_not_hide_a_difference(monkeypatch) -> None:
     monkeypatch.setattr(slots, "_attention_kind", lambda *model: None)
     model = made(lambda: neo(8), torch.float32)
     with torch.no_grad():
-        model.lm_head.weight.mul_(1e-4)  # tied, so that everything is nearly equal
+        model.lm_head.weight.mul_(1e-4)
     assert "nats" in why_unlike(model, 0)
 
 
 def test_a_window_too_wide_to_try_is_a_reason() -> None:
     model = made(lambda: neo(LONGEST, "global", max_position_embeddings=2 * LONGEST), torch.float32)
     assert f"window_size={LONGEST}" in why_unlike(model, 0)
-    model.config.max_position_embeddings = LONGEST - 1  # which no row reaches
+    model.config.max_position_embeddings = LONGEST - 1
     assert why_unlike(model, 0) is None
 
 

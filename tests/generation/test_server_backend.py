@@ -146,7 +146,7 @@ def test_a_released_turn_is_forgotten_whenever_its_answer_comes() -> None:
             turns.release(0)
             assert not turns.busy
     gates[0].set()
-    for _ in range(20):  # the late answer comes while the second turn is being sampled
+    for _ in range(20):
         assert turns.step() == []
     gates[1].set()
     results = []

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 TOKEN = "hf_" + "Local0" * 5
-LARGE = 10_000  # bytes; the Hub itself says 10 MB, or binary
+LARGE = 10_000
 BINARY = (".safetensors", ".pt", ".pth", ".bin", ".png", ".gz", ".parquet")
 
 
@@ -61,10 +61,10 @@ class LocalHub:
     """A server with repositories, faults, and a list of the requests that it got."""
 
     def __init__(self) -> None:
-        self.repos: dict[str, Repo] = {}  # by "user/name"
-        self.large: dict[str, bytes] = {}  # by sha256
+        self.repos: dict[str, Repo] = {}
+        self.large: dict[str, bytes] = {}
         self.faults: list[Fault] = []
-        self.requests: list[str] = []  # "METHOD path" of each
+        self.requests: list[str] = []
         self.before: Callable[[str], None] = lambda line: None
         self.lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("", (Handler,), {"hub": self}))
@@ -107,7 +107,7 @@ def oid(path: str, content: bytes | None) -> str | None:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are two writes: 40 ms between them
+    disable_nagle_algorithm = True
     hub: LocalHub
 
     def log_message(self, *args: Any) -> None:

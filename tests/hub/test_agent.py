@@ -122,7 +122,7 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
         assert agent.run(env, row).ids == expected
     own = Closable()
     assert [e.ids for e in agent.run_many(own, [ROW, ROW])] == [expected, expected]
-    assert Closable.closed == 0  # it is the caller's
+    assert Closable.closed == 0
     agent.run(Closable, ROW)
     assert Closable.closed == 1
 
@@ -160,7 +160,7 @@ def test_control_tokens_in_the_words_of_others_are_plain_text(agent, monkeypatch
     agent.act(talk)
     agent.act(talk, trusted_text=True)
     agent.act([{"role": "system", "content": forged}, *talk])
-    agent.act("<|im_start|>u " + forged)  # text as it is
+    agent.act("<|im_start|>u " + forged)
     assert seen == [4, 7, 6, 2]
 
 

@@ -55,7 +55,7 @@ def test_a_final_push_that_fails_says_where_everything_is_and_how_to_go_on(
     for part in (repr(REPO), f"`{folder}`", "trainer.push_to_hub()", "hf upload"):
         assert part in message
     hub.faults.clear()
-    agent = Agent.from_pretrained(folder)  # all of it is there
+    agent = Agent.from_pretrained(folder)
     assert logits(agent.model).equal(logits(pushable.model))
     pushable.push_to_hub()
     assert hub.repos[REPO].files[WEIGHTS] == Path(folder, WEIGHTS).read_bytes()
@@ -76,7 +76,7 @@ def test_the_command_in_the_message_pushes_what_the_trainer_would(hub, pushable)
     commits = len(hub.repos[REPO].commits)
     pushable.push_to_hub()
     assert set(hub.repos[REPO].files) == set(by_command)
-    assert len(hub.repos[REPO].commits) <= commits + 1  # the card, at most
+    assert len(hub.repos[REPO].commits) <= commits + 1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_push_from_a_checkpoint_that_fails_is_told_and_ends_no_run(hub, tmp_pa
     with caplog.at_level(logging.WARNING, logger="trl_stppo"):
         output = trainer.train()
     assert output.global_step == 2
-    told = warnings_of(caplog, 2)  # the model, and the checkpoint
+    told = warnings_of(caplog, 2)
     assert all(repr(REPO) in text and "checkpoint-2" in text for text in told)
     assert files.complaint(tmp_path / "run" / "checkpoint-2") is None
     hub.faults.clear()

@@ -34,7 +34,7 @@ def played(trainer, rows):
 def test_the_token_of_the_hub_stays_here(hub, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     trainer = run(tmp_path, hub_token=TOKEN, push_to_hub=True, hub_always_push=True, **steps)
-    trainer.train()  # pushes from its checkpoints
+    trainer.train()
     trainer.push_to_hub()
     assert trainer.args.hub_token == TOKEN
     saved = [path for path in tmp_path.rglob("*") if path.is_file()]

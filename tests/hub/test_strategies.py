@@ -100,7 +100,7 @@ def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
 
     trainer.add_callback(Watch())
     trainer.train()
-    assert seen[4] == {"checkpoint-1", "checkpoint-4"}  # the first is being read, the last is new
+    assert seen[4] == {"checkpoint-1", "checkpoint-4"}
     files = hub.repos[REPO].files
     assert "last-checkpoint/stppo_checkpoint.json" in files
     left = [p.name for p in (tmp_path / "run").glob("checkpoint-*")]

@@ -18,7 +18,7 @@ def test_the_policys_adapter_is_resumed_though_the_critics_lies_in_a_subfolder(
     saved = weights(trainer)
 
     def passed_over(self, resume_from_checkpoint, model=None):
-        for folder in ("critic",):  # what 5.22 does where it finds an adapter in a subfolder
+        for folder in ("critic",):
             path = f"{resume_from_checkpoint}/{folder}"
             self.model.load_adapter(path, folder, is_trainable=False)
 

@@ -14,7 +14,7 @@ QUICK = {
     "max_completion_length": 12, "bf16": False, "gradient_checkpointing": False, "use_cpu": True,
     "report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
 }  # fmt: skip
-CRITICS = "critic_learning_rate"  # not for trainers without a critic
+CRITICS = "critic_learning_rate"
 # A text environment, and settings that leave its episodes room for two turns.
 TEXT = {"environment_factory": CountEnv}
 LIMITS = {"max_turns": 3, "max_turn_tokens": 6, "max_completion_length": 60}

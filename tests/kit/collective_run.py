@@ -20,8 +20,8 @@ from tests.kit.vllm_server import CompletionsServer, attach
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.trainer.loop import sampler
 
-LETTERS = "BCDEFGHI"  # by row; none of them is in the template
-TURNS = [1, 4, 2, 1, 5, 1, 3, 1]  # by row
+LETTERS = "BCDEFGHI"
+TURNS = [1, 4, 2, 1, 5, 1, 3, 1]
 
 
 class RowEnv(CountEnv):

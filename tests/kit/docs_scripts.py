@@ -97,7 +97,7 @@ def check(words: list[str]) -> None:
         assert rest[0] in ("vllm-serve",), words
     elif name in ("pytest", "bash"):
         _files(rest)
-    elif name not in ("vllm", "llama-server"):  # what serves an agent is not installed here
+    elif name not in ("vllm", "llama-server"):
         raise AssertionError(f"a command that the test does not know: {words}")
 
 
@@ -113,7 +113,7 @@ def _command(rest: list[str]) -> None:
 def _script(rest: list[str]) -> None:
     script = rest[0]
     if not script.startswith(("scripts/", "benchmarks/")):
-        return  # a file that the page has the reader write
+        return
     assert (ROOT / script).is_file(), rest
     if script in SHIMS:
         known = flags_of_command(SHIMS[script])

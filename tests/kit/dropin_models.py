@@ -45,7 +45,7 @@ def plain_models(folder: Path) -> tuple[str, str]:
     """A policy and a reward model of Pythia's kind; returns their paths."""
     tokenizer = plain_tokenizer()
     settings = {
-        "vocab_size": -(-(len(tokenizer) + 1) // 64) * 64,  # room for a pad token, as Pythia has
+        "vocab_size": -(-(len(tokenizer) + 1) // 64) * 64,
         "hidden_size": 16,
         "intermediate_size": 32,
         "num_hidden_layers": 2,

@@ -34,7 +34,7 @@ FILES = ("__init__.py", "conftest.py", "testing_utils.py", "testing_constants.py
 SUITE = "test_grpo_trainer.py"
 # Tests without a trainer, and those that need a GPU.
 LEFT_OUT = ("TestTransformersContinuousBatchingContract", "TestGRPOTrainerSlow")
-TRAINER, REPORT = "DROPIN_TRAINER", "DROPIN_REPORT"  # how the plugin is told
+TRAINER, REPORT = "DROPIN_TRAINER", "DROPIN_REPORT"
 
 
 def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
@@ -42,7 +42,8 @@ def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
 
     `folder` is TRL's `tests`, `trainer` "STPPO", "STGRPO" or "GRPO" for TRL's own, `work` an empty folder.
     """
-    copy = work / "trl_suite"  # another name: `tests` are ours
+    # The copy has another name because `tests` are ours.
+    copy = work / "trl_suite"
     copy.mkdir(parents=True)
     for name in FILES:
         shutil.copy(folder / name, copy)
@@ -58,12 +59,12 @@ def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
     words += ["--basetemp", "tmp", str(copy / SUITE)]
     with (work / "log.txt").open("w") as log:
         done = subprocess.run(words, cwd=work, env=environment, stdout=log, stderr=log, check=False)
-    if done.returncode not in (0, 1):  # passed, failed
+    if done.returncode not in (0, 1):
         raise RuntimeError(f"The tests did not run:\n{(work / 'log.txt').read_text()[-3000:]}")
     return json.loads((work / "report.json").read_text())
 
 
-PIECES = {  # of Qwen's vocabulary, beyond its first 256, which are the bytes
+PIECES = {
     **{314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "dec", 497: '",', 522: "</", 606: "name"},
     **{788: '":', 894: " any", 927: "sh", 944: "'t", 1318: "text", 1414: " know", 1513: " don"},
     **{2765: " won", 4913: '{"', 5212: ' {"', 5392: " tool", 6023: "hi", 6659: "call", 293: " b"},
@@ -79,7 +80,7 @@ PIECES = {  # of Qwen's vocabulary, beyond its first 256, which are the bytes
     **{93054: "_multiply", 95642: '"}}\n', 151643: "<|endoftext|>", 151645: "<|im_end|>"},
     **{151657: "<tool_call>", 151658: "</tool_call>"},
 }
-MARKERS = (  # one token each; without the last one some answers of tools would be too long in bytes
+MARKERS = (
     *("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<image>"),
     *("<tool_response>", "</tool_response>", " got an unexpected keyword argument "),
 )
@@ -88,7 +89,7 @@ SMALL = {
     "num_key_value_heads": 2, "initializer_range": 0.5,
 }  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MODELS: dict[str, dict[str, Any]] = {  # class and suffix of the name on the Hub -> what is special
+MODELS: dict[str, dict[str, Any]] = {
     "Cohere2ForCausalLM": {},
     "Gemma2ForCausalLM": {"head_dim": 8},
     "Glm4MoeForCausalLM": {"n_routed_experts": 4, "head_dim": 2, **EXPERTS},
@@ -105,7 +106,7 @@ MODELS: dict[str, dict[str, Any]] = {  # class and suffix of the name on the Hub
     "Qwen3ForSequenceClassification": {"head_dim": 8, "num_labels": 1},
     "Qwen3MoeForCausalLM": {"num_experts": 4, "head_dim": 8, **EXPERTS},
 }  # fmt: skip
-WITH_IMAGES = (  # one model for all: what our trainers look at is that there is a processor
+WITH_IMAGES = (
     *("Gemma3", "Gemma4", "Llava", "LlavaNext", "Qwen2_5_VL", "Qwen2VL", "SmolVLM"),
     *("Qwen3_5-NoThink", "Qwen3_5Moe-3.6"),
 )
@@ -208,15 +209,15 @@ def load_dataset(path: str, name: str, split: str | None = None, streaming: bool
 
 
 if TRAINER in os.environ:
-    import_utils.is_jmespath_available = lambda: True  # older transformers alone need it
-    import_utils.is_joblib_available = lambda: False  # TRL 1.16 does not ask any more
+    import_utils.is_jmespath_available = lambda: True
+    import_utils.is_joblib_available = lambda: False
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Put ours where the test module has TRL's names."""
     items[:] = [item for item in items if item.cls.__name__ not in LEFT_OUT]
     if not items:
-        return  # the module could not be imported
+        return
     module, name = items[0].module, os.environ[TRAINER]
     module.load_dataset = load_dataset
     trl.GRPOConfig.__post_init__ = shorter(trl.GRPOConfig.__post_init__)

@@ -26,7 +26,7 @@ def dry_run(
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str) -> tuple[int, str]:
-        code = main(["train", *words, "--dry-run"])  # the same as --dry_run
+        code = main(["train", *words, "--dry-run"])
         return code, re.sub(r"[ │]+", " ", "".join(capsys.readouterr()))
 
     return run

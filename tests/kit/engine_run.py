@@ -58,7 +58,8 @@ SETTINGS = {
     "per_device_train_batch_size": EPISODES // 4,
     "gradient_accumulation_steps": 2,
     "optim": "adamw_torch",
-    "adam_epsilon": 1e-3,  # without it Adam would blow up the rounding of gradients that are nought
+    # Adam would enlarge the rounding of gradients that are 0.
+    "adam_epsilon": 1e-3,
     "learning_rate": 1e-2,
     "critic_learning_rate": 1e-2,
     "lr_scheduler_type": "linear",
@@ -157,7 +158,7 @@ def engine(name: str, precision: str = "no") -> Iterator[dict[str, Any]]:
         mock.patch.dict(os.environ, surroundings),
     ):
         yield {"use_cpu": False, "dataloader_pin_memory": False}
-    unset_hf_deepspeed_config()  # or the next case's models would be loaded in pieces
+    unset_hf_deepspeed_config()
 
 
 def launcher_environment(path: Path) -> dict[str, str]:
@@ -209,7 +210,7 @@ class Event(TrainerCallback):
         self.name, self.vf_coef = name, 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 1 and self.name == "rests":  # until the next rollout
+        if state.global_step == 1 and self.name == "rests":
             self.trainer._guards._state.rollout_stopped = True
         if state.global_step == 1 and self.name == "not finite" and os.environ["RANK"] == "1":
             self.vf_coef, args.vf_coef = args.vf_coef, math.nan
@@ -233,7 +234,7 @@ def whole(parameter: nn.Parameter) -> Tensor:
 def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPOTrainer, Weights]:
     """The trainer of a case."""
     options, tokenizer = dict(options), char_tokenizer()
-    torch.manual_seed(0)  # PEFT draws before the trainer seeds
+    torch.manual_seed(0)
     policy: Any = tiny_policy(tokenizer)
     if options.pop("tied", False):
         policy = Qwen2ForCausalLM(tiny_config(tokenizer, tie_word_embeddings=True))
@@ -262,12 +263,12 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
     weights, played = Weights(options.pop("scales", ())), options.pop("played", False)
     settings = {**SETTINGS, **options, **settings}
     event = Event(settings.pop("event", ""))
-    if critic in ("loaded late", "loaded late, LoRA"):  # where ZeRO-3 has it in pieces
+    if critic in ("loaded late", "loaded late, LoRA"):
         args = with_estimator(STPPOConfig, {"output_dir": str(folder), **DEFAULTS, **settings})
         arguments["value_model"] = loaded_critic(folder, lora=critic.endswith("LoRA"))
         in_pieces = [hasattr(p, "ds_id") for p in arguments["value_model"].parameters()]
         assert any(in_pieces) == is_deepspeed_zero3_enabled()
-        del args  # which transformers has known until here
+        del args
     if critic == "quantised":
         arguments["value_model"] = loaded_critic(folder, lora=True, quantization_config=FOUR_BITS)
     if eval_rows := settings.pop("rows", 0):
@@ -288,9 +289,7 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
 
 def loaded_critic(folder: Path, *, lora: bool, **options: Any) -> Any:
     """A critic from a file."""
-    name = named_model(
-        folder.parent, "policy" if options else "critic"
-    )  # wide enough to be quantised
+    name = named_model(folder.parent, "policy" if options else "critic")
     torch.manual_seed(0)
     load = AutoModelForSequenceClassification.from_pretrained
     model: Any = load(name, num_labels=1, **options)

@@ -19,7 +19,7 @@ from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.evaluation.metrics import PlayedEpisode
 
 CASES = ("text", "answers", "stream")
-ROWS = 5  # odd, so that two processes must fill up
+ROWS = 5
 
 
 class DiceEnv:

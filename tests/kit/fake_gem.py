@@ -24,7 +24,7 @@ class Dice:
             return "Congratulations! All found.", 0.25, True, False, {}
         if action == "slow":
             random.random()
-            time.sleep(0.001)  # another thread may draw now
+            time.sleep(0.001)
         return str(random.random()), 1.0 if action == "solve" else 0.0, action == "solve", False, {}
 
 

@@ -16,7 +16,7 @@ HANG_SECONDS = 5.0
 MEGABYTE = "x" * 1_000_000
 GARBAGE = ("none", "nan", "bytes", "text", "length")
 NAMES = ("text", "text_async", "tools", "tools_async")
-MISUSED: list[str] = []  # what was done to an instance that must not be
+MISUSED: list[str] = []
 
 
 class Watched:
@@ -178,7 +178,7 @@ def expected(row: dict[str, Any]) -> StopReason:
     if fault == "text" and when == "turn":
         return StopReason.TOKEN_BUDGET
     if tools and when == "turn" and fault in ("error", "none", "bytes", "length"):
-        return fine  # a tool may raise, and may return whatever it likes
+        return fine
     if tools and when == "score" and fault == "none":
         return fine
     return StopReason.ENV_ERROR

@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # a client may hang up
+        with contextlib.suppress(OSError):
             super().handle()
 
     def do_POST(self) -> None:
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         if plan == "hang":
             self.server.released.wait(HANG_SECONDS)
         elif plan == "reset":
-            linger = struct.pack("ii", 1, 0)  # closing sends a reset
+            linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.connection.close()
         elif plan == "cut":

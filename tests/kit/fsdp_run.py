@@ -28,8 +28,8 @@ from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.sharding.critics import ShardedGradient
 
-STEPS = 6  # one rollout batch each
-WIDTH = 96  # of a critic that is most of what a process holds
+STEPS = 6
+WIDTH = 96
 TIMEOUT = 10
 
 
@@ -208,7 +208,7 @@ def main() -> None:
         kind, _, rest = job.partition(" ")
         if kind == "long":
             results[job] = long_run(folder / rest, rest)
-        elif kind == "resumed":  # "<own folder> <folder>/<checkpoint>"
+        elif kind == "resumed":
             own, checkpoint = rest.split()
             results[job] = long_run(folder / own, "FSDP2", folder / checkpoint)
         elif kind == "best":

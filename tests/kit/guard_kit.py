@@ -9,7 +9,7 @@ RUN = {
     **LEARNS, "trainer_class": Float64Trainer, "num_ppo_epochs": 3, "max_steps": 6,
     "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
 }  # fmt: skip
-NAN_AT = 5  # the step, counted from 1, whose mini-batch is poisoned; in the middle of a rollout
+NAN_AT = 5
 
 
 class Moments(TrainerCallback):

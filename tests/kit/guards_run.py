@@ -25,10 +25,10 @@ CASES: dict[str, dict[str, Any]] = {
     "critic of rank 1": {},
     "signal to rank 1": {},
     "rank 0 never finite": {},
-    "target_kl": {"target_kl": 1e-3},  # the scripted rollouts are far from the policy
+    "target_kl": {"target_kl": 1e-3},
     "the folder of another run": {},
 }  # fmt: skip
-AT = 2  # the step at which it happens
+AT = 2
 
 
 class SignalOnce(TrainerCallback):

@@ -156,7 +156,7 @@ def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -179,7 +179,7 @@ def children_of(pid: int) -> set[int]:
             files = Path(f"/proc/{pid}/task").glob("*/children")
             return {int(child) for file in files for child in file.read_text().split()}
         except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread has just ended, and its children are another's
+            continue
 
 
 def descendants() -> set[int]:

@@ -122,7 +122,7 @@ def build(folder: Path, kind: str) -> MarkedTrainer:
         arguments = {"peft_config": lora}
     else:
         arguments = {"value_model": tiny_value_model(tokenizer)}
-    if kind == "overlapped":  # with a rollout under way during every update
+    if kind == "overlapped":
         settings["rollout_overlap"] = True
     arguments |= {"agent": rewriting} if kind == "agent" else {"environment_factory": CountEnv}
     trainer = MarkedTrainer(

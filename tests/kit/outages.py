@@ -13,7 +13,7 @@ from tests.kit.builders import prompts
 from tests.kit.fakes import CountEnv
 from trl_stppo import STPPOTrainer
 
-BATCH = 8  # episodes of a rollout batch, which trains two optimizer steps
+BATCH = 8
 RUN = {**builders.LIMITS, "max_steps": 10}
 
 

@@ -23,7 +23,7 @@ SETTINGS = {
     "num_ppo_epochs": 2, "max_steps": 10, "learning_rate": 2e-2, "max_turns": 3,
     "max_turn_tokens": 6, "max_completion_length": 48, "trace_episodes": 8, "num_generations": 1,
 }  # fmt: skip
-_clock = random.Random()  # of the system: no two runs have the same times
+_clock = random.Random()
 
 
 class SleepyEnv(CountEnv):

@@ -92,7 +92,7 @@ def turn_gae(rewards, values, index, gamma, lam, bootstrap=None):
 
 
 def return_batch_norm(rewards, index, counts, gamma):
-    returns = []  # one dict of turns per episode: those that train
+    returns = []
     for b, row in enumerate(index):
         ahead, own = 0.0, {}
         for k in reversed(range(count_turns(row))):

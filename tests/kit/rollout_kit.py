@@ -26,8 +26,8 @@ from trl_stppo.rollout.workers import EnvironmentCalls
 RENDERER = ChatRenderer(TOKENIZER, [EOS])
 PROMPT = [{"role": "user", "content": "q"}]
 Script = Callable[[int, int], str]
-BUILT: list[RolloutEngine] = []  # closed after each test of tests/rollout
-EARLIER: list[threading.Thread] = []  # threads that ran before the test: other tests may leave some
+BUILT: list[RolloutEngine] = []
+EARLIER: list[threading.Thread] = []
 
 
 class ScriptedBackend:
@@ -50,9 +50,9 @@ class ScriptedBackend:
         self.capacity, self.whole_batches = capacity, whole_batches
         self.script, self.logprobs, self.steps, self.pause = script, logprobs, steps, pause
         self.requests: list[TurnRequest] = []
-        self.batches: list[list[int]] = []  # keys of the turns that each step has ended
-        self.held: dict[int, list[int]] = {}  # key -> the row as it was last requested
-        self.most = 0  # episodes held at the same time
+        self.batches: list[list[int]] = []
+        self.held: dict[int, list[int]] = {}
+        self.most = 0
         self._queue: dict[int, tuple[TurnRequest, int]] = {}
 
     @property

@@ -59,7 +59,8 @@ def play_script(prompts: list[str], trainer: Any = None) -> dict[str, Any]:
         lengths = torch.randint(1, 5, (2 + number % 2,), generator=draw).tolist()
         spans, end = [], 0
         for turn, length in enumerate(lengths):
-            start = end + (2 if turn else 0)  # two tokens of observation between the turns
+            # Two tokens of observation lie between the turns.
+            start = end + (2 if turn else 0)
             end = start + length
             spans.append((start, end))
         ids = torch.randint(3, 90, (3 + number % 3 + end,), generator=draw).tolist()
@@ -95,7 +96,7 @@ def plain_logprobs(
     model: nn.Module, ids: Tensor, mask: Tensor, length: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy at each of the last `length` tokens, [B, T] each."""
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)  # those of a row without padding
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     output = model(input_ids=ids, attention_mask=mask, position_ids=positions)
     logits = output.logits[:, -length - 1 : -1]
     logprobs = (logits / temperature).log_softmax(-1)
@@ -129,10 +130,10 @@ class Recorder(TrainerCallback):
 
     def __init__(self) -> None:
         self.trainer: STPPOTrainer | None = None
-        self.before: dict[str, Tensor] = {}  # weights of policy and critic at the start, by name
-        self.grads: list[dict[str, Tensor]] = []  # per step, of the policy, scaled and clipped
-        self.after: list[dict[str, Tensor]] = []  # per step, weights after it
-        self.batches: list[dict[str, Tensor]] = []  # per step, the rollout batch it was taken from
+        self.before: dict[str, Tensor] = {}
+        self.grads: list[dict[str, Tensor]] = []
+        self.after: list[dict[str, Tensor]] = []
+        self.batches: list[dict[str, Tensor]] = []
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.before = weights(self.trainer)
@@ -189,7 +190,7 @@ def scripted_trainer(
     settings = {**DEFAULTS, **options}
     if str(settings["variant"]).startswith(("s-", "st-")):
         settings = {"stabilizers": ["share"], "clip_bias_estimator": "exact", **settings}
-    kind = getattr(trainer_class, "func", trainer_class)  # of a partial
+    kind = getattr(trainer_class, "func", trainer_class)
     if not kind.has_critic:
         del settings["critic_learning_rate"]
     elif not {"value_model", "peft_config"} & {*arguments}:

@@ -126,12 +126,19 @@ CONVERSATIONS: dict[str, list[tuple[dict[str, Any], list[dict[str, Any]]]]] = {
 
 @dataclass
 class Turn:
-    """One turn of a conversation as its template writes it, with the rendering up to the next turn."""
+    """One turn of a conversation as its template writes it, with the rendering up to the next turn.
 
-    asked: str  # up to the turn
-    whole: str  # up to the next turn
-    end: int  # place in `whole` where the turn's text ends
-    messages: list[dict[str, Any]]  # that follow the turn
+    Attributes:
+        asked: up to the turn.
+        whole: up to the next turn.
+        end: place in `whole` where the turn's text ends.
+        messages: that follow the turn.
+    """
+
+    asked: str
+    whole: str
+    end: int
+    messages: list[dict[str, Any]]
 
 
 def renderer_of(template: Template, kind: str) -> ChatRenderer | None:

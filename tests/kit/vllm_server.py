@@ -63,11 +63,11 @@ class CompletionsServer:
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self.requests: list[dict[str, Any]] = []
-        self.answers: list[tuple[list[int], list[int], list[float]]] = []  # prompt, ids, logprobs
+        self.answers: list[tuple[list[int], list[int], list[float]]] = []
         self.faults: list[str | Callable[[dict[str, Any]], Any] | None] = []
         self.weights = "default"
-        self.joined = self.resets = 0  # trainers that came, and prefixes that were to be forgotten
-        self.changing = Lock()  # held while weights and their name disagree
+        self.joined = self.resets = 0
+        self.changing = Lock()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -229,7 +229,8 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     client = None if server is None else LocalClient(server.url, server)
     trainer.use_vllm, trainer.vllm_mode = True, "server"
     trainer._last_loaded_step = -1
-    del trainer.generation_config, trainer.generation_kwargs  # upstream makes none with vLLM
+    # Upstream makes none with vLLM.
+    del trainer.generation_config, trainer.generation_kwargs
     trainer.vllm_generation = ServerGeneration(
         client, model=trainer.model, accelerator=trainer.accelerator,
         processing_class=trainer.processing_class, temperature=trainer.temperature,

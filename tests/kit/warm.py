@@ -48,7 +48,7 @@ class _Parent:
                 [sys.executable, "-m", "tests.kit.warm_parent", str(far.fileno()), *modules],
                 **{"cwd": ROOT, "env": self.environment, "pass_fds": [far.fileno()]},
                 **{"stdin": subprocess.DEVNULL, "stdout": self._said, "stderr": self._said},
-                start_new_session=True,  # an interrupt from the terminal is not for it
+                start_new_session=True,
             )
 
     def ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> list[int]:
@@ -99,7 +99,7 @@ class Process(subprocess.Popen):
                        pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> None:  # fmt: skip
         python, *words = map(os.fspath, args)
         assert python == sys.executable, "a warm process is a Python"
-        descriptors = rest[3:9]  # ours and theirs, of stdin, stdout and stderr
+        descriptors = rest[3:9]
         env = dict(os.environ if env is None else env)
         self._parent = parent()
         known = self._parent.environment
@@ -125,7 +125,7 @@ class Process(subprocess.Popen):
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         while True:
             if self._parent.process.returncode is not None:
-                return self.pid, signal.SIGKILL  # as `end` did to all
+                return self.pid, signal.SIGKILL
             pid, status = self._parent.ask({"wait": self.pid})
             if pid or wait_flags & os.WNOHANG:
                 return pid, status

@@ -21,12 +21,13 @@ from typing import Any
 
 def preload(modules: list[str]) -> None:
     for name in modules:
-        with contextlib.suppress(ImportError):  # an extra that is not installed
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
     threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else [""]
     if len(threads) > 1:
         raise RuntimeError(f"an import has started a thread; {len(threads)} cannot be forked")
-    gc.freeze()  # a collection in a child would copy every page
+    # A collection in a child would copy every page.
+    gc.freeze()
 
 
 def read_request(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -64,7 +65,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
             answer = [pid, 0]
         control.sendall(json.dumps(answer).encode() + b"\n")
     for pid in children:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, or not begun
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             os.killpg(pid, signal.SIGKILL)
     return None
@@ -76,7 +77,7 @@ def become(words: list[str], cwd: str, env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # as in a new process: no two have the same
+        sys.modules["numpy"].random.seed()
     kind, *rest = words
     sys.orig_argv = [sys.executable, *words]
     if kind == "-m":

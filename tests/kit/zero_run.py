@@ -23,7 +23,7 @@ from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.trainer.disk.files import read_manifest
 from trl_stppo.trainer.sharding.deepspeed_critic import FOLDER
 
-WIDTH = 96  # of a critic beside which padding does not count
+WIDTH = 96
 
 
 class Held(TrainerCallback):

@@ -26,8 +26,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
 COPIED = ("trl_stppo", "tests", "scripts", "setup.cfg", "pyproject.toml")
-LIMIT_SECONDS = 600  # for the tests of a mutant; unbroken, all together have six times as much
-OUTCOMES = {0: "SURVIVED", 1: "killed"}  # of pytest's exit codes
+LIMIT_SECONDS = 600
+OUTCOMES = {0: "SURVIVED", 1: "killed"}
 
 
 def mutants() -> list[dict[str, Any]]:

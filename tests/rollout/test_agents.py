@@ -576,13 +576,13 @@ SINGLE = [schema()]
     ("!f 1]", SINGLE, True),
     ("!f 1;f 2]", SINGLE, True),
     ("!f 1;g 2]", SINGLE, False),
-    ("!f]", SINGLE, False),  # without `x`
+    ("!f]", SINGLE, False),
     ("!f 1]", [schema(properties={"y": {}}, required=[])], False),
     ("!f 1]", [schema(properties={"y": {}}, required=[], additionalProperties=True)], True),
     ("!f 1]", [schema(properties={}, required=[])], True),
     ("!f 1]", [{"type": "function", "function": {"name": "f"}}], True),
     ("It is 5.]", SINGLE, True),
-    ("It is 5.", SINGLE, False),  # cut
+    ("It is 5.", SINGLE, False),
     ("It is Stop 5", SINGLE, True),
     ("<tool_call>f 1]", SINGLE, False),
     ("]", SINGLE, True),

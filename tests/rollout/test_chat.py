@@ -40,7 +40,7 @@ def user(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(("observation", "last", "expected"), [
     ("more", EOS, "[u more][a "),
-    ("more", CUT, "][u more][a "),  # the end of the turn then belongs to the observation
+    ("more", CUT, "][u more][a "),
     ("", EOS, "[u ][a "),
     ("", CUT, "][u ][a "),
 ])  # fmt: skip

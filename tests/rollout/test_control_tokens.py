@@ -187,7 +187,7 @@ def test_prompts_of_the_data_set_keep_their_control_tokens():
     prompt = "[INST]user[/INST]"
     row = kind.renderer.prompt_ids(prompt, opening=" a</s>b")
     begin, start = kind.tokenizer.convert_tokens_to_ids(["<s>", "[INST]"])
-    assert row[:2] == [begin, start]  # the token that begins each row is there once
+    assert row[:2] == [begin, start]
     assert [i for i in row if i in kind.control_ids] == [
         i for i in kind.tokenizer(prompt)["input_ids"] if i in kind.control_ids
     ]
@@ -325,5 +325,5 @@ def test_a_text_that_was_rendered_before_begins_once(name, opening):
     assert ids[: len(rendered) - 1] == rendered[:-1]
     bare = kind.renderer.prompt_ids("go", opening=opening)
     assert bare[: len(tokenizer("g")["input_ids"]) - 1][0] == tokenizer.bos_token_id
-    twice = kind.renderer.prompt_ids(tokenizer.bos_token + text)  # as it was written
+    twice = kind.renderer.prompt_ids(tokenizer.bos_token + text)
     assert twice.count(tokenizer.bos_token_id) == 2

@@ -71,7 +71,7 @@ def test_a_megabyte_is_cut_before_it_is_tokenised(factory, prompt, turn, tokens)
     assert time.process_time() - started < 5.0
     assert text(played.only.ids) == tokens
     assert played.reasons == [StopReason.TOKEN_BUDGET]
-    assert len(json.dumps(played.record.messages)) > 1_000_000  # what was said is kept
+    assert len(json.dumps(played.record.messages)) > 1_000_000
 
 
 def test_text_cut_for_its_length_ends_the_episode_however_few_its_tokens(monkeypatch):
@@ -93,7 +93,7 @@ def test_a_prompt_that_fills_the_context_costs_only_its_episode():
     played = play_once(texts(done()), says(["a]"]), max_context_tokens=8)
     assert played.reasons == ["env_error"]
     assert "prompt of row 0 has 8 tokens and leaves none" in played.record.errors[0]
-    assert shown(played.only) == "]|]"  # no room for the prompt, so none of it goes into the batch
+    assert shown(played.only) == "]|]"
     assert play_once(texts(done()), says(["a]"]), max_context_tokens=9).reasons == ["terminated"]
 
 

@@ -89,7 +89,7 @@ def test_an_async_reset_that_blocks_its_loop_costs_only_that_batch():
     engine = build(Blocking, env_timeout_seconds=0.3)
     script = says(*[["a]"]] * 4)
     play(engine, script, [{"blocks": True}, {}, {}, {}])
-    time.sleep(0.6)  # what the loop is given to answer
+    time.sleep(0.6)
     played = play(engine, script, [{}] * 4)
     release.set()
     assert played.reasons == ["terminated"] * 4

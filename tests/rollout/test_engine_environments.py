@@ -94,7 +94,7 @@ def test_pictures_of_the_environment_are_kept_and_their_errors_end_nothing(kind,
 @pytest.mark.parametrize("kind", [ScriptedEnv, AsyncReset, AsyncStep, AsyncBoth])
 def test_methods_may_be_asynchronous_or_not(kind):
     engine = build(lambda: kind(going("x", 0.5), done(1.0), opening=("hi", {})))
-    for _ in range(2):  # the instance that is made first is reset again
+    for _ in range(2):
         rows = [{"n": 1}, {"n": 2}]
         played = play(engine, says(["a]", "b]"], ["c]", "d]"]), rows)
         assert [shown(e) for e in played.episodes] == [
@@ -223,7 +223,7 @@ def test_a_seed_is_given_to_who_asks_and_depends_on_rollout_and_row_only():
         others = [*seeds_of(engine, (5, 2)), *seeds_of(engine, (6, 1)), *seeds_of(engine, (1, 5))]
         assert len({*first, *others}) == 16
         assert all(type(s) is int and 0 <= s < 2**31 for s in (*first, *others))
-        assert seeds_of(engine, columns=[{"seed": 7}]) == [7]  # a column goes first
+        assert seeds_of(engine, columns=[{"seed": 7}]) == [7]
 
 
 def test_both_kinds_play_in_one_batch_and_the_column_that_chose_is_not_passed_on():
@@ -282,7 +282,7 @@ def test_the_nth_episode_of_a_name_gets_the_nth_instance_whatever_the_timing():
             return super().reset(**row)
 
     engine = build({"a": factory("a"), "b": factory("b")})
-    assert len(made["a"]) == len(made["b"]) == 1  # to look at what they are
+    assert len(made["a"]) == len(made["b"]) == 1
     before = {}
     for batch in range(3):
         rows = [{"environment": "ab"[n % 3 == 0], "n": n} for n in range(9)]

@@ -24,7 +24,7 @@ TIMEOUT = fault_envs.HANG_SECONDS / 5
 def resident_megabytes():
     """What is alive: neither mapped files, which come and go, nor what earlier tests have freed."""
     gc.collect()
-    with contextlib.suppress(AttributeError):  # another C library
+    with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
@@ -153,7 +153,7 @@ def test_failures_for_long_end_the_run_saying_what_happened(caplog):
     engine = build(Sometimes)
     for _ in range(3):
         assert outcomes(engine, *[False] * 20) == ["env_error"] * 20
-    assert outcomes(engine, *[False] * 3) == ["env_error"] * 3  # 63 in a row
+    assert outcomes(engine, *[False] * 3) == ["env_error"] * 3
     expected = (
         r"The last 64 episodes all .* The newest: ConnectionError: nobody there \(.*\)\. Try "
     )

@@ -124,20 +124,20 @@ class Releasing(ScriptedBackend):
 )
 def test_one_slow_environment_holds_nobody_up(kind, whole):
     engine = build(kind)
-    over = threading.Event()  # all but the slow one
+    over = threading.Event()
     rows = [{"n": 0, "pauses": [0.0, over]}, *({"n": n, "turns": 8} for n in range(1, 6))]
     backend = Releasing(over, 5, whole_batches=whole)
     play(engine, backend, rows)
     order = [key for batch in backend.batches for key in batch]
     assert order.count(0) == 2
-    assert order[-1] == 0  # the others have played all their turns
+    assert order[-1] == 0
 
 
 def test_a_slow_reset_holds_nobody_up():
     engine = build(Counting)
     over = threading.Event()
     rows = [{"n": 0, "pauses": [over]}, {"n": 1, "turns": 5}]
-    backend = Releasing(over, 1, steps=lambda row, turn: 3)  # in the middle of a turn too
+    backend = Releasing(over, 1, steps=lambda row, turn: 3)
     play(engine, backend, rows)
     assert [key for batch in backend.batches for key in batch] == [1] * 5 + [0] * 2
 
@@ -165,7 +165,7 @@ def test_gathering_ends_when_nobody_else_is_expected(monkeypatch):
     monkeypatch.setattr(loop, "LINGER_SECONDS", PATIENCE)
     started = time.monotonic()
     play(engine, ScriptedBackend(steady, whole_batches=True), [{"n": 1, "turns": 100}])
-    assert time.monotonic() - started < PATIENCE  # alone, there is nobody to wait for
+    assert time.monotonic() - started < PATIENCE
 
 
 def test_the_seed_of_a_turn_names_rollout_row_and_turn():

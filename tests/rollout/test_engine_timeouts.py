@@ -60,7 +60,7 @@ def _no_instances():
 )
 def test_a_call_that_takes_too_long_ends_its_episode(kind, when, turns):
     engine = build(kind, env_timeout_seconds=0.5)
-    for _ in range(2):  # an instance that is made, and one that exists
+    for _ in range(2):
         started = time.monotonic()
         played = play(engine, lambda row, turn: "a]", [{when: FOREVER}, {}])
         assert time.monotonic() - started < PATIENCE
@@ -81,7 +81,7 @@ def test_an_instance_that_was_made_too_late_is_nobodys():
         number = len(made)
         env = ScriptedEnv(done())
         made.append(env)
-        if number == 1:  # the first one of a rollout; number 0 was looked at
+        if number == 1:
             proceed.wait()
         return env
 
@@ -91,7 +91,7 @@ def test_an_instance_that_was_made_too_late_is_nobodys():
     played = play(engine, says(["a]"]))
     assert played.only.env is made[2]
     proceed.set()
-    assert wait_until(lambda: made[1].rows != [])  # the thread that was given up plays on alone
+    assert wait_until(lambda: made[1].rows != [])
     played = play(engine, says(["b]"]))
     assert played.only.env is made[2]
     assert (len(made), made[1].actions, made[2].actions) == (3, [], ["b"])
@@ -124,7 +124,7 @@ class Held(Slow):
             self.entered.set()
             self.release.wait(PATIENCE)
         else:
-            self.entered.wait(PATIENCE)  # so that this episode's next turn comes afterwards
+            self.entered.wait(PATIENCE)
         return super().step(action)
 
 
@@ -150,11 +150,11 @@ def test_an_exception_while_sampling_leaves_nothing_behind(error):
 
 
 def test_processes_that_hang_or_die_cost_only_their_episodes():
-    others = descendants()  # a library's own workers
+    others = descendants()
     engine = build(isolated(Dangerous), env_timeout_seconds=2.0)
     say = [["!do a;get b;later c]", "end]"], ["!do hang]"], ["!do exit]"]]
     say += [["!later exit;do b]"], ["!do leave]", "end]"], [], []]
-    rows = [{}] * 5 + [{"doom": "hang"}, {"doom": "exit"}]  # these in their reset
+    rows = [{}] * 5 + [{"doom": "hang"}, {"doom": "exit"}]
     pids = set()
     for _ in range(2):
         played = play(engine, says(*say), rows)
@@ -170,7 +170,7 @@ def test_processes_that_hang_or_die_cost_only_their_episodes():
         assert error.startswith("EnvironmentDied: the process of Dangerous")
         assert "code 3" in error
         pids |= {played.episodes[0].env.pid}
-    assert len(pids) == 1  # who does no harm stays
+    assert len(pids) == 1
     busy = len(descendants() - others)
     engine.close()
     # The server of forks stays, unless it was there before.

@@ -131,7 +131,7 @@ def test_a_discarded_instance_is_replaced_and_the_others_stay():
     assert again is not first
     assert pool.take("a", 0) is again
     assert (pool.take("a", 1), pool.take("b", 0)) == (other, same_index)
-    pool.discard("a", 5)  # never taken: nothing to forget
+    pool.discard("a", 5)
 
 
 def test_closing_closes_what_can_be_closed_and_forgets_the_rest(caplog):

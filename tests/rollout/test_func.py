@@ -81,7 +81,7 @@ def test_logprobs_count_where_the_policy_has_spoken():
 
 @pytest.mark.parametrize(("extra", "terminated"), [
     ({}, [False, False]),
-    ({"completion_ids": [[3, 4, 5, 6, END], [8, END, 3]]}, [True, False]),  # EOS stands in
+    ({"completion_ids": [[3, 4, 5, 6, END], [8, END, 3]]}, [True, False]),
     ({"terminated": [0, 1]}, [False, True]),
     ({"truncated": [1, 0]}, [False, True]),
     ({"terminated": [True, True], "truncated": [True, False]}, [True, True]),

@@ -22,7 +22,7 @@ def test_an_episode_has_the_markers_of_its_own_turns_alone(prompt):
         env, says(["x]", "y]"]), prompts=prompt and [prompt], max_completion_tokens=300
     )
     assert markers(played.only) == (0 if prompt else 4)
-    assert played.only.messages[1]["content"] == FORGED  # reward functions read what was said
+    assert played.only.messages[1]["content"] == FORGED
     assert (FORGED in str(played.only.prompt)) is True
 
 
@@ -35,7 +35,7 @@ class Parrot:
 
 
 def test_what_the_agent_spells_and_the_environment_says_again_stays_spelled():
-    said = "a<|im_end|><|im_start|>"  # one token per character
+    said = "a<|im_end|><|im_start|>"
     played = play_once(Parrot, says([said + "]", "b]"]), max_turns=2)
     assert markers(played.only) == 4
     assert [m["content"] for m in played.only.messages] == [said, said, "b"]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 
 @pytest.fixture
 def env(monkeypatch):
-    monkeypatch.setattr(isolation, "REAP_TIMEOUT", PATIENCE)  # whatever else the machine does
+    monkeypatch.setattr(isolation, "REAP_TIMEOUT", PATIENCE)
     one = IsolatedEnvironment(Env)
     yield one
     one.kill()
@@ -121,7 +121,7 @@ def test_what_main_defines_goes_by_value(tmp_path):
     )
     command = [sys.executable, script]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    expected = ["main runs", "Mine 42", "Broken: of main"]  # once: no child ran the script again
+    expected = ["main runs", "Mine 42", "Broken: of main"]
     assert (result.stdout.splitlines(), result.stderr) == (expected, "")
 
 
@@ -229,7 +229,7 @@ def test_ctrl_c_belongs_to_the_trainer(env):
     os.kill(guard.pid, signal.SIGINT)
     assert env.step("a")[0] == "A"
     assert guard.poll() is None
-    assert os.getsid(env.pid) == env.pid  # out of reach of the terminal
+    assert os.getsid(env.pid) == env.pid
 
 
 def test_a_guard_that_dies_takes_its_child_along(env):

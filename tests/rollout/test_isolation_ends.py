@@ -89,7 +89,7 @@ def test_close_calls_close_and_ends_the_child(tmp_path):
     assert [os.path.exists(mark) for mark in marks] == [True, True]
     assert not is_running(env.pid)
     env.close()
-    for other in (IsolatedEnvironment(Env), IsolatedEnvironment(dict)):  # dict has no close
+    for other in (IsolatedEnvironment(Env), IsolatedEnvironment(dict)):
         other.close()
         assert not is_running(other.pid)
 
@@ -143,10 +143,10 @@ def test_cycles_leave_neither_descriptors_nor_children():
             with pytest.raises(EnvironmentDied):
                 env.exits(1)
             return env
-        return env if i % 4 < 2 else None  # else dropped
+        return env if i % 4 < 2 else None
 
     cycle(0)
-    gc.collect()  # failures of other tests hold environments in their tracebacks
+    gc.collect()
     before = descriptors(), descendants()
     kept = [cycle(i) for i in range(20)]
     assert wait_until(lambda: (descriptors(), descendants()) == before)
@@ -164,7 +164,7 @@ def test_a_child_holds_no_descriptors_of_others(env):
 def test_a_fork_of_the_caller_neither_kills_nor_keeps_the_child(env):
     released, releases = os.pipe()
     pid = os.fork()
-    if not pid:  # as a DataLoader worker does, which then stays
+    if not pid:
         isolation._release(*env._release.detach()[2])
         os.write(releases, b".")
         time.sleep(1000)

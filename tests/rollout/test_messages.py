@@ -41,7 +41,7 @@ def test_what_is_in_order_comes_out_equal_and_the_row_stays_as_it_is():
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "ab"},
     ),
-    (  # keys of other rows, as Arrow adds them
+    (
         {"role": "user", "content": [{"type": "text", "text": "a", "image": None}], "tool_calls": None},
         {"role": "user", "content": "a"},
     ),
@@ -52,7 +52,7 @@ def test_content_is_text(given, expected):
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
-    ('{"a": 1, "b": null}', {"a": 1, "b": None}),  # a text has no keys of other rows
+    ('{"a": 1, "b": null}', {"a": 1, "b": None}),
     ({"a": 1, "b": None, "c": [{"d": None, "e": None}]}, {"a": 1, "c": [{}]}),
     ("", {}),
     (None, {}),

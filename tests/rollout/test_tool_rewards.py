@@ -112,7 +112,7 @@ def test_get_reward_is_asked_once_and_checked(kind, score, final, error):
     assert played.reasons == ["no_action" if error is None else "env_error"]
     (told,) = played.record.errors
     assert told is None if error is None else told.startswith(error)
-    assert asked.count("get_reward") <= 2  # to see whether it is asynchronous, and to call it
+    assert asked.count("get_reward") <= 2
 
 
 @pytest.mark.parametrize("kind", [Paying, Scoring, ScoringLater])

@@ -22,7 +22,7 @@ def test_coroutine_functions_run_together_on_one_loop(calls):
     async def wait():
         loops.add(id(asyncio.get_running_loop()))
         entered.append(1)
-        while len(entered) < 50:  # one after the other, the first would wait for ever
+        while len(entered) < 50:
             await asyncio.sleep(0.01)
         return "done"
 
@@ -71,7 +71,7 @@ def test_an_overdue_call_is_abandoned_and_its_thread_replaced(calls):
     assert results[9].value == "next"
     release.set()
     time.sleep(0.05)
-    assert calls.poll(0.05) == []  # what the abandoned ones return is thrown away
+    assert calls.poll(0.05) == []
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,7 @@ def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
 
 
 def test_a_cooperative_coroutine_is_cancelled_and_the_loop_stays(calls, monkeypatch):
-    monkeypatch.setattr(
-        calls_module, "CANCEL_SECONDS", PATIENCE
-    )  # the loop's thread may have to wait
+    monkeypatch.setattr(calls_module, "CANCEL_SECONDS", PATIENCE)
     seen = []
 
     async def patient():

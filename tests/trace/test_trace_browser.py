@@ -102,7 +102,7 @@ def test_keys_alone_are_enough(session, page):
     assert ask(session, "document.getElementById('help').open")
     press(session, Keys.ESCAPE)
     assert not ask(session, "document.getElementById('help').open")
-    seen = []  # round the whole page with Tab: no trap
+    seen = []
     for _ in range(40):
         press(session, Keys.TAB)
         seen.append(
@@ -132,5 +132,5 @@ def test_a_hostile_episode_is_but_text(session, page):
     assert ask(session, "document.querySelectorAll('script:not([type])').length") == 1
     with pytest.raises(Exception, match="no such alert"):
         _ = session.switch_to.alert.text
-    press(session, "k")  # and it can be left again
+    press(session, "k")
     wait(session, f"!{HEADING}.includes('21')")

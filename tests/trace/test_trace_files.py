@@ -58,7 +58,7 @@ def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):
     held = TracedUpdate("eval", "eval", 2, 8, start=1, first_step=0, episodes=1)
     write(tmp_path, held, score=0.5)
     write(tmp_path, replace(held, update=3, global_step=12), score=0.5)
-    for number in (3, 4):  # on one process
+    for number in (3, 4):
         write(tmp_path, update(number, start=2, first_step=8), score=1.0)
     found = [(e.update.phase, e.update.update, e.score) for e in read_trace(tmp_path)]
     before = [("train", n, 0.0) for n in (1, 1, 2, 2)]
@@ -80,9 +80,9 @@ def test_the_latest_start_counts(tmp_path):
 def test_damaged_files_are_left_out(tmp_path, caplog, capsys):
     made_up_run(tmp_path, updates=4, per_update=2)
     first, second, third, _ = sorted((tmp_path / "trace").iterdir())
-    first.write_bytes(first.read_bytes()[:40])  # nothing of it can be read
+    first.write_bytes(first.read_bytes()[:40])
     lines = gzip.decompress(second.read_bytes())
-    second.write_bytes(gzip.compress(lines[:-50]))  # half of a line
+    second.write_bytes(gzip.compress(lines[:-50]))
     third.write_bytes(b"")
     (tmp_path / "trace" / ".train-0000009-rank0.jsonl.gz.1.writing").write_bytes(b"half")
     assert [e.key for e in read_trace(tmp_path)] == ["train-2-0", "train-4-0", "train-4-1"]
@@ -102,7 +102,7 @@ def test_one_bit_costs_its_file_and_is_said(tmp_path, caplog):
     draw = random.Random(0)
     for _ in range(60):
         path, data = draw.choice(list(whole.items()))
-        bit = draw.randrange(80, 8 * len(data))  # what is before that says nothing
+        bit = draw.randrange(80, 8 * len(data))
         path.write_bytes(_flipped(data, bit))
         caplog.clear()
         found = [e.to_json() for e in read_trace(tmp_path)]

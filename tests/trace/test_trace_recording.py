@@ -29,7 +29,7 @@ from trl_stppo.trainer.training_loop import TrainingLoop
 UPDATE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
 UPDATE |= {"variant": "st-ppo", "num_mini_batches": 2, "num_ppo_epochs": 2}
 UPDATE |= {"advantage_level": "token", "cliprange": 0.2}
-UPDATE["staleness"] = 0.0  # in its place:
+UPDATE["staleness"] = 0.0
 
 
 class StaleLoop(TrainingLoop):
@@ -183,7 +183,7 @@ def test_a_training_that_breaks_off_leaves_its_update(tmp_path):
 
     def break_off(*args):
         calls.append(1)
-        if len(calls) == 4:  # in the second mini-batch
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return compute(*args)
 
@@ -221,7 +221,7 @@ def test_environments_evaluations_and_no_critic(tmp_path):
         assert e.success is not None
         assert [m["role"] for m in e.messages] == ["assistant", "user", "assistant"]
         said = ["".join(e.pieces[e.prompt_tokens :][a:b]) for a, b in e.turn_spans]
-        spoken = [re.sub(r"<[\w|]+>", "", s) for s in said]  # without special tokens
+        spoken = [re.sub(r"<[\w|]+>", "", s) for s in said]
         assert spoken == [m["content"] for m in e.messages[::2]]
     assert all(e.values is None and e.returns is None and e.pictures is None for e in played)
     assert len({tuple(e.seed) for e in played}) == len(played)
@@ -242,7 +242,7 @@ def test_two_processes_record_what_one_does(tmp_path):
     run(tmp_path / "one", 1)
     two = {e.row: e for e in read_trace(tmp_path / "two")}
     one = {e.row: e for e in read_trace(tmp_path / "one")}
-    assert sorted(two) == [0, 1, 2, 4, 5]  # three of the first process, two of the second
+    assert sorted(two) == [0, 1, 2, 4, 5]
     assert {e.update.process for e in two.values()} == {0, 1}
     for row in one.keys() & two.keys():
         mine, theirs = two[row], one[row]

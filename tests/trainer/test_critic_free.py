@@ -46,7 +46,7 @@ def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_pai
         rewards[-1], rewards[-3] = (
             [0.1, 0.2, 1.3],
             [0.1, 0.2, -0.7],
-        )  # around the mean of the last group
+        )
         spans = [[(0, 1), (1, 2), (2, 3)]] * count
         same = {"prompt_ids": [ids] * count, "completion_ids": [ids] * count, "logprobs": None}
         return {**same, "turn_spans": spans, "turn_rewards": rewards}
@@ -117,7 +117,7 @@ def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
     assert moved > 1e-3
     for name in ("frac_reward_zero_std", "completions/mean_length"):
         assert logs(ours)[name] == pytest.approx(logs(theirs)[name], abs=1e-6), name
-    if rewards is letters:  # upstream leaves episodes without a reward out of these two
+    if rewards is letters:
         for name in ("reward", "reward_std"):
             assert logs(ours)[name] == pytest.approx(logs(theirs)[name], abs=1e-6), name
 
@@ -154,7 +154,7 @@ def test_rebn_is_gems_formula_over_the_turns_of_the_batch(gamma, tmp_path):
         for k in range(max(row) + 1):
             rewards[b, max(t for t, i in enumerate(row) if i == k)] = turns.turn_rewards[b, k]
     assert not batch["loss_mask"][2].any()
-    assert (turns.turn_index[2] >= 0).any()  # it has turns, and its first is paid
+    assert (turns.turn_index[2] >= 0).any()
     assert turns.turn_rewards[2, 0] == 2.0
     lists = (x.tolist() for x in (rewards, turns.turn_index, batch["loss_mask"]))
     expected = torch.tensor(references.return_batch_norm(*lists, gamma))

@@ -46,23 +46,24 @@ def kill_in(process: subprocess.Popen, folder: Path, phase: str, draw: random.Ra
         assert process.poll() is None, (folder / "output.txt").read_text()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    runner = psutil.Process(int(started.read_text()))  # the process that marks its phases
+    runner = psutil.Process(int(started.read_text()))
     visits, inside = draw.randint(1, 3), False
     while process.poll() is None and time.monotonic() < deadline:
         now = marks.get() == phase
         visits -= now and not inside
         inside = now
         if visits <= 0 and inside:
-            if phase != "optimizer":  # a step of so small a model is over in a millisecond
+            if phase != "optimizer":
                 time.sleep(draw.uniform(0.0, 0.01))
             with contextlib.suppress(psutil.NoSuchProcess):
                 runner.suspend()
                 if marks.get() == phase:
                     break
-                runner.resume()  # it had left the phase: the next time, then
+                runner.resume()
         time.sleep(0.0002)
     where = marks.get()
-    if process.poll() is None:  # torchrun's workers live in sessions of their own
+    # Workers of torchrun live in sessions of their own.
+    if process.poll() is None:
         launcher = psutil.Process(process.pid)
         for victim in [*launcher.children(recursive=True), launcher]:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -44,7 +44,7 @@ def bare(optimizer):
     return getattr(optimizer, "optimizer", optimizer)
 
 
-NOW = ("adafactor", "paged_adamw_8bit")  # AdamW and SGD of torch are in all other tests
+NOW = ("adafactor", "paged_adamw_8bit")
 
 
 @pytest.mark.parametrize("optim", quick([*TORCH, *BITSANDBYTES], *NOW))
@@ -102,7 +102,8 @@ def test_the_hooks_reach_an_optimizer_with_8_bit_state(optim, tmp_path, monkeypa
     trainer.train()
     critic = set(trainer.critic.parameters())
     policy = set(policy_parameters(trainer).values())
-    rates = [1e-2, 0.5e-2]  # linear schedule over two steps
+    # The schedule is linear over two steps.
+    rates = [1e-2, 0.5e-2]
     for step, scale, rate in zip(
         seen.steps, logged(trainer, "clip_bias/scale"), rates, strict=True
     ):

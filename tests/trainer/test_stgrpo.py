@@ -61,7 +61,7 @@ def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path, mo
         if trainer_class is GRPOTrainer:
             own = {"importance_sampling_level": "token" if variant == "grpo" else "sequence"}
         trainer = trainer_class(
-            model=str(tmp_path / "policy"),  # by name: GRPOTrainer loads its reference by it
+            model=str(tmp_path / "policy"),
             reward_funcs=paid_by_count,
             args=config_class(output_dir=str(tmp_path), **settings, **own),
             train_dataset=prompts(),
@@ -90,7 +90,7 @@ def test_nothing_of_a_critic_is_left(tmp_path):
     trainer.train()
     assert trainer.critic.parameters() == []
     assert not any(name.startswith("value/") for name in logs(trainer))
-    assert len(trainer.optimizer.param_groups) == 2  # with and without weight decay
+    assert len(trainer.optimizer.param_groups) == 2
     assert not list(tmp_path.rglob("critic"))
 
 
@@ -162,7 +162,7 @@ def test_a_copied_adapter_as_reference_brings_no_dropout(tmp_path):
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.3)
     policy = get_peft_model(tiny_policy(tokenizer), lora)
     for name, parameter in policy.named_parameters():
-        if "lora_B" in name:  # an adapter that has been trained
+        if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     arguments = {"model": policy, "processing_class": tokenizer, **TEXT}
     trainer = build(

@@ -184,7 +184,7 @@ def test_rollouts_that_are_cut_off_unsolved_are_named(success, cut_off, warnings
 
 @pytest.mark.parametrize(("scores", "said"), [
     ([0.8, *[-0.2] * 5], 1),
-    ([-1.0, 0.02, *[-0.01] * 5], 0),  # 0 is where it has risen to
+    ([-1.0, 0.02, *[-0.01] * 5], 0),
     ([-0.1, *[-0.9] * 5], 0),
 ])  # fmt: skip
 def test_the_end_names_a_score_that_is_lost(scores, said, capsys):
@@ -210,9 +210,9 @@ NO_SUCCESS, NO_SPREAD = "no episode succeeded", "nothing could be learned"
     ([fruitless_rollout(spread=0.1)] * 2, {NO_SUCCESS}),
     ([fruitless_rollout(success=1.0)] * 2, {NO_SPREAD}),
     ([fruitless_rollout(success=None, reward_std=0.1)] * 2, {NO_SPREAD}),
-    ([{"reward_std": 0.0, "advantage/std": 0.1}] * 2, {NO_SPREAD}),  # a KL in the reward
+    ([{"reward_std": 0.0, "advantage/std": 0.1}] * 2, {NO_SPREAD}),
     ([fruitless_rollout(), fruitless_rollout(success=0.1, spread=0.1)], set()),
-    ([{"policy/clip_fraction": 0.0}] * 2, set()),  # nothing is known
+    ([{"policy/clip_fraction": 0.0}] * 2, set()),
 ])  # fmt: skip
 def test_the_end_says_that_nothing_was_learned_and_where_to_look(rollouts, said, capsys, caplog):
     end, args, state = two_rollouts(rollouts)
@@ -232,7 +232,7 @@ def test_the_end_says_that_nothing_was_learned_and_where_to_look(rollouts, said,
 def test_the_first_rollouts_without_any_spread_are_named_once(spreads, times, capsys):
     history = [fruitless_rollout(spread=spread) for spread in spreads]
     lines, args, state = two_rollouts(history, max_steps=9)
-    lines.on_log(args, state, None)  # an evaluation
+    lines.on_log(args, state, None)
     assert capsys.readouterr().out.count(NO_SPREAD) == times
     resumed = ProgressLines()
     resumed.on_train_begin(args, state, None)

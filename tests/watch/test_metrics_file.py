@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_pa
     folder, trainer = finished
     killed = tmp_path / "out"
     shutil.copytree(folder, killed)
-    shutil.rmtree(killed / "checkpoint-6")  # as if killed in step 6, while writing its entry
+    shutil.rmtree(killed / "checkpoint-6")
     file = killed / "metrics.jsonl"
     *whole, last, _ = file.read_text().split("\n")
     file.write_text("\n".join([*whole[:-1], last[:20]]))
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_costs_a_warning(tmp_path, caplog, monkeypatch):
     writer.on_train_begin(Settings(str(tmp_path)), at, None)
     path = tmp_path / "metrics.jsonl"
     path.unlink()
-    path.mkdir()  # nothing can be appended to it
+    path.mkdir()
     with caplog.at_level(logging.WARNING):
         log(writer, at, {"a": 1, "step": 1})
         log(writer, at, {"a": 1, "step": 2})
@@ -166,7 +166,7 @@ def test_an_evaluation_before_the_training_is_part_of_its_log(tmp_path):
     before = {"eval_episode/score": 0.5, "eval_runtime": 1.0, "step": 0}
     log(writer, state(), before)
     assert list(tmp_path.iterdir()) == []
-    writer.on_train_begin(Settings(str(tmp_path)), at, None)  # upstream begins a new log
+    writer.on_train_begin(Settings(str(tmp_path)), at, None)
     log(writer, at, {"a": 1, "step": 1})
     assert read_run(tmp_path).history == at.log_history == [before, {"a": 1, "step": 1}]
     writer, resumed = MetricsFile(), state(1, *at.log_history)

@@ -14,7 +14,7 @@ from transformers.integrations import TrackioCallback
 from tests.kit.scripted import scripted_trainer
 
 ODD = {
-    "rewards/<lambda>/mean": [math.nan],  # upstream makes None of it
+    "rewards/<lambda>/mean": [math.nan],
     "clip ‖C‖ (x)/ü": [0.5],
     "too/large": [math.inf],
 }
@@ -98,7 +98,7 @@ def test_a_training_that_reports_offline(name, tmp_path):
         **{"TMPDIR": "tmp", "TRACKIO_DIR": "hf/trackio"},
     }
     for place in places.values():
-        if place != "mlruns":  # MLflow fills one that it makes itself
+        if place != "mlruns":
             (tmp_path / place).mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
@@ -124,7 +124,7 @@ def test_a_training_that_reports_offline(name, tmp_path):
 
 def test_trackio_is_open_before_an_evaluation_that_comes_before_the_training(tmp_path):
     class Opened(TrackioCallback):
-        def __init__(self):  # without the package
+        def __init__(self):
             self._initialized, self.at = False, []
 
         def setup(self, args, state, model, **kwargs):

@@ -61,7 +61,7 @@ def test_steps_per_rollout_of_a_trl_run(played, every, pace, tmp_path):
 
 
 def test_a_run_that_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
-    for step, at in ((9, 100), (10, 300), (8, 200)):  # 9 was left behind by going back to 7
+    for step, at in ((9, 100), (10, 300), (8, 200)):
         entries = [{"a": float(step), "step": step}]
         file = write_state(tmp_path / f"checkpoint-{step}", entries) / "trainer_state.json"
         os.utime(file, (at, at))

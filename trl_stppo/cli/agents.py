@@ -113,7 +113,7 @@ def mixed(args: AgentArguments) -> Any:
     """Load the mixture of data sets that the option `datasets` lists, with TRL's `get_dataset`."""
     if args.dataset_name is not None:
         logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
-        args.dataset_name = None  # lines and tables do not show it
+        args.dataset_name = None
     for name in args.row_sources:
         check_name("datasets", name)
     if args.streaming and args.test_split_size is not None:

@@ -44,7 +44,7 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
     eval_environment_kwargs: str | None = option(None, "JSON object of arguments for that factory.")
 
     def __post_init__(self) -> None:
-        if isinstance(self.reward_funcs, str):  # from a file
+        if isinstance(self.reward_funcs, str):
             self.reward_funcs = [self.reward_funcs]
         (kind,) = get_args(get_type_hints(DatasetMixtureConfig)["datasets"])
         try:

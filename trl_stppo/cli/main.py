@@ -146,7 +146,8 @@ def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
     except KeyboardInterrupt:
         _print_error(traceback.format_exc().rstrip() if debug else f"{PROGRAM}: interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # as by `| head`; the rest of the buffer is dropped
+    except BrokenPipeError:
+        # The reader has gone, as `| head` does; the rest of the buffer is dropped.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:

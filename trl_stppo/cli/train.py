@@ -69,10 +69,10 @@ def make_trainer(
     agent_models.check_models(model_args, critic, trainer_class.has_critic)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
-    train.info.dataset_name = args.rows_name  # for metrics.jsonl
+    train.info.dataset_name = args.rows_name
     if held_out is not None and args.eval_episodes:
         held_out = agents.drawn(held_out, args.eval_episodes)
-        held_out.info.dataset_name = args.rows_name  # for the model card
+        held_out.info.dataset_name = args.rows_name
     training_args.model_init_kwargs = agent_models.model_options(
         model_args, training_args.model_init_kwargs
     )
@@ -109,13 +109,13 @@ def train(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> int:
     """Train, evaluate before and after if `eval_episodes` is set, and return the exit code."""
-    disable_progress_bar()  # while models load; training prints lines
+    disable_progress_bar()
     trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
     if args.eval_episodes:
         trainer.add_callback(FirstEvaluation(min(args.eval_episodes, len(trainer.eval_dataset))))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    if trainer.stop_signal:  # a checkpoint is written
+    if trainer.stop_signal:
         return 128 + trainer.stop_signal
     found = {}
     if args.eval_episodes:

@@ -24,10 +24,13 @@ from trl_stppo.core.masking import (
 from trl_stppo.core.turns import broadcast_turns, num_turns, reduce_turns, turn_starts
 
 WHITEN_EPS = 1e-8
-GROUP_EPS = 1e-4  # TRL's
-RETURN_EPS = 1e-9  # GEM's
+# TRL's epsilon.
+GROUP_EPS = 1e-4
+# GEM's epsilon.
+RETURN_EPS = 1e-9
 GROUP_SCALES = ("group", "batch", "none")
-TURN_LAM = 0.9  # GAE's lambda per turn
+# GAE's lambda per turn.
+TURN_LAM = 0.9
 
 
 def default_lam(turns: float, steps: float) -> float:
@@ -362,7 +365,8 @@ def return_batch_norm(
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Centre the elements that count at mean 0. `x` and the result are 0 elsewhere."""
-    for _ in range(2):  # rounding moves the mean of equal values off that value
+    # Rounding moves the mean of equal values off that value.
+    for _ in range(2):
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         x = zero_off_mask(x - mean, mask)
     return x

@@ -104,7 +104,8 @@ def cut_rows(
     columns = (start.unsqueeze(1) + offsets).clamp(max=input_ids.size(1) - 1)
     inside = offsets < length.unsqueeze(1)
     mask = attention_mask[rows].gather(1, columns).to(torch.int64) * inside
-    mask[:, 0] = 1  # a row with nothing to attend to would be a softmax over nothing
+    # A row with nothing to attend to would be a softmax over nothing.
+    mask[:, 0] = 1
     return Part(rows, start, length, input_ids[rows].gather(1, columns), mask)
 
 

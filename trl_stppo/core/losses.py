@@ -23,7 +23,8 @@ from trl_stppo.core.masking import (
 KL_ESTIMATORS = ("k1", "k3")
 LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
 MAX_LOG_RATIO = 20.0
-TOKEN_CLIPRANGE = 0.2  # PPO's, for the ratio of one token
+# PPO's clip range for the ratio of one token.
+TOKEN_CLIPRANGE = 0.2
 
 
 class SurrogateStats(NamedTuple):

@@ -66,7 +66,8 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
             if info.get(key) is not None:
                 _check_flag(f"{name} returned info[{key!r}] =", info[key])
     terminated, truncated = bool(flags[0]), bool(flags[-1])
-    if len(flags) == 1:  # Gym's old form marks a time limit in `info`
+    # Gym's old form marks a time limit in `info`.
+    if len(flags) == 1:
         truncated = terminated and bool(info.get("TimeLimit.truncated"))
         terminated = terminated and not truncated
     return Step(observation, number, terminated, truncated, info)

@@ -27,15 +27,21 @@ from .slots import SlotCache, Span, aligned, base_of, options_of, supports
 
 @dataclass(eq=False)
 class _Row:
-    """An episode's tokens, `ids`. The episode's slot has keys and values of the first `cached` tokens."""
+    """An episode's tokens, `ids`. The episode's slot has keys and values of the first `cached` tokens.
+
+    Attributes:
+        request: the request of the turn in flight, or None.
+        generating: False with a request: the turn has not started.
+        added: number of steps before the request was added.
+    """
 
     key: int
     ids: list[int] = field(default_factory=list)
     cached: int = 0
     slot: int = -1
-    request: TurnRequest | None = None  # of the turn in flight
-    generating: bool = False  # False with a request: the turn has not started
-    added: int = 0  # number of steps before the request was added
+    request: TurnRequest | None = None
+    generating: bool = False
+    added: int = 0
     logprobs: list[float] = field(default_factory=list)
     random: Random = field(default_factory=Random)
 
@@ -71,6 +77,9 @@ class CachedBackend:
     Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
     the cache outlives a change of the weights. `capacity`: maximum number of episodes between `add`
     and `release`; None is any number.
+
+    Attributes:
+        version: version of the weights, as in `TurnResult`.
     """
 
     # New turns start once there is one per this many generating turns, or after ADMIT_AFTER steps:
@@ -86,7 +95,7 @@ class CachedBackend:
     COPIED_PER_TOKEN = 16
     # Tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
-    version: int | None = None  # of the weights, as in `TurnResult`
+    version: int | None = None
 
     def __init__(
         self,

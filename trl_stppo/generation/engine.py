@@ -28,7 +28,7 @@ class EngineBackend(QueuedBackend):
         super().__init__(capacity=capacity)
         self._engine, self._options = engine, options
         self._numbers = itertools.count()
-        self._names: dict[int, str] = {}  # names of the requests in flight, by episode
+        self._names: dict[int, str] = {}
 
     def add(self, request: TurnRequest) -> None:
         """Send a turn to the engine, which starts it with its next step."""

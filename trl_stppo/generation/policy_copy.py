@@ -42,7 +42,8 @@ class PolicyCopy:
             for name in PATCHES:
                 vars(module).pop(name, None)
         prepared = prepare(model)
-        self.model = getattr(prepared, "_orig_mod", prepared)  # turns are not sampled compiled
+        # Turns are sampled with the uncompiled module.
+        self.model = getattr(prepared, "_orig_mod", prepared)
         self._policy = policy
         pairs = [(memo.get(key), parameter) for key, parameter in own.items()]
         self._pairs = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor)]

@@ -16,10 +16,13 @@ from .protocol import TurnRequest, TurnResult
 from .sampling import SamplingSettings
 from .slots import SlotCache, base_of, options_of
 
-TOLERANCE = 1e-3  # nats in exact arithmetic, if logits are a nat or more apart
-LONGEST = 2048  # most tokens of a row
+# Nats in exact arithmetic, if logits are a nat or more apart.
+TOLERANCE = 1e-3
+# Most tokens of a row.
+LONGEST = 2048
 LENGTHS = (3, 11, 37)
-GROWTH = 12  # tokens that each row gets
+# Tokens that each row gets.
+GROWTH = 12
 # Settings that name a length beyond which a model may compute differently ...
 _EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')
 # ... of which `supports` checks these.
@@ -70,7 +73,8 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
             while backend.busy:
                 try:
                     results = backend.step()
-                except NonFiniteError:  # the rollout raises it for its own rows
+                except NonFiniteError:
+                    # The rollout raises it for its own rows.
                     return None
                 for result in results:
                     rows[result.key] += [*result.ids, *text[:2]]
@@ -83,7 +87,8 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
     noise = max(_gap(exact[rows.index(long)], logits, rough) for logits in padded)
     spread = min(float(logits.std(-1).mean()) for logits in exact)
     allowed = max(TOLERANCE * min(1.0, max(spread, 0.01)), 2 * noise)
-    if rough:  # two steps of bfloat16 at the largest logit
+    # The tolerance is two steps of bfloat16 at the largest logit.
+    if rough:
         allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in exact))
     gaps = []
     for key, row in enumerate(rows):

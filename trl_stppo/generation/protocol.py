@@ -12,30 +12,39 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """Request to sample one turn."""
+    """Request to sample one turn.
 
-    # The episode. Its later requests extend the row of its earlier ones, so a backend may cache the
-    # row's computations until `release`.
+    Attributes:
+        key: The episode. Its later requests extend the row of its earlier ones, so a backend may
+            cache the row's computations until `release`.
+        ids: the row so far: the prompt and everything after it.
+        max_new_tokens: at least 1.
+        seed: The turn's seed: (seed, rollout, row, turn). If the backend supports it, equal seeds
+            and equal rows sample equal tokens, whatever else is in flight.
+    """
+
     key: int
-    ids: list[int]  # the row so far: the prompt and everything after it
-    max_new_tokens: int  # at least 1
-    # The turn's seed: (seed, rollout, row, turn). If the backend supports it, equal seeds and equal
-    # rows sample equal tokens, whatever else is in flight.
+    ids: list[int]
+    max_new_tokens: int
     seed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TurnResult:
-    """One sampled turn, or the error that prevented it."""
+    """One sampled turn, or the error that prevented it.
 
-    key: int  # as in the request
-    # The sampled tokens, at least one, including the end-of-turn token if there is one.
+    Attributes:
+        key: the key of the request.
+        ids: The sampled tokens, at least one, including the end-of-turn token if there is one.
+        logprobs: Logprobs of the sampled tokens in nats, or None if the backend gives none.
+        error: Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
+        version: Optimizer steps of the weights that sampled it; None if the backend does not say.
+    """
+
+    key: int
     ids: list[int]
-    # Logprobs of the sampled tokens in nats, or None if the backend gives none.
     logprobs: list[float] | None
-    # Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
     error: str | None = None
-    # Optimizer steps of the weights that sampled it; None if the backend does not say.
     version: int | None = None
 
 
@@ -63,9 +72,13 @@ class Backend(Protocol):
 
 
 class QueuedBackend:
-    """Base class of backends that queue one turn per episode. A `capacity` of None allows any number."""
+    """Base class of backends that queue one turn per episode. A `capacity` of None allows any number.
 
-    version: int | None = None  # of the weights, as in `TurnResult`
+    Attributes:
+        version: version of the weights, as in `TurnResult`.
+    """
+
+    version: int | None = None
 
     def __init__(self, *, capacity: int | None = None) -> None:
         self.capacity = capacity

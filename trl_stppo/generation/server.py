@@ -64,7 +64,8 @@ class ServerBackend(QueuedBackend):
         self._server, self._weights, self._patience = server, weights, patience
         self._send_weights, self._awaits_weights = send_weights, awaits_weights
         self._answers = queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]]()
-        self._lost = threading.Event()  # the weights
+        # Set when the server no longer has the weights.
+        self._lost = threading.Event()
         self._away_since: float | None = None
         self._warned = warned
         self.retries = 0
@@ -84,7 +85,8 @@ class ServerBackend(QueuedBackend):
         if self._lost.is_set() and self._send_weights is not None:
             try:
                 self._weights = self._send_weights()
-            except ServerError as error:  # it is away again; its turns time out by themselves
+            except ServerError as error:
+                # The server is away again; its turns time out by themselves.
                 logger.debug("weights were not sent: %s", error)
             else:
                 self._lost.clear()
@@ -93,7 +95,8 @@ class ServerBackend(QueuedBackend):
         try:
             request, answer = self._answers.get(timeout=WAIT_SECONDS)
             while True:
-                if self._queue.get(request.key) is request:  # it may have been released
+                # The request may have been released.
+                if self._queue.get(request.key) is request:
                     del self._queue[request.key]
                     if isinstance(answer, BaseException):
                         raise answer
@@ -141,7 +144,8 @@ class ServerBackend(QueuedBackend):
         if present == weights:
             return
         if present.partition("#")[0] == weights.partition("#")[0]:
-            self._weights = present  # another process has sent them again
+            # Another process has sent the weights again.
+            self._weights = present
         elif self._weights == weights:
             self._lost.set()
         message = f"it has the weights {present!r} instead of {weights!r}: it was restarted"

@@ -12,7 +12,7 @@ from .settings import AgentSettings
 
 # Dtypes that `agent.json` may name.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-_CODES = dict(zip(("F32", "F64", "F16", "BF16"), DTYPES, strict=True))  # in safetensors
+_CODES = dict(zip(("F32", "F64", "F16", "BF16"), DTYPES, strict=True))
 # Tokenizers that `tokenizer.json` defines completely.
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
@@ -112,7 +112,7 @@ def _saved_dtypes(file: Path) -> dict[str, Any]:
 
     if not file.is_file():
         return {}
-    with safe_open(str(file), framework="pt") as tensors:  # reads the header only
+    with safe_open(str(file), framework="pt") as tensors:
         codes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
     return {name: getattr(torch, _CODES[code]) for name, code in codes.items() if code in _CODES}
 

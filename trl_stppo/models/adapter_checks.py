@@ -27,7 +27,8 @@ def check_policy_adapter(model: Any, peft_config: Any) -> None:
         _check_given_adapters(model)
         config = model.peft_config[POLICY]
     if config is None or not hasattr(config, "peft_type"):
-        return  # no adapter, or an object that GRPOTrainer's own error describes
+        # GRPOTrainer's own error describes an object that is no adapter.
+        return
     kind = type(config).__name__
     task = getattr(config.task_type, "value", config.task_type)
     if task not in (None, "CAUSAL_LM"):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 def needs_reference_copy(model: Any, peft_config: Any) -> bool:
     """Return whether the initial policy may differ from its backbone without adapters."""
     if hasattr(model, "peft_config"):
-        return True  # its adapter may be trained already
+        # Its adapter may be trained already.
+        return True
     if is_lora(peft_config):
         return peft_config.init_lora_weights not in NEUTRAL_INITS
     # LoRA's variants have a switch for tests that starts them at random.
@@ -53,7 +54,7 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 
 def add_critic_adapter(model: PreTrainedModel) -> None:
     """Add the critic's adapter beside the policy's, with its LoRA configuration."""
-    if CRITIC in model.peft_config:  # the caller has loaded one
+    if CRITIC in model.peft_config:
         return
     policy = model.peft_config[model.active_adapter]
     if not is_lora(policy):
@@ -75,7 +76,8 @@ def _further_config(policy: Any) -> Any:
     """Copy an adapter's configuration for another adapter, without options that change the base weights."""
     config = copy.deepcopy(policy)
     config.inference_mode = False
-    neutral = {"bias": "none", "init_lora_weights": True}  # PEFT allows biases in one adapter only
+    # PEFT allows biases in one adapter only.
+    neutral = {"bias": "none", "init_lora_weights": True}
     for name, value in {**neutral, "modules_to_tie": None, "target_modules_to_tie": None}.items():
         if hasattr(config, name):
             setattr(config, name, value)
@@ -103,7 +105,8 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
             try:
                 copied = model.get_parameter(twin)
             except AttributeError:
-                continue  # a part that this adapter does not have, such as modules_to_save
+                # This adapter lacks the part, such as modules_to_save.
+                continue
             copied.data = parameter.detach().clone()
 
 

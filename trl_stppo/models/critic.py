@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
-ADAPTERS = "value_model"  # subfolder for the adapters of a separate critic
+# Subfolder for the adapters of a separate critic.
+ADAPTERS = "value_model"
 
 
 def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
@@ -41,12 +42,17 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 
 
 class Critic:
-    """Predicts state values for every completion token with one forward pass of a backbone."""
+    """Predicts state values for every completion token with one forward pass of a backbone.
 
-    # The weights that `save` writes if the modules hold shards of them.
+    Attributes:
+        full: The weights that `save` writes if the modules hold shards of them.
+        parameter_names: names of the critic's parameters inside the policy.
+        head: maps hidden states to values.
+    """
+
     full: dict[str, Tensor] | None = None
-    parameter_names: Sequence[str] = ()  # names of the critic's parameters inside the policy
-    head: nn.Module  # maps hidden states to values
+    parameter_names: Sequence[str] = ()
+    head: nn.Module
     _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:

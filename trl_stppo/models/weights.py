@@ -28,7 +28,8 @@ def load_converted(model: Any, folder: Path) -> bool:
         return False
     # The widest dtype of all weights; copies into narrower ones round.
     dtype = reduce(torch.promote_types, (p.dtype for p in model.parameters()))
-    config = copy.deepcopy(model.config)  # loading writes the folder's name into it
+    # Loading writes the folder's name into the configuration.
+    config = copy.deepcopy(model.config)
     saved = type(model).from_pretrained(folder, config=config, dtype=dtype)
     model.load_state_dict(saved.state_dict())
     return True
@@ -42,5 +43,5 @@ def _names(folder: Path) -> set[str]:
         return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
         return set()
-    with safe_open(str(folder / SINGLE), framework="pt") as tensors:  # reads only the header
+    with safe_open(str(folder / SINGLE), framework="pt") as tensors:
         return set(tensors.keys())

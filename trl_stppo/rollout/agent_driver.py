@@ -41,7 +41,8 @@ from .tool_driver import Parse, is_valid
 logger = logging.getLogger(__name__)
 
 AgentFunc = Callable[[Any, dict[str, Any]], Any]
-ADDRESS = "http://policy.invalid/v1"  # of clients in this process, which open no socket
+# Clients in this process use this address; they open no socket.
+ADDRESS = "http://policy.invalid/v1"
 # Calls in a row whose messages do not fit into a context or cannot be rendered, until the episode ends.
 MAX_REFUSED = 3
 # Calls after the end that get an error; a further one ends its thread or task, which may never stop calling.
@@ -77,11 +78,14 @@ class AgentSession:
         self.key = secrets.token_urlsafe(32)
         self.answers = Answers(self._ask, warn)
         self.clients = make_clients(self.answers, address, self.key)
-        self.pending: _Pending | None = None  # the call whose turn is due
-        self.over: StopReason | None = None  # the limit that has ended the episode
-        self.turns = self.refused = self.late = 0  # answers, refusals in a row, calls after the end
-        self.error: Exception | None = None  # of the template, if it cannot render the pending call
-        self.names: dict[str, int] = {}  # turns by id of their completion
+        self.pending: _Pending | None = None
+        # The limit that has ended the episode.
+        self.over: StopReason | None = None
+        # Answers, refusals in a row, and calls after the end.
+        self.turns = self.refused = self.late = 0
+        # The template's error, if it cannot render the pending call.
+        self.error: Exception | None = None
+        self.names: dict[str, int] = {}
         self._lock = threading.Lock()
         self._events: deque[_Pending | tuple[Any, BaseException | None]] = deque()
         self._waiter: Future[Any] | None = None
@@ -112,7 +116,8 @@ class AgentSession:
     async def _run_async(self) -> None:
         try:
             self._emit((await self._agent(self.clients[0], self._row), None))
-        except BaseException as error:  # SystemExit would end the event loop
+        except BaseException as error:
+            # SystemExit would end the event loop.
             self._emit((None, error))
 
     def _run(self) -> None:
@@ -145,7 +150,7 @@ class AgentSession:
             return event.request
         assert event is not None
         value, error = event
-        if error is not None and self.refused and self.error is None:  # it shortens nothing
+        if error is not None and self.refused and self.error is None:
             self.over = self.over or StopReason.TOKEN_BUDGET
         if error is not None and self.over is None:
             raise error
@@ -162,7 +167,8 @@ class AgentSession:
                 pending.refuse(episode_over())
         try:
             self._stop()
-        except RuntimeError:  # its event loop has ended, and the task with it
+        except RuntimeError:
+            # Its event loop has ended, and the task with it.
             logger.debug("the agent's event loop has ended")
 
 
@@ -199,7 +205,8 @@ class AgentDriver(Driver):
         """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
         contexts = AgentContexts(episode, self._renderer, self._limits)
-        row = copy.deepcopy(episode.columns)  # agents append to its messages
+        # Agents append to its messages.
+        row = copy.deepcopy(episode.columns)
         session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session
         if self._endpoint is not None:
@@ -216,7 +223,8 @@ class AgentDriver(Driver):
         session.error = None
         try:
             return request if session.contexts.begin(request) else None
-        except Exception as error:  # templates refuse roles, orders and tools in ways of their own
+        except Exception as error:
+            # Chat templates raise various errors for unsupported roles, order or tools.
             session.error = error
             return None
 
@@ -239,7 +247,8 @@ class AgentDriver(Driver):
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         prompt_tokens = len(context.prompt_ids) + len(context.ids)
         name = f"{episode.row}-{session.turns}"
-        said = ids  # tool calls before the stop string count
+        # Tool calls before the stop string count.
+        said = ids
         while stopped is not None and not stopped.startswith(decode(said)):
             said = said[:-1]
         message = self.message(episode, said)
@@ -285,7 +294,8 @@ class AgentDriver(Driver):
                 refused = RefusedRequest(400, f"The chat template fails: {session.error}")
             ends = session.refused >= MAX_REFUSED
         else:
-            ends = session.over is not None  # it has called after its end
+            # The agent has called after its end.
+            ends = session.over is not None
         if ends or reason is not StopReason.TOKEN_BUDGET:
             session.over = session.over or reason
 
@@ -328,7 +338,7 @@ def outcome_of(episode: Any, event: Any) -> Outcome:
     result = event if isinstance(event, dict) else {"reward": event}
     reward, success = result.get("reward"), result.get("success")
     if reward is None and session.over is not None:
-        reward = 0.0  # a limit ended the episode
+        reward = 0.0
     if any(key not in RESULT_KEYS for key in result):
         raise ValueError(
             f"The agent returned {event!r:.200}; allowed: a number, a dict of {list(RESULT_KEYS)}, None."

@@ -10,7 +10,8 @@ from typing import Any
 from ..threads import DaemonThread
 from .openai_wire import RETRIES, Answers, RefusedRequest, http
 
-MAX_BODY = 16 * 2**20  # bytes of a request
+# Bytes of a request.
+MAX_BODY = 16 * 2**20
 POLL_SECONDS = 0.1
 
 
@@ -25,7 +26,7 @@ class AgentEndpoint:
             protocol_version = "HTTP/1.1"
 
             def handle(self) -> None:
-                with suppress(ConnectionError):  # the client is gone
+                with suppress(ConnectionError):
                     super().handle()
 
             def do_POST(self) -> None:
@@ -66,7 +67,8 @@ class AgentEndpoint:
             repeats = headers.get(RETRIES, "0") != "0"
             response = answers.begin(request.command, request.path, content, repeats).result()
         except RefusedRequest as refused:
-            request.close_connection = True  # its body is not read
+            # The body is not read, so the connection cannot be used again.
+            request.close_connection = True
             response = refused.response
         status, kind, body = http(response, content)
         request.send_response(status)

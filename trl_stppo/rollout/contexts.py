@@ -23,24 +23,36 @@ OPENED = ("rewritten", "tools", "branch")
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """One call of an agent, with messages and tools in the form that chat templates take."""
+    """One call of an agent, with messages and tools in the form that chat templates take.
+
+    Attributes:
+        stop: the turn ends before the first of these texts.
+        reads_tools: False leaves tool calls in the text.
+        trains: False for a call that is not part of the episode.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
-    stop: tuple[str, ...] = ()  # the turn ends before the first of these texts
+    stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    reads_tools: bool = True  # False leaves tool calls in the text
-    trains: bool = True  # False for a call that is not part of the episode
+    reads_tools: bool = True
+    trains: bool = True
 
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """State of a context after one of its turns."""
+    """State of a context after one of its turns.
+
+    Attributes:
+        tokens: number of tokens after the prompt of the context.
+        said: all messages, the turn's own included.
+        tools: the tools as JSON.
+    """
 
     context: Context
-    tokens: int  # of the context after its prompt
-    said: tuple[Said, ...]  # all messages, the turn's own included
-    tools: str  # as JSON
+    tokens: int
+    said: tuple[Said, ...]
+    tools: str
 
     @property
     def is_end(self) -> bool:
@@ -53,7 +65,8 @@ class AgentContexts:
     def __init__(self, episode: Episode, renderer: ChatRenderer, limits: Limits) -> None:
         self._episode, self._renderer, self._limits = episode, renderer, limits
         self._checkpoints: list[_Checkpoint] = []
-        self.new: list[Message] = []  # of the newest request, after the turn that it continues
+        # Messages of the newest request after the turn that it continues.
+        self.new: list[Message] = []
 
     def begin(self, request: AgentRequest) -> bool:
         """Set the episode's current context, in which the next turn answers the request.
@@ -143,7 +156,8 @@ class AgentContexts:
         """Return the token ids of messages that follow a turn, or None if the template cannot append them."""
         try:
             return self._renderer.suffix_ids(self._foreign(messages), last=before[-1])
-        except Exception:  # templates fail in ways of their own
+        except Exception:
+            # Chat templates raise various errors.
             return None
 
     def _foreign(self, messages: list[Message]) -> list[Message]:
@@ -172,7 +186,8 @@ def cut_at(
     if not any(text in decode(ids) for text in stop):
         return ids, None
     low, high = 1, len(ids)
-    while low < high:  # the text of a longer beginning holds what that of a shorter one holds
+    # The text of a longer beginning holds the text of a shorter one.
+    while low < high:
         middle = (low + high) // 2
         if any(text in decode(ids[:middle]) for text in stop):
             high = middle

@@ -84,7 +84,8 @@ class ControlTokens:
         first, begin = text.split(MARK)[0], self.tokenizer.bos_token
         row = list(self.tokenizer(first)["input_ids"])
         if begin and first.startswith(begin) and row[1:2] == [self.tokenizer.bos_token_id]:
-            row = row[1:]  # a rendered text has it already
+            # A rendered text has the token already.
+            row = row[1:]
         if MARK not in text:
             return row
         bare = self._plain(first)
@@ -118,7 +119,8 @@ class ControlTokens:
 
     def _inside(self, piece: str) -> list[int]:
         """Return the token ids of a text behind another; some tokenizers put a space before the first."""
-        for before in "\n)x":  # one of them is a token of its own
+        # One of these characters is a token of its own.
+        for before in "\n)x":
             line, more = self._plain(before), self._plain(before + piece)
             if more[: len(line)] == line:
                 return more[len(line) :]
@@ -193,7 +195,8 @@ class ControlTokens:
         known = [str(template) for template in (own, given) if template]
         options = {**self._template, "tokenize": False, "add_generation_prompt": True}
         for probe in _PROBES if known else ():
-            with suppress(Exception):  # a template may refuse tools; its source is read in any case
+            # A template may refuse tools; its source is read in any case.
+            with suppress(Exception):
                 known.append(self.tokenizer.apply_chat_template(probe, **options))
         return "\n".join(known)
 

@@ -17,7 +17,8 @@ from .episode import Episode
 from .record import StopReason
 
 Call = Callable[[], Any]
-TRUSTED_TEXT = "trusted_text"  # attribute of an environment, or of a tool
+# Name of an attribute of an environment, or of a tool.
+TRUSTED_TEXT = "trusted_text"
 
 
 def trusts(*speakers: Any) -> bool:
@@ -27,34 +28,52 @@ def trusts(*speakers: Any) -> bool:
 
 @dataclass
 class Opening:
-    """Result of an environment's reset."""
+    """Result of an environment's reset.
 
-    env: Any  # the instance
-    text: Any = ""  # its opening text, appended to the last message of the prompt
-    pays_turns: bool = False  # whether it gives turn rewards
-    picture: str | None = None  # of the environment, text or SVG
-    outcome: Outcome | None = None  # of an agent: its first request, or its end without one
+    Attributes:
+        env: the environment.
+        text: the opening text, appended to the last message of the prompt.
+        pays_turns: whether it gives turn rewards.
+        picture: the environment as text or SVG.
+        outcome: an agent's first request, or its end without one.
+    """
+
+    env: Any
+    text: Any = ""
+    pays_turns: bool = False
+    picture: str | None = None
+    outcome: Outcome | None = None
 
 
 @dataclass
 class Outcome:
-    """The environment's response to one turn."""
+    """The environment's response to one turn.
 
-    messages: list[Message] = field(default_factory=list)  # the observation, as messages
-    reward: float | None = None  # of this turn alone, None without turn rewards
-    # Whether the episode ends here, by the task or from outside.
+    Attributes:
+        messages: the observation, as messages.
+        reward: the reward of this turn alone, None without turn rewards.
+        terminated, truncated: whether the episode ends here, by the task or from outside.
+        valid_action: whether the environment could read the action, None if it does not report it.
+        success: whether the task is solved, None if not reported.
+        picture: the environment after the turn as text or SVG.
+        tool_calls, tool_failures: counts of a tool environment's calls.
+        request: an agent's next call.
+        turn_rewards: rewards of all turns, set when an agent ends.
+        over: the limit that has ended an agent's episode.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None
     terminated: bool = False
     truncated: bool = False
-    # Whether the environment could read the action, None if it does not report it.
     valid_action: bool | None = None
-    success: bool | None = None  # whether the task is solved, None if not reported
-    picture: str | None = None  # of the environment after the turn, text or SVG
-    # Counts of a tool environment.
+    success: bool | None = None
+    picture: str | None = None
     tool_calls: int = 0
     tool_failures: int = 0
-    request: AgentRequest | None = None  # of an agent: its next call
-    turn_rewards: list[float] | None = None  # of all turns, at an agent's end
-    over: StopReason | None = None  # the limit that has ended an agent's episode
+    request: AgentRequest | None = None
+    turn_rewards: list[float] | None = None
+    over: StopReason | None = None
 
 
 class Driver:
@@ -62,11 +81,16 @@ class Driver:
 
     `episode.pays_turns` may be set when a call is made, not while it runs: an abandoned call may end
     long after its episode, so it writes at most `turn_rewards_seen`.
+
+    Attributes:
+        tools: tools that the model can call.
+        trusted_text: whether observations may hold control tokens.
+        type_name: the environment's class; None without an environment.
     """
 
-    tools: list[Any]  # tools that the model can call
-    trusted_text: bool  # whether observations may hold control tokens
-    type_name: str | None  # the environment's class; None without an environment
+    tools: list[Any]
+    trusted_text: bool
+    type_name: str | None
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
         """Return the call that resets the environment and returns an `Opening`, or None without a reset."""

@@ -73,7 +73,8 @@ class RolloutEngine(Parts):
             try:
                 closing.start()
                 closing.join(CLOSE_SECONDS)
-            except ThreadStartError:  # the interpreter is ending and starts no more threads
+            except ThreadStartError:
+                # The interpreter is ending and starts no more threads.
                 logger.debug("environments are not closed: the interpreter is ending")
         for driver in self.drivers.values():
             driver.close()
@@ -112,7 +113,7 @@ class RolloutEngine(Parts):
             text = "%d of %d episodes ended in a failure of their %s: %s"
             logger.warning(text, len(errors), len(episodes), who, common)
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
-            count, self.failures_in_a_row = self.failures_in_a_row, 0  # the next run counts anew
+            count, self.failures_in_a_row = self.failures_in_a_row, 0
             raise EnvironmentFailureError(
                 f"The last {count} episodes all ended in a failure of their {who}. The newest: "
                 f"{errors[-1].rstrip('.')}. Try `trl-stppo env check`."

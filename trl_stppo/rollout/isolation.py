@@ -40,14 +40,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-CLOSE_TIMEOUT = 2.0  # seconds for the environment's `close`
-REAP_TIMEOUT = 2.0  # seconds until a killed process ends; longer only if the kernel holds it
+# Seconds for the environment's `close`.
+CLOSE_TIMEOUT = 2.0
+# Seconds until a killed process ends; longer only if the kernel holds it.
+REAP_TIMEOUT = 2.0
 _PR_SET_PDEATHSIG = 1
 _CODE = (
     "import sys; fd, caller, sys.path[:] = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]; "
     "sys.argv[1:] = []; from trl_stppo.rollout import isolation; isolation._guard(fd, caller)"
 )
-_dill_lock = threading.Lock()  # dill keeps state in globals while it pickles
+# dill keeps state in globals while it pickles.
+_dill_lock = threading.Lock()
 
 
 class MISSING:
@@ -122,7 +125,8 @@ class IsolatedEnvironment:
                 [sys.executable, "-c", _CODE, str(theirs.fileno()), str(own), *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # the terminal's Ctrl-C does not reach it
+                # The terminal's Ctrl-C does not reach another session.
+                start_new_session=True,
             )
         self._release = weakref.finalize(self, _release, own, self._connection, self._process)
         try:
@@ -198,7 +202,8 @@ class IsolatedEnvironment:
         except (OSError, EOFError):
             reply = b""
         except BaseException:
-            self._process.terminate()  # the next call would read the late reply
+            # The next call would read the late reply.
+            self._process.terminate()
             raise
         finally:
             self._lock.release()
@@ -221,7 +226,8 @@ class IsolatedEnvironment:
 
 
 def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes]) -> None:
-    if os.getpid() == owner:  # a fork of the caller (a DataLoader worker) leaves the child alone
+    # A fork of the caller, such as a DataLoader worker, leaves the child alone.
+    if os.getpid() == owner:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(REAP_TIMEOUT)
@@ -313,9 +319,11 @@ def _guard(fd: int, caller: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     child = os.fork()
     if not child:
-        os.setsid()  # so that its subprocesses can be killed with it
+        # Its subprocesses can then be killed with it.
+        os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        if sys.platform == "linux":  # if the guard is killed
+        # The child ends if the guard is killed.
+        if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() == guard:
             _serve(Connection(fd))
@@ -333,7 +341,8 @@ def _guard(fd: int, caller: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)  # its remaining subprocesses
+        # This ends its remaining subprocesses.
+        os.killpg(child, signal.SIGKILL)
     if code < 0:
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
@@ -344,7 +353,8 @@ def _guard(fd: int, caller: int) -> None:
 def _serve(connection: Connection) -> None:
     """Answer the caller's requests in the environment's process, until the caller closes it or ends."""
     loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)  # for clients that look it up in a constructor
+    # Clients look the loop up in a constructor.
+    asyncio.set_event_loop(loop)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

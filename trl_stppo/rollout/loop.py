@@ -70,7 +70,8 @@ class EpisodeLoop:
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, str] = {}
-        self._held: dict[int, Context] = {}  # whose computations the backend keeps, of agents
+        # Contexts of agents whose computations the backend keeps.
+        self._held: dict[int, Context] = {}
         self.env_seconds = self.wait_seconds = self.generation_seconds = 0.0
 
     def play(self) -> None:
@@ -81,9 +82,11 @@ class EpisodeLoop:
                 self._generate()
                 self._answer()
         finally:
-            for row, episode in self._running.items():  # only after an exception
+            # Episodes are left only after an exception.
+            for row, episode in self._running.items():
                 self._parts.calls.cancel(row)
-                if row in self._calls:  # its environment may still be busy
+                # Its environment may still be busy.
+                if row in self._calls:
                     self._discard(episode)
                 self._backend.release(row)
                 self._driver(episode).release(episode)
@@ -180,7 +183,8 @@ class EpisodeLoop:
         try:
             check_turn(prompt)
             complete = self._read_opening(episode, opening.text)
-        except Exception as error:  # templates refuse prompts in ways of their own
+        except Exception as error:
+            # Chat templates raise various errors for prompts.
             why = f"cannot be rendered: {described(error)}"
         else:
             if episode.turn_limit(self._limits) >= 1:
@@ -202,7 +206,7 @@ class EpisodeLoop:
         Returns:
             Whether the complete opening was tokenised.
         """
-        if episode.prompt_ids:  # the row is pre-tokenised
+        if episode.prompt_ids:
             return True
         context = self._limits.max_context_tokens
         shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
@@ -250,7 +254,8 @@ class EpisodeLoop:
         self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
-        if result.error is not None:  # its environment is intact and can be used again
+        # The environment is intact and can be used again.
+        if result.error is not None:
             episode.error, episode.trains = result.error, False
             self._finish(episode, StopReason.SAMPLER_ERROR)
             return
@@ -273,7 +278,8 @@ class EpisodeLoop:
         rounds = self._limits.max_tool_rounds
         if call is None:
             complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
-            if driver.tools:  # the turn could have called a tool
+            # The turn could have called a tool.
+            if driver.tools:
                 episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
             self._end(episode, last if complete else StopReason.TOKEN_BUDGET)
@@ -295,7 +301,7 @@ class EpisodeLoop:
             episode.success = outcome.success
         reason = outcome.over or self._reason(episode, outcome)
         if outcome.request is not None and not outcome.request.trains and not episode.env.over:
-            reason = None  # no turn
+            reason = None
         if outcome.request is not None:
             self._proceed(episode, reason)
         elif reason is not None:
@@ -327,7 +333,8 @@ class EpisodeLoop:
         shown = [{**m, "content": m["content"][:most]} for m in messages]
         try:
             ids = self._observation_ids(episode, shown)
-        except Exception as error:  # templates refuse messages in ways of their own
+        except Exception as error:
+            # Chat templates raise various errors for messages.
             message = f"The observation cannot be rendered: {described(error)}"
             self._fail(episode, StopReason.ENV_ERROR, message)
             return
@@ -357,7 +364,8 @@ class EpisodeLoop:
         if self._parts.pool is None:
             return
         env = self._parts.pool.discard(episode.name, self._indices[episode.row])
-        if env is not None and reason is StopReason.ENV_ERROR:  # otherwise it may still be busy
+        # After other ends the environment may still be busy.
+        if env is not None and reason is StopReason.ENV_ERROR:
             run_async = self._parts.calls.run_async
             DaemonThread(close_environment, "closing", env, run_async).start()
 
@@ -377,14 +385,16 @@ class EpisodeLoop:
         self._backend.release(episode.row)
         del self._running[episode.row]
         self._driver(episode).release(episode)
-        if not episode.prompt_ids:  # `reset` never returned, or the prompt cannot be played
+        # `reset` never returned, or the prompt cannot be played.
+        if not episode.prompt_ids:
             with suppress(Exception):
                 episode.prompt_ids = self._prompt_ids(episode)
             if not episode.prompt_ids or episode.turn_limit(self._limits) < 1:
                 episode.prompt_ids = [self._renderer.tokenizer.eos_token_id]
         episode.more = [context for context in episode.more if context.turns]
         for context in episode.contexts:
-            if not context.ids:  # TRL cannot collate an empty row; no mask covers this token
+            # TRL cannot collate an empty row; no mask covers this token.
+            if not context.ids:
                 context.append_observation([self._renderer.tokenizer.eos_token_id])
             context.check_prefix()
 
@@ -393,13 +403,16 @@ def described(error: BaseException) -> str:
     """Return the text of an error, with its place in the code of an environment or agent."""
     try:
         text = str(error)
-    except Exception:  # an environment's own exception class may fail even here
+    except Exception:
+        # An environment's own exception class may fail even here.
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
-    if "only works in main thread" in text:  # of a tool that sets signal handlers, beside an update
+    # A tool sets signal handlers beside an update.
+    if "only works in main thread" in text:
         text += " (give environment_factory=isolated(...))"
-    if "same thread" in text:  # sqlite3's message
+    # This is sqlite3's message.
+    if "same thread" in text:
         text += " (give check_same_thread=False, or environment_factory=isolated(...))"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]

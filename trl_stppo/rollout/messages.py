@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-IMAGES = ("image", "image_url", "input_image")  # types of content blocks
+# Types of content blocks.
+IMAGES = ("image", "image_url", "input_image")
 
 
 def read_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
@@ -101,7 +102,8 @@ def _call(call: Any) -> dict[str, Any]:
         raise ValueError(f"`tool_calls` has {call!r:.80}, which names no function")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # or it stays as the model wrote it
+        # Otherwise it stays as the model wrote it.
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
     function = {**function, "arguments": arguments}
     return {**call, "function": function} if "function" in call else function

@@ -15,7 +15,8 @@ from .chat import Message
 from .contexts import AgentRequest
 
 MODEL = "policy"
-RETRIES = "x-stainless-retry-count"  # header: how often a request was repeated
+# Header that says how often a request was repeated.
+RETRIES = "x-stainless-retry-count"
 # All other fields are settings of sampling, which are the run's own: others would falsify the ratios.
 FIELDS = (
     "model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n",
@@ -24,7 +25,8 @@ FIELDS = (
 )  # fmt: skip
 # "required" counts as "auto": a forced call is not a sample of the policy.
 CHOICES = ("auto", "none", "required")
-Response = tuple[int, dict[str, Any]]  # status, body
+# Status and body.
+Response = tuple[int, dict[str, Any]]
 
 
 class RefusedRequest(Exception):
@@ -243,7 +245,8 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
             try:
                 return made(request, begin(request, content).result(), content)
             except CancelledError:
-                raise SystemExit from None  # `except Exception` does not catch it
+                # `except Exception` does not catch SystemExit.
+                raise SystemExit from None
 
     options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
     session = httpx2.AsyncClient(transport=Asynchronous(), timeout=None)

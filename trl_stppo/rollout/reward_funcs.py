@@ -111,7 +111,8 @@ def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[lis
     try:
         # A decorator may add arguments that the wrapped function needs.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
-    except (TypeError, ValueError):  # a compiled function has no signature
+    except (TypeError, ValueError):
+        # A compiled function has no signature.
         return [], []
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
@@ -146,7 +147,8 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
     """Expand the values of the scored rows to all rows, with None for the other rows."""
     rows = len(kwargs["completions"])
     if len(values) != len(kept) or len(kept) == rows:
-        return values  # GRPOTrainer raises for a wrong number
+        # GRPOTrainer raises for a wrong number.
+        return values
     by_row = dict(zip(kept, values, strict=True))
     return [by_row.get(row) for row in range(rows)]
 

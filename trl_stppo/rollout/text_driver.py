@@ -44,7 +44,8 @@ class TextDriver(Driver):
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """Return the call that resets the environment with the row's columns that its `reset` accepts."""
         columns = taken_columns(self._reset, episode.columns, seed)
-        episode.pays_turns = True  # also if `reset` fails
+        # This holds also if `reset` fails.
+        episode.pays_turns = True
         existing = self._pool.existing(self._name, index)
         if self._reset_async and existing is not None:
 

@@ -24,7 +24,8 @@ from .isolation import EnvironmentDied
 from .messages import has_image, result_text
 from .record import check_reward
 
-TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
+# Name of a list that `reset` clears and tools append to.
+TURN_REWARDS = "turn_rewards"
 # In the tags around a tool call, in most chat templates. A malformed call stays in the text, with its tags.
 CALL_TAG = "tool_call"
 # Python's message if a tool sets an alarm on another thread.
@@ -229,7 +230,7 @@ class _ToolTurn:
     ) -> None:
         self._tools, self._signatures, self._run = tools, signatures, run
         self.results: list[tuple[str, Any]] = []
-        self.now: list[Callable[[], None]] = []  # in order, with failures found while sorting
+        self.now: list[Callable[[], None]] = []
         self.waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         self.count = self.failures = 0
         self.malformed = False
@@ -297,7 +298,8 @@ class _ToolTurn:
             return
         self.failures += 1
         if not isinstance(error, Exception) or isinstance(error, EnvironmentDied):
-            self.fatal = error  # SystemExit and the like are not answers to the model
+            # SystemExit and its like are no answers to the model.
+            self.fatal = error
         self.results.append((name, str({"error": str(error)})))
 
 

@@ -14,15 +14,25 @@ RESERVED = ("prompt", "completion", "completion_ids")
 
 @dataclass
 class Turn:
-    """One turn and everything before it."""
+    """One turn and everything before it.
 
-    episode: int  # number of its episode in the rollout
-    number: int  # number of the turn, from 0
-    prompt: Any  # messages or text before the turn
-    completion: Any  # the turn, as a list of one message or as text
-    before: list[int]  # tokens before the turn
-    ids: list[int]  # its tokens
-    columns: dict[str, Any]  # columns of the dataset row
+    Attributes:
+        episode: number of its episode in the rollout.
+        number: number of the turn, from 0.
+        prompt: messages or text before the turn.
+        completion: the turn, as a list of one message or as text.
+        before: tokens before the turn.
+        ids: its tokens.
+        columns: columns of the dataset row.
+    """
+
+    episode: int
+    number: int
+    prompt: Any
+    completion: Any
+    before: list[int]
+    ids: list[int]
+    columns: dict[str, Any]
 
 
 def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) ->
     for token in ids:
         try:
             piece = decode([token]) if backend is None else stream.step(backend, token)
-        except Exception:  # a decoder that changes earlier text, as for half a character
+        except Exception:
+            # Some decoders change earlier text, as for half a character.
             stream = DecodeStream(skip_special_tokens=False)
             piece = stream.step(backend, token)
         piece = piece or ""

@@ -81,7 +81,8 @@ def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequ
 
     def options(request: TurnRequest) -> dict[str, Any]:
         sampling = {**_sampling(vllm), **_further(vllm, request, seeded)}
-        sampling.setdefault("detokenize", bool(sampling.get("stop")))  # only stop strings need text
+        # Only stop strings need text.
+        sampling.setdefault("detokenize", bool(sampling.get("stop")))
         if structure is not None:
             sampling["structured_outputs"] = structure
         return {"params": vllm_generation.SamplingParams(**sampling), "lora_request": adapter}
@@ -129,7 +130,7 @@ def new_client(vllm: Any, patience: float) -> Any:
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
 
-    for scheme in ("http://", "https://"):  # without TRL's retries
+    for scheme in ("http://", "https://"):
         client.session.mount(scheme, vllm_client.HTTPAdapter(pool_maxsize=1024))
     limit_requests(client, TURN_SECONDS)
     return client
@@ -181,7 +182,8 @@ class TurnClient:
             )
         if end in limited[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
             raise ValueError(f"tokens follow the end {end} of a turn")
-        for value in logprobs:  # vLLM writes -9999 for minus infinity
+        # vLLM writes -9999 for minus infinity.
+        for value in logprobs:
             if value is not None and value == value and not -1e4 <= value <= 1e-3:
                 raise ValueError(f"{value} is not a log-probability")
         return logprobs
@@ -214,7 +216,8 @@ class TurnClient:
         url = f"{self.client.base_url}/reset_prefix_cache?reset_running_requests=true"
         try:
             return bool(self.client._post(url, json={}).get("success", True))
-        except ValueError:  # vLLM before 0.26 has an empty answer
+        except ValueError:
+            # vLLM before 0.26 gives an empty answer.
             return True
 
 
@@ -226,7 +229,7 @@ def failures() -> Iterator[None]:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         message = f"its answer cannot be read ({type(error).__name__}: {error})"
         raise ServerError(message) from error
-    except OSError as error:  # includes those of `requests`
+    except OSError as error:
         raise ServerError(f"{type(error).__name__}: {error}", unreachable=True) from error
     except Exception as error:
         status = _status(error)

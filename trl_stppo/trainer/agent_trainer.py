@@ -193,7 +193,7 @@ class AgentTrainer(Bridge):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Train on one micro-batch by upstream's method; end the mini-batch after its last micro-batch."""
         started = time.perf_counter()
-        with small_tiles(self.accelerator.device):  # of backward passes too
+        with small_tiles(self.accelerator.device):
             loss = super().training_step(*args, **kwargs)
             self._loop.after_backward()
         self._loop.end_micro_batch(loss, started)

@@ -18,39 +18,54 @@ from ._trl import pad, shuffle_sequence_dict, split_tensor_dict
 
 
 class Batch(TypedDict, total=False):
-    """Tensors of a batch of contexts: prompts [B, P] and completions [B, T]."""
+    """Tensors of a batch of contexts: prompts [B, P] and completions [B, T].
 
-    # [B, P] int64, padded on the left.
+    Attributes:
+        prompt_ids: [B, P] int64, padded on the left.
+        completion_ids: [B, T] int64, padded on the right: turns and what lies between them.
+        completion_mask: [B, T] int, 0 past an episode's end, and throughout episodes that
+            `mask_truncated_completions` hides.
+        tool_mask: [B, T] int, 0 at observations, and throughout hidden episodes.
+        num_items_in_batch: [], tokens of the policy in the rollout batch, over all processes. It
+            and `tool_mask` are for subclasses that use TRL's names; our loss uses `loss_mask`.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        loss_mask: [B, T] bool, tokens that train.
+        old_per_token_logps: [B, T] nats, by training's forward pass, under the weights that played;
+            absent if one step trains on the whole rollout and nothing else needs it.
+        sampling_per_token_logps: [B, T] nats, the sampler's own log-probabilities; NaN if it gave
+            none.
+        importance_sampling_ratio: [B, T] or [B, 1], constant weights that correct for the
+            difference of these two.
+        ref_per_token_logps: [B, T] nats, of the reference policy.
+        values, returns: [B, T] reward units, the critic's before the update, and its targets.
+        value_mask: [B, T] bool, True at the critic's regression targets.
+        advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
+        trace_row: [B] int64, row of the trace; present while the update is recorded.
+        policy_version: [B, K] int64, version of the policy that sampled each turn; absent if one
+            policy plays all of a rollout.
+        episode, episode_tokens, episode_weights: [B] each, present if an episode has several
+            contexts: number of the row's episode (-1 at rows of padding), tokens of it that train,
+            and its weight by `stabilizers`.
+    """
+
     prompt_ids: Tensor
     prompt_mask: Tensor
-    completion_ids: Tensor  # [B, T] int64, padded on the right: turns and what lies between them
-    # [B, T] int, 0 past an episode's end, and throughout episodes that `mask_truncated_completions` hides.
+    completion_ids: Tensor
     completion_mask: Tensor
-    tool_mask: Tensor  # [B, T] int, 0 at observations, and throughout hidden episodes
-    # [], tokens of the policy in the rollout batch, over all processes. It and `tool_mask` are for
-    # subclasses that use TRL's names; our loss uses `loss_mask`.
+    tool_mask: Tensor
     num_items_in_batch: Tensor
-    turn_index: Tensor  # [B, T] int64, k inside turn k, -1 elsewhere
-    loss_mask: Tensor  # [B, T] bool, tokens that train
-    # [B, T] nats, by training's forward pass, under the weights that played; absent if one step trains on
-    # the whole rollout and nothing else needs it.
+    turn_index: Tensor
+    loss_mask: Tensor
     old_per_token_logps: Tensor
-    # [B, T] nats, the sampler's own log-probabilities; NaN if it gave none.
     sampling_per_token_logps: Tensor
-    # [B, T] or [B, 1], constant weights that correct for the difference of these two.
     importance_sampling_ratio: Tensor
-    ref_per_token_logps: Tensor  # [B, T] nats, of the reference policy
-    # [B, T] reward units, the critic's before the update, and its targets.
+    ref_per_token_logps: Tensor
     values: Tensor
     returns: Tensor
-    value_mask: Tensor  # [B, T] bool, True at the critic's regression targets
-    advantages: Tensor  # [B, T], as they enter the loss; 0 off `loss_mask`
-    trace_row: Tensor  # [B] int64, row of the trace; present while the update is recorded
-    # [B, K] int64, version of the policy that sampled each turn; absent if one policy plays all of a
-    # rollout.
+    value_mask: Tensor
+    advantages: Tensor
+    trace_row: Tensor
     policy_version: Tensor
-    # [B] each, of the row's episode, present if an episode has several contexts: its number (-1 at rows of
-    # padding), its tokens that train, and its weight by `stabilizers`.
     episode: Tensor
     episode_tokens: Tensor
     episode_weights: Tensor
@@ -66,14 +81,23 @@ ADDED = ("loss_mask", "importance_sampling_ratio", "returns", "value_mask", "adv
 
 @dataclass
 class TurnBatch:
-    """Turns, turn rewards and endings of the episodes in this process's rollout batch."""
+    """Turns, turn rewards and endings of the episodes in this process's rollout batch.
 
-    turn_index: Tensor  # [B, T] int64, k at the tokens of turn k, -1 elsewhere
-    turn_rewards: Tensor | None  # [B, K] float, 0 where an episode has fewer turns, or None
-    terminated: Tensor  # [B] bool, the task's own end
-    row_index: Tensor  # [N, T] int64, `turn_index` of the batch's rows, numbered from 0 in each
-    episodes: Tensor  # [N] int64, the episode of each row, -1 at rows of padding
-    view: JoinedView | None = None  # if an episode has several contexts
+    Attributes:
+        turn_index: [B, T] int64, k at the tokens of turn k, -1 elsewhere.
+        turn_rewards: [B, K] float, 0 where an episode has fewer turns, or None.
+        terminated: [B] bool, the task's own end.
+        row_index: [N, T] int64, `turn_index` of the batch's rows, numbered from 0 in each.
+        episodes: [N] int64, the episode of each row, -1 at rows of padding.
+        view: the joined rows, if an episode has several contexts.
+    """
+
+    turn_index: Tensor
+    turn_rewards: Tensor | None
+    terminated: Tensor
+    row_index: Tensor
+    episodes: Tensor
+    view: JoinedView | None = None
 
     @property
     def action_mask(self) -> Tensor:
@@ -111,14 +135,23 @@ class TurnBatch:
 
 @dataclass(frozen=True)
 class Targets:
-    """Per-token targets of one rollout batch, all [B, T]."""
+    """Per-token targets of one rollout batch, all [B, T].
 
-    rewards: Tensor  # reward units, as they enter GAE
-    raw_advantages: Tensor  # before whitening
-    advantages: Tensor  # as they enter the loss; 0 off `loss_mask`
-    values: Tensor  # the critic's values before the update
-    returns: Tensor  # regression targets; meaningful on `value_mask`
-    value_mask: Tensor  # bool, True at the critic's regression targets
+    Attributes:
+        rewards: reward units, as they enter GAE.
+        raw_advantages: before whitening.
+        advantages: advantages as they enter the loss; 0 off `loss_mask`.
+        values: the critic's values before the update.
+        returns: regression targets; meaningful on `value_mask`.
+        value_mask: bool, True at the critic's regression targets.
+    """
+
+    rewards: Tensor
+    raw_advantages: Tensor
+    advantages: Tensor
+    values: Tensor
+    returns: Tensor
+    value_mask: Tensor
 
 
 def collate(
@@ -230,7 +263,8 @@ def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
     rows = [
         torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
     ]
-    rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])  # padding
+    # Rows of padding go to the first mini-batch.
+    rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])
     return [take_rows(joined, own.to(joined["episode"].device)) for own in rows]
 
 

@@ -13,7 +13,8 @@ from ._trl import GRPOTrainer
 from .batch import Batch
 from .ppo_config import PPOConfig
 
-Wrapped = Callable[..., Any]  # upstream's method behind one of our overrides
+# Upstream's method behind one of our overrides.
+Wrapped = Callable[..., Any]
 Value = TypeVar("Value")
 
 
@@ -60,7 +61,7 @@ class Internals:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
-    step = Private[int]("_step")  # number of micro-batches so far
+    step = Private[int]("_step")
     # The current rollout batch, cut into micro-batches; None before the first.
     buffer = Private[list[Batch] | None]("_buffered_inputs")
 
@@ -91,9 +92,10 @@ class Internals:
         trainer = self.trainer
         trainer._tr_loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = value
 
-    tokenizer = Private[Any]("_tokenizer")  # also if the processing class has other parts
-    synced_step = Private[int]("_last_loaded_step")  # at which vLLM last got the weights
-    signature_columns = Private[list[str]]("_signature_columns")  # of the rows that loaders hand on
+    tokenizer = Private[Any]("_tokenizer")
+    # The step at which vLLM last got the weights.
+    synced_step = Private[int]("_last_loaded_step")
+    signature_columns = Private[list[str]]("_signature_columns")
 
     @property
     def end_ids(self) -> set[int]:
@@ -111,7 +113,8 @@ class Internals:
 
     method = Private[str]("_name")
 
-    output_dir = Private[Callable[[Any], str]]("_get_output_dir")  # of the run, or of a trial
+    # Output folder of the run, or of a trial.
+    output_dir = Private[Callable[[Any], str]]("_get_output_dir")
     push = Private[Wrapped]("_push_from_checkpoint")
     finish_push = Private[Wrapped]("_finish_current_push")
 

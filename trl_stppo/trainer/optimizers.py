@@ -103,7 +103,8 @@ class Optimizers:
         """Create upstream's optimizer, and add the critic's groups and the hooks."""
         host = self._host
         parameters, is_callers = host.critic.parameters(), host.optimizer is not None
-        for parameter in parameters:  # keep a shared critic's adapter out of upstream's groups
+        # A shared critic's adapter stays out of upstream's groups.
+        for parameter in parameters:
             parameter.requires_grad_(False)
         optimizer = wrapped(*args, **kwargs)
         for parameter in parameters:
@@ -240,7 +241,8 @@ def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict
         {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
         {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
     ]
-    if host.is_deepspeed_enabled:  # it has no empty groups; one is enough if nothing decays
+    # DeepSpeed has no empty groups; one is enough if nothing decays.
+    if host.is_deepspeed_enabled:
         full = {"params": list(parameters), "weight_decay": args.weight_decay}
         groups = [group for group in groups if group["params"]] if args.weight_decay else [full]
     return [{**group, "lr": args.critic_learning_rate} for group in groups]
@@ -250,7 +252,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that would fail after the first rollout, or ignore its learning rate."""
     name = type(optimizer).__name__
     settings: Any = getattr(optimizer, "args", None)
-    if getattr(settings, "optim_bits", 32) == 8:  # bitsandbytes'
+    if getattr(settings, "optim_bits", 32) == 8:
         smallest = settings.min_8bit_size
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.device.type == "cpu" and parameter.numel() >= smallest:

@@ -33,17 +33,21 @@ from .planning.rows import Row
 from .training_loop import RolloutSource
 
 logger = logging.getLogger(__name__)
-STOP_SECONDS = 2.0  # to wait for the thread at the end of a run
-LITTLE, PATIENCE = 0.2, 5  # an overlap too small to be useful, and rollouts until a warning
+# Seconds to wait for the thread at the end of a run.
+STOP_SECONDS = 2.0
+# An overlap too small to be useful, and rollouts until a warning.
+LITTLE, PATIENCE = 0.2, 5
 Played = TypeVar("Played")
-Loader = Callable[[], tuple[Any, int]]  # a loader, and the optimizer steps at its first row
+# A loader, and the optimizer steps at its first row.
+Loader = Callable[[], tuple[Any, int]]
 
 
 class Flight(Generic[Played]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
     def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
-        self.rows = repr(rows)  # now, as an environment may change its row
+        # An environment may change its row later.
+        self.rows = repr(rows)
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
         self._future: Future[Played] = Future()
@@ -61,7 +65,8 @@ class Flight(Generic[Played]):
         began = time.perf_counter()
         finish: Callable[[], None]
         try:
-            if self._device.type != "cpu" and self._device.index is not None:  # per thread
+            # The current device is a thread's own.
+            if self._device.type != "cpu" and self._device.index is not None:
                 torch.accelerator.set_device_index(self._device.index)
             finish = partial(self._future.set_result, self._play())
         except BaseException as error:
@@ -156,7 +161,8 @@ class OverlappedSource(RolloutSource):
             return self._play_alone(rows)
         requested_at = time.perf_counter()
         rollout, failure = flight.result()
-        self._flight = None  # not before: an interrupt must find the thread
+        # An interrupt must find the thread until here.
+        self._flight = None
         if flight.rows != repr(rows):
             raise RuntimeError(
                 "`rollout_overlap=True`: training reads other rows than were played ahead."
@@ -222,7 +228,7 @@ def _play_all(jobs: SimpleQueue[Any]) -> None:
     """Play rollouts. One thread does: the allocator keeps for each thread the most that it has held."""
     for play in iter(jobs.get, None):
         play()
-        del play  # with its rollout
+        del play
 
 
 def _turns(rollout: Rollout) -> int:

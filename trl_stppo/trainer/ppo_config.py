@@ -223,7 +223,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         # Each repetition is an episode of its own, so evaluation batches may split groups.
         repetitions, self.num_generations_eval = self.num_generations_eval, 1
         logs_rollouts = self.logging_steps is None
-        if logs_rollouts:  # until their steps are known; also the default of `eval_steps`
+        if logs_rollouts:
             self.logging_steps = GRPOConfig.logging_steps
         metric_given = self.metric_for_best_model is not None
         if self.num_generations is not None and self.num_generations < 1:
@@ -243,7 +243,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             self.logging_steps = self.steps_per_rollout
         self._resolve_critic()
         self._resolve_overlap()
-        if isinstance(self.eval_generation_kwargs, dict):  # None counts as not set
+        # None counts as not set.
+        if isinstance(self.eval_generation_kwargs, dict):
             given = self.eval_generation_kwargs.items()
             self.eval_generation_kwargs = {k: v for k, v in given if v is not None} or None
         check_values(self)
@@ -252,7 +253,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         """Set the critic's learning rate, by default ten times the policy's, from 1e-5 to 1e-3."""
         self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:
-            ten_times = float(f"{10 * self.learning_rate:.12g}")  # 3e-4, not 0.00030000000000000003
+            # The result is 3e-4, not 0.00030000000000000003.
+            ten_times = float(f"{10 * self.learning_rate:.12g}")
             self.critic_learning_rate = min(max(ten_times, 1e-5), 1e-3)
 
     def _resolve_overlap(self) -> None:
@@ -293,9 +295,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         return self.local_rollout_forward_batch_size or self.per_device_train_batch_size
 
     def _resolve_aliases(self) -> None:
-        defaults = {
-            spec.name: spec.default for spec in fields(self)
-        }  # explicit ones count as not set
+        defaults = {spec.name: spec.default for spec in fields(self)}
         for alias, name in ALIASES.items():
             value = getattr(self, alias)
             if value is None:
@@ -328,7 +328,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     def _resolve_schedule(self, parts: int | None) -> None:
         """Check that mini-batches fill a rollout, and turn total_episodes into max_steps."""
         steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
-        assert steps is not None  # GRPOConfig has set it
+        assert steps is not None
         if steps % accumulation != 0:
             raise ValueError(
                 f"`steps_per_generation={steps}` must be a multiple of "

@@ -90,7 +90,7 @@ class STPPOConfig(PPOConfig):
         """Return the variant that matches the given level and stabilizers, or None."""
         level = self.importance_sampling_level
         if level is None:
-            return str.__str__(default)  # an ordinary string from here on
+            return str.__str__(default)
         if self.stabilizers is None:
             return self._BY_LEVEL.get(level)
         wanted = level, bool(self.stabilizers)

@@ -154,7 +154,8 @@ class TrainingLoop:
         self.correction: ClipBiasCorrection | None = None
         self.estimate: ClipBiasEstimate | None = None
         self.second_pass: tuple[Batch, Tensor] | None = None
-        self.window: list[Batch] = []  # micro-batches of the current mini-batch
+        # Micro-batches of the current mini-batch.
+        self.window: list[Batch] = []
         # `seconds`: its duration, with that of a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
@@ -181,7 +182,8 @@ class TrainingLoop:
             batch["turn_index"] = turns.row_index
             rollout.totals = turns.totals(scores).tolist()
             final_values = self.add_values(batch, turns)
-            episodes = turns.join(batch)  # one row each, also if an episode has several contexts
+            # An episode is one row, also if it has several contexts.
+            episodes = turns.join(batch)
             episodes["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._add_sampler_weights(episodes)
             kl = self.kl_to_reference(episodes)
@@ -245,7 +247,7 @@ class TrainingLoop:
             batch["old_per_token_logps"],
             batch["sampling_per_token_logps"],
             batch["turn_index"],
-            "product" if level == "sequence" else level,  # TRL's, of the whole episode
+            "product" if level == "sequence" else level,
             truncate=form == "truncate",
             clip_min=self.args.vllm_importance_sampling_clip_min,
             clip_max=self.args.vllm_importance_sampling_clip_max,
@@ -441,7 +443,8 @@ class TrainingLoop:
         if self.host.has_critic:
             value_loss = self.args.vf_coef * self.value_loss(inputs)
         if is_warming_up(self.host):
-            return value_loss.requires_grad_()  # the policy rests; its gradient stays None
+            # The policy rests; its gradient stays None.
+            return value_loss.requires_grad_()
         return self.policy_loss(model, inputs) + value_loss
 
     def value_loss(self, inputs: Batch) -> Tensor:
@@ -470,7 +473,8 @@ class TrainingLoop:
             log_ratio,
             inputs["advantages"],
             loss_mask,
-            cliprange_low=host.epsilon_low,  # TRL's name for `cliprange`
+            # `epsilon_low` is TRL's name for `cliprange`.
+            cliprange_low=host.epsilon_low,
             cliprange_high=host.epsilon_high,
             delta=self.args.delta,
             weights=self.token_factors(inputs, logprobs),
@@ -646,7 +650,8 @@ class TrainingLoop:
         if self.correction is None or is_warming_up(self.host):
             return
         factor, figures = self.correction.finish(mean, self.scaler)
-        self.optimizers.scale_step(factor)  # of the next step alone, also if a guard empties that
+        # The factor is for the next step alone, also if a guard empties that.
+        self.optimizers.scale_step(factor)
         for name, value in figures.items():
             self.metrics.add_scalar(name, value)
 

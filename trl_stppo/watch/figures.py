@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
-FALLS = "guard/falls"  # so far in the run
+# Falls so far in the run.
+FALLS = "guard/falls"
 # Shown for a metric that is missing or not a number.
 NOTHING = "–"  # noqa: RUF001
 
@@ -17,7 +18,8 @@ def number(value: Any) -> float | None:
         return None
     try:
         figure = float(value)
-    except OverflowError:  # an int of hundreds of digits
+    except OverflowError:
+        # An int may have hundreds of digits.
         return None
     return figure if math.isfinite(figure) else None
 

@@ -30,20 +30,29 @@ logger = logging.getLogger(__name__)
 
 
 class Column(NamedTuple):
-    """A column of the progress lines: label, metric, number format, width, meaning."""
+    """A column of the progress lines: label, metric, number format, width, meaning.
+
+    Attributes:
+        width: width of the column, with the spaces before it.
+        meaning: for the legend.
+    """
 
     label: str
     metric: str
     form: str
-    width: int  # with the spaces before it
-    meaning: str  # for the legend
+    width: int
+    meaning: str
 
 
 OVERLAP = "perf/overlap"
-PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
-FIRST = 3  # rollouts with equal advantages after which a line says so
-LAST = 5  # rollouts that the end of a run looks at
-WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
+# Metrics of one rollout's durations.
+PLAYING = ("perf/generation_seconds", "perf/wait_seconds")
+# Rollouts with equal advantages after which a line says so.
+FIRST = 3
+# Rollouts that the end of a run looks at.
+LAST = 5
+# Factor on the speed from which the end of a run names `rollout_overlap`.
+WORTH = 1.2
 
 # From left to right; 80 characters with place and times. The score replaces a success that is not known.
 COLUMNS = (
@@ -88,15 +97,15 @@ class ProgressLines(TrainerCallback):
         self.task = task
         # Whether `rollout_overlap` is supported.
         self.can_overlap: Callable[[], bool] = lambda: False
-        self._steps = 1  # of a round
-        self._lines = 0  # rounds with a line
+        self._steps = 1
+        self._lines = 0
         self._training, self._first = False, 0
-        self._began = self._evaluating = self._at_line = 0.0  # seconds
+        self._began = self._evaluating = self._at_line = 0.0
         self._columns: list[Column] = []
-        self._known: set[str] = set()  # metrics logged so far
+        self._known: set[str] = set()
         self._since: dict[str, list[float]] = {}
         self._guards: dict[str, float] = {}
-        self._best = -math.inf  # success or score of a line
+        self._best = -math.inf
         self._explains = self._bars = self._warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -104,7 +113,8 @@ class ProgressLines(TrainerCallback):
         self._steps, self._first = steps_per_round(args), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
         self._columns, self._since = [], {}
-        for entry in state.log_history:  # a resumed run keeps its columns and counts
+        # A resumed run keeps its columns and counts.
+        for entry in state.log_history:
             self._take(entry)
         self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
         self._began, self._evaluating, self._at_line = time.monotonic(), 0.0, 0.0
@@ -227,7 +237,7 @@ class ProgressLines(TrainerCallback):
         left_out = "score" if SUCCESS in self._known else "success"
         known = [column for column in COLUMNS if column.metric in self._known]
         columns = [column for column in known if column.label != left_out]
-        if columns != self._columns:  # also after a critic's warm-up
+        if columns != self._columns:
             for line in legend(columns, self._columns, len(place), self._explains):
                 say(line)
             self._columns = columns
@@ -241,14 +251,15 @@ class ProgressLines(TrainerCallback):
         outcome = next((v for c, v in means.items() if c.metric in (SUCCESS, SCORE)), None)
         if outcome is not None and outcome > self._best:
             self._best = outcome
-            if self._lines:  # in the space behind the first cell
+            if self._lines:
                 figures = f"{cells[0]}*{figures[len(cells[0]) + 1 :]}"
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         say(f"{place}{figures}{word}")
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
-            many = 0.95 if solved is None else 0.25  # without a success nearly all must be cut
+            # Without a success nearly all must be cut.
+            many = 0.95 if solved is None else 0.25
             if not self._warned and cut is not None and cut > many and not solved:
                 self._warned = True
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
@@ -330,7 +341,8 @@ def mean(values: list[float] | None) -> float | None:
 def wrapped(text: str, longest: int = 1000) -> list[str]:
     """Wrap a text to the terminal's width, without breaks in words and paths."""
     width = longest
-    with contextlib.suppress(AttributeError, ValueError):  # no stdout, or closed
+    # There may be no stdout, or it is closed.
+    with contextlib.suppress(AttributeError, ValueError):
         if sys.stdout.isatty():
             width = min(shutil.get_terminal_size().columns, longest)
     return textwrap.wrap(
@@ -346,5 +358,6 @@ def say(line: str) -> None:
         except UnicodeEncodeError:
             encoding = sys.stdout.encoding or "ascii"
             print(line.encode(encoding, "replace").decode(encoding), flush=True)
-    except (OSError, ValueError):  # terminal, reader or stdout is closed
+    except (OSError, ValueError):
+        # Terminal, reader or stdout is closed.
         logger.debug("Cannot be printed: %s", line, exc_info=True)

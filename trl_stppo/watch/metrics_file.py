@@ -32,7 +32,7 @@ class MetricsFile(TrainerCallback):
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self._task = task
         self._path: Path | None = None
-        self._before: list[dict[str, Any]] = []  # entries before the training
+        self._before: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin `metrics.jsonl` with the settings and the log so far."""

@@ -79,7 +79,7 @@ def test_it_scores_and_ranks_as_bm25s_does(large) -> None:
         found = index.ranked(" ".join(query), k)
         assert [s for _, s in found] == pytest.approx(scores[expected].tolist(), rel=1e-5)
         gaps = np.abs(np.diff(scores[expected]))
-        if len(expected) < 2 or gaps.min() > 1e-4:  # else rounding decides
+        if len(expected) < 2 or gaps.min() > 1e-4:
             boundary = np.sort(scores)[::-1][len(expected) - 1 : len(expected) + 1]
             if len(boundary) < 2 or boundary[0] - boundary[1] > 1e-4:
                 assert [p for p, _ in found] == [passages[i] for i in expected]

@@ -81,7 +81,7 @@ def test_an_index_that_learns_gets_its_vectors_first(tmp_path) -> None:
     index = DenseIndex(tmp_path / "x", encode=HashEncoder())
     hits = sum(index.search(f"{p.title} {p.text}", 1) == [p] for p in passages)
     assert hits > 280
-    assert len(index.search("word1", 300)) < 300  # one list of four is looked at
+    assert len(index.search("word1", 300)) < 300
 
 
 def test_an_encoder_by_name_is_loaded_by_sentence_transformers(folder, monkeypatch) -> None:

@@ -26,11 +26,11 @@ def copies(tmp_path) -> str:
     folder = tmp_path / "copies"
     train = [
         ("who sang it", ["Ann"]),
-        ("Who sang it?", ["Ann again"]),  # a duplicate but for case and punctuation
-        ("where is the tower", ["Paris"]),  # in the evaluation of the same set
-        ("what year", ["1997"]),  # in that of hotpotqa
+        ("Who sang it?", ["Ann again"]),
+        ("where is the tower", ["Paris"]),
+        ("what year", ["1997"]),
         ("nobody knows", []),
-        ("nobody can say", ["  ", "?"]),  # "?" is an answer like any other
+        ("nobody can say", ["  ", "?"]),
         ("", ["empty"]),
         ("who wrote it", ["Bo"]),
     ]
@@ -88,7 +88,7 @@ def test_limits_are_per_data_set_and_the_seed_decides(tmp_path):
     assert len(both) == 20
     of_the_second = [q.startswith("other") for q in both]
     assert sum(of_the_second) == 10
-    assert of_the_second != sorted(of_the_second)  # mixed
+    assert of_the_second != sorted(of_the_second)
     assert both == drawn(0, *TRAIN) != drawn(1, *TRAIN)
     assert {q for q in both if q.startswith("question")} == set(drawn(0, "nq"))
     assert set(drawn(1, "nq")) != set(drawn(0, "nq"))

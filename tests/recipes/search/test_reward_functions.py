@@ -37,7 +37,7 @@ def said(*turns: str | None) -> list[dict[str, str | None]]:
     ("<answer>two</answer> <think><answer>one</answer></think>", "two"),
     ("<think><answer>one</answer>", None),
     ("so <answer>one</answer>? No. </think> <answer>two</answer>", "two"),
-    ("<answer>one</answer> </think>", None),  # the template opened the thought
+    ("<answer>one</answer> </think>", None),
     ("<answer>one <think> two </think></answer>", None),
     ("<information> <answer>one</answer> </information>", None),
     ("<ANSWER>one</ANSWER>", None),
@@ -68,12 +68,12 @@ def test_contents_that_are_no_strings():
 
 
 ROWS = [
-    ("The   PARIS!", ["Paris"], 1.0, 1.0),  # articles, punctuation, case, spaces
-    ("Cafe\u0301", ["caf\u00e9"], 1.0, 1.0),  # unicode
-    ("Lyon", ["Paris", "Lyon"], 1.0, 1.0),  # several gold answers
+    ("The   PARIS!", ["Paris"], 1.0, 1.0),
+    ("Cafe\u0301", ["caf\u00e9"], 1.0, 1.0),
+    ("Lyon", ["Paris", "Lyon"], 1.0, 1.0),
     ("Paris, France", ["Paris", "Lyon"], 0.0, 2 / 3),
-    ("", ["Paris"], 0.0, 0.0),  # empty answer
-    ("Paris", "Paris", 1.0, 1.0),  # one string
+    ("", ["Paris"], 0.0, 0.0),
+    ("Paris", "Paris", 1.0, 1.0),
     ("1997", [1997], 1.0, 1.0),
     ("Paris", None, None, None),
     ("Paris", [], None, None),
@@ -124,9 +124,9 @@ ANSWER = "<think>I know.</think> <answer>Paris</answer>\n"
 @pytest.mark.parametrize(("turns", "share"), [
     ([ANSWER], 1.0),
     ([SEARCH, ANSWER], 1.0),
-    ([SEARCH, SEARCH], 0.5),  # no answer at the end
-    ([ANSWER, ANSWER], 0.5),  # an answer before the end
-    ([SEARCH, "<answer>Paris</answer>"], 0.5),  # no thought
+    ([SEARCH, SEARCH], 0.5),
+    ([ANSWER, ANSWER], 0.5),
+    ([SEARCH, "<answer>Paris</answer>"], 0.5),
     ([SEARCH, "<think></think><answer>Paris</answer>"], 0.5),
     ([SEARCH, "<think>t</think><answer> </answer>"], 0.5),
     ([SEARCH, SEARCH + ANSWER], 0.5),

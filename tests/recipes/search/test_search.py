@@ -17,7 +17,7 @@ from trl_stppo.recipes.search.view import NOTHING_FOUND
 @BOTH
 def test_keeps_the_contract_and_offers_nothing_else(kind) -> None:
     assert isinstance(kind(), TextEnv)
-    methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]  # TRL's rule
+    methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
     assert [name for name in methods if not name.startswith("_")] == ["reset", "step"]
 
 
@@ -139,12 +139,12 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
 
 
 @pytest.mark.parametrize(("row", "answer", "right"), [
-    ({"answers": ["Paris"], "choices": []}, "The Paris.", True),  # an open question
+    ({"answers": ["Paris"], "choices": []}, "The Paris.", True),
     ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
     ({"answers": ["Paris"]}, "Paris", True),
     ({"answers": ["Paris"]}, "Lyon", False),
     ({"answers": ["B"], "choices": []}, "(C)", False),
-    ({"answers": ["B"]}, "(b)", True),  # no column, and all answers are letters
+    ({"answers": ["B"]}, "(b)", True),
     ({"answers": ["B", "Paris"]}, "Paris", True),
     ({"answers": ["B"], "choices": ["alpha", "beta"]}, "B) beta", True),
     ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),

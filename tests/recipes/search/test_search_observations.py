@@ -59,7 +59,7 @@ def test_the_cap_in_tokens_is_never_exceeded_and_used_up(cap: int) -> None:
     assert shown.endswith("</information>")
     body = shown.removeprefix("<information>").removesuffix("</information>")
     whole = "\n".join(f'Doc {i + 1}(Title: "The {i}") {" ".join(words)}' for i in range(3))
-    assert f"{whole} ".startswith((f"{body} ", f"{body}\n"))  # a beginning, whole words
+    assert f"{whole} ".startswith((f"{body} ", f"{body}\n"))
 
 
 def test_a_cut_never_ends_in_a_heading() -> None:

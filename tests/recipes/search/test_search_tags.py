@@ -30,7 +30,7 @@ class Anything:
     ("<search> q </search>", Turn("search", "q")),
     ("<answer>a</answer> so", Turn("answer", "a")),
     ("<think>t</think>\n<search>q</search>\n", Turn("search", "q", True)),
-    ("t</think><search>q</search>", Turn("search", "q", True)),  # opened by the template
+    ("t</think><search>q</search>", Turn("search", "q", True)),
     ("</think><search>q</search>", Turn("search", "q")),
     ("so <think>t</think><search>q</search>", Turn("search", "q")),
     ("<think>a <search> tag</think><search>q</search>", Turn("search", "q")),
@@ -110,4 +110,4 @@ def test_repetitions_take_milliseconds(piece):
     last_answer(text)
     format_reward([text])
     exact_match_reward([f"<answer>{text}</answer>"], answers=["A"])
-    assert time.process_time() - started < 1.0  # quadratic: minutes
+    assert time.process_time() - started < 1.0

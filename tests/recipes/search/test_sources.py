@@ -43,7 +43,7 @@ def test_the_medical_sets(tmp_path):
     first, second, third = read(tmp_path, "medmcqa", "eval")
     assert (first.answers, first.choices) == (("A",), ("Iron", "Zinc", "Lead", "Gold"))
     assert (second.answers, second.choices[0], second.id) == (("D",), "Tin", "m-validation")
-    assert third.answers == ()  # an empty choice
+    assert third.answers == ()
 
     for split, config in (("eval", "pqa_labeled"), ("train", "pqa_artificial")):
         first, second = read(tmp_path, "pubmedqa", split)

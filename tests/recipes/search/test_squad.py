@@ -13,10 +13,10 @@ from trl_stppo.recipes.search.squad import exact_match, f1_score, normalize_answ
 @pytest.mark.parametrize(("text", "expected"), [
     ("a cat, an owl and the Dog.", "cat owl and dog"),
     ("  two \n\t words ", "two words"),
-    ("theatre", "theatre"),  # an article inside a word stays
+    ("theatre", "theatre"),
     ("A", ""),
     ("os.path __init__", "ospath init"),
-    ("“quoted” École", "“quoted” école"),  # only ASCII punctuation goes, as in the SQuAD script
+    ("“quoted” École", "“quoted” école"),
 ])  # fmt: skip
 def test_normalisation_by_hand(text: str, expected: str) -> None:
     assert normalize_answer(text) == expected
@@ -34,18 +34,21 @@ DECOMPOSED = unicodedata.normalize("NFD", "Café à la Noël")
 
 def test_the_same_text_in_another_unicode_form_is_the_same() -> None:
     assert DECOMPOSED != "Café à la Noël"
-    assert normalize_answer(DECOMPOSED) == "café à la noël"  # the "a" of "à" is no article
+    assert normalize_answer(DECOMPOSED) == "café à la noël"
     assert exact_match(DECOMPOSED, ["Café à la Noël"])
     assert f1_score("Café", [unicodedata.normalize("NFD", "Café")]) == 1.0
 
 
 @pytest.mark.parametrize(("prediction", "answers", "expected"), [
-    ("the cat sat", ["cat sat down"], 0.8),  # 2 of 2 and 2 of 3 words
-    ("cat cat", ["cat"], 2 / 3),  # a word counts as often as both have it
+    # Common are 2 of 2 and 2 of 3 words.
+    ("the cat sat", ["cat sat down"], 0.8),
+    # A word counts as often as both texts have it.
+    ("cat cat", ["cat"], 2 / 3),
     ("cat cat", ["a cat, a cat!"], 1.0),
     ("dog", ["cat"], 0.0),
     ("The CAT.", ["dog", "cat"], 1.0),
-    ("black cat", ["dog", "cat", "black cat and dog"], 2 / 3),  # the best of several
+    # The best of several answers counts.
+    ("black cat", ["dog", "cat", "black cat and dog"], 2 / 3),
     ("", ["cat"], 0.0),
     ("cat", [""], 0.0),
     ("", [""], 0.0),

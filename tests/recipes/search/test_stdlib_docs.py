@@ -15,7 +15,7 @@ with scripts() as _module:
 
 def test_what_is_shipped_reads_as_the_maker_made_it(tmp_path) -> None:
     made = maker.questions("test"), maker.questions("train"), maker.passages()
-    if sys.version_info[:2] == (3, 11):  # other versions have other libraries
+    if sys.version_info[:2] == (3, 11):
         assert made == (questions("test"), questions("train"), passages())
     maker.write(tmp_path)
     shipped = {path.name: len(path.read_bytes()) for path in maker.SHIPPED.iterdir()}

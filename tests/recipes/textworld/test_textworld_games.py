@@ -74,7 +74,7 @@ def test_a_quest_takes_as_many_steps_as_it_says(folder, made):
         constants = game.kb.types.constants_mapping
         last = game.quests[-1].win_events[0]
         states = [game.world.state]
-        for _ in range(2):  # one step fewer than the walkthrough, whatever they are
+        for _ in range(2):
             assert not any(last.is_triggering(state) for state in states)
             after = []
             for state in states:

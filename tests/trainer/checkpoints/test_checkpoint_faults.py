@@ -28,7 +28,7 @@ RUN = {
     "gradient_accumulation_steps": 2,
     "num_mini_batches": 2,
     "num_ppo_epochs": 2,
-    "max_steps": 6,  # a rollout batch and a half
+    "max_steps": 6,
     "save_strategy": "steps",
     "save_steps": 1,
 }

@@ -22,7 +22,7 @@ CHANGES = {
     "the critic's rate": {"critic_learning_rate": 1e-3},
     "Adam": {"weight_decay": 0.4, "adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-3},
 }
-POLICY, BARE, CRITIC, BARE_CRITIC = range(4)  # groups: with weight decay and without
+POLICY, BARE, CRITIC, BARE_CRITIC = range(4)
 
 
 def build(folder, *callbacks, **options) -> STPPOTrainer:
@@ -102,7 +102,7 @@ def test_nothing_is_written_where_nothing_is_new(stopped, tmp_path, caplog):
 
     first = build(tmp_path, ByHand({"weight_decay": 0.4}), max_steps=AT)
     first.train()
-    first._save_checkpoint(first.model, None)  # after the callback
+    first._save_checkpoint(first.model, None)
     second = build(tmp_path, learning_rate=1e-3)
     second.train(resume_from_checkpoint=True)
     decays = [group["weight_decay"] for group in second.optimizer.param_groups]

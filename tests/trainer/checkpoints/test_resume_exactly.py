@@ -20,13 +20,13 @@ RUN = {
     "critic_learning_rate": 2e-2,
     "lr_scheduler_type": "cosine",
     "max_grad_norm": 0.5,
-    "rows": 16,  # two rollout batches an epoch
+    "rows": 16,
     "shuffle_dataset": True,
     "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 4,  # micro-batches of a rollout batch, two for each step
+    "gradient_accumulation_steps": 4,
     "num_mini_batches": 2,
     "num_ppo_epochs": 2,
-    "max_steps": 12,  # an epoch and a half
+    "max_steps": 12,
     "save_strategy": "steps",
     "save_steps": 1,
 }

@@ -31,7 +31,7 @@ OPTIONS = {
     "num_ppo_epochs": 2,
     "max_steps": 4,
     "save_strategy": "steps",
-    "save_steps": 2,  # one rollout, two epochs
+    "save_steps": 2,
 }
 KINDS = ("full", "shared", "shared-pretrained", "peft-value", "default")
 IDS = torch.arange(3, 19).unsqueeze(0)

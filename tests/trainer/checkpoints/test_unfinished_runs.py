@@ -25,7 +25,7 @@ FAR = STEPS * RATE * NOISE / SETTINGS["adam_epsilon"]
 # Traces keep six digits, of which the last one is rounded.
 DIGITS = 1e-5
 # The log may gain and lose names, but not these.
-GONE = {"policy/movement"}  # its part before the checkpoint is still logged
+GONE = {"policy/movement"}
 LOGGED = ("loss", "grad_norm", "policy/ratio_mean", "episode/score", "clip_bias/scale")
 
 

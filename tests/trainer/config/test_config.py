@@ -208,10 +208,10 @@ def test_dictionaries_parse_as_flags(tmp_path):
 
 
 PRECISIONS = [
-    ({}, False, False),  # no accelerator
+    ({}, False, False),
     ({"use_cpu": True}, True, False),
     ({"use_cpu": True, "bf16": True}, False, True),
-    ({}, True, True),  # as TRL's
+    ({}, True, True),
 ]
 
 

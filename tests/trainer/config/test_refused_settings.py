@@ -101,7 +101,7 @@ REFUSED = [
 TOGETHER = [
     ({"stop_token": "eos", "stop_token_id": 5}, "`stop_token` and `stop_token_id`"),
     ({"stop_token_id": 5, "use_vllm": True}, "`stop_token_id` .* `use_vllm"),
-    ({"importance_sampling_level": "turn"}, "`importance_sampling_level='turn'`"),  # of PPO alone
+    ({"importance_sampling_level": "turn"}, "`importance_sampling_level='turn'`"),
     ({"num_mini_batches": 3, "gradient_accumulation_steps": 8}, "Nearest: 9"),
     ({"critic_warmup_steps": 3, "num_ppo_epochs": 2}, "Nearest: 4"),
     ({"critic_learning_rate": "1e-5"}, r"`critic_learning_rate='1e-5'.* 1\.0e-5"),

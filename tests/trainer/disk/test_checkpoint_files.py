@@ -74,7 +74,7 @@ def kill_at(monkeypatch, operation: int) -> None:
         def call(*args, **kwargs):
             left[0] -= 1
             if left[0] == 0:
-                if name == "rmtree" and args[0].exists():  # some of it is gone already
+                if name == "rmtree" and args[0].exists():
                     for file in [p for p in args[0].rglob("*") if p.is_file()][:1]:
                         file.unlink()
                 raise Killed
@@ -112,7 +112,7 @@ def test_killed_anywhere_while_saving(operation, again, tmp_path, monkeypatch):
 def test_the_kills_reach_every_operation(tmp_path, monkeypatch):
     save(tmp_path, 2)
     kill_at(monkeypatch, 16)
-    save(tmp_path, 2)  # fewer operations than the parametrisation above has
+    save(tmp_path, 2)
 
 
 def test_a_sealed_checkpoint_that_was_not_renamed_yet_is_used(tmp_path):
@@ -213,7 +213,7 @@ def test_a_run_that_went_back_keeps_its_own(tmp_path):
 
 def test_a_deletion_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    kill_at(monkeypatch, 3)  # after the rename, while files go
+    kill_at(monkeypatch, 3)
     with pytest.raises(Killed):
         discard(tmp_path / "checkpoint-1")
     assert checkpoints(tmp_path) == []
@@ -245,7 +245,7 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
     (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")
     prune(run, 2, None)
     assert complete(run) == ["checkpoint-2", "checkpoint-3"]
-    save(run, 2, "new")  # in place of a link, also of one that leads nowhere
+    save(run, 2, "new")
     (run / "checkpoint-4").symlink_to(elsewhere / "nowhere")
     save(run, 4)
     prune(run, 1, None)

@@ -61,7 +61,7 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     """Real trainings: the second is refused, changes nothing, and starts at once after a kill."""
     first = processes("-m", "tests.kit.signals_run", str(tmp_path))
     until(first, "BEGIN 2")
-    first.send_signal(signal.SIGSTOP)  # it may go on, and so it has the folder
+    first.send_signal(signal.SIGSTOP)
     files = sorted(tmp_path.rglob("*"))
     second, _ = scripted_trainer(tmp_path, **RUN)
     with pytest.raises(RunLockError) as refused:
@@ -72,7 +72,7 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     assert since.endswith(" UTC")
     assert sorted(tmp_path.rglob("*")) == files
 
-    first.kill()  # and nobody waits for it
+    first.kill()
     # It is dead, and its number still taken.
     assert wait_until(lambda: not is_running(first.pid))
     assert os.path.exists(f"/proc/{first.pid}")

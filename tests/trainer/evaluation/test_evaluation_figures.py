@@ -36,7 +36,7 @@ def test_figures_are_sums_divided_once(tmp_path):
         assert metrics[f"eval_{name}"] == pytest.approx(statistics.fmean(known))
     assert metrics["eval_reward_std"] == pytest.approx(statistics.stdev(known))
     assert metrics["eval_pay"] == pytest.approx(statistics.fmean(pays))
-    scores = [0.0, 1.0, 2.0, 0.0, 40.0]  # as in training, an episode without a reward has none
+    scores = [0.0, 1.0, 2.0, 0.0, 40.0]
     assert metrics["eval_episode/score"] == pytest.approx(statistics.fmean(scores))
     half = 1.959964 * statistics.stdev(scores) / math.sqrt(5)
     assert metrics["eval_episode/score_high"] - metrics["eval_episode/score"] == pytest.approx(half)
@@ -72,7 +72,7 @@ def test_repetitions_widen_the_interval():
     """Two rows of four equal episodes each say no more than two episodes."""
     run = EvaluationRun(["paid"])
     run.episodes = [episode((i // 4, i % 4), float(i // 4), success=i >= 4) for i in range(8)]
-    run.episodes += [episode((i, 4), 0.5) for i in (0, 1)]  # whose environments do not say
+    run.episodes += [episode((i, 4), 0.5) for i in (0, 1)]
     figures = run.figures(lambda parts: parts)
     assert figures["episode/success_rate"] == 0.5
     assert figures["episode/success_known"] == 0.8

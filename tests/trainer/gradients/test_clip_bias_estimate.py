@@ -43,7 +43,7 @@ def test_norms_and_scale_equal_an_independent_computation(variant, split, tmp_pa
     trainer, recorder = train(
         tmp_path,
         variant=variant,
-        entropy_coef=0.1,  # no part of either norm
+        entropy_coef=0.1,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=steps,
         **ESTIMATED,

@@ -89,7 +89,8 @@ def test_the_split_into_micro_batches_changes_nothing(loss_type, tmp_path):
     for other, other_losses, other_recorder in runs.values():
         for name in FIGURES:
             assert other[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
-        assert other_losses == pytest.approx(losses, rel=1e-6, abs=1e-6)  # summed in float32
+        # The losses are summed in float32.
+        assert other_losses == pytest.approx(losses, rel=1e-6, abs=1e-6)
         for step in range(4):
             for part in ("policy", "critic"):
                 assert_same(other_recorder.moved(part, step), recorder.moved(part, step), 1e-8)
@@ -163,4 +164,4 @@ def test_loss_value_is_the_usual_objective(tmp_path):
     trainer, recorder = train(tmp_path, clip_bias_estimator="exact")
     expected = -LossReference(recorder.batches[0]).clipped.item()
     expected += trainer.args.vf_coef * logged(trainer, "value/loss")[0]
-    assert math.isclose(logged(trainer, "loss")[0], expected, rel_tol=1e-6)  # summed in float32
+    assert math.isclose(logged(trainer, "loss")[0], expected, rel_tol=1e-6)

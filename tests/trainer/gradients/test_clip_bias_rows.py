@@ -195,8 +195,8 @@ def test_a_step_that_was_interrupted_leaves_nothing_behind(when, tmp_path):
     )
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    trainer._step, trainer._buffered_inputs = 0, None  # upstream's own, as a new trainer has them
-    del trainer._generate_and_score_completions  # no longer stale
+    trainer._step, trainer._buffered_inputs = 0, None
+    del trainer._generate_and_score_completions
     trainer.train()
     names = [f"clip_bias/{n}" for n in FIGURES]
     for name in [*names, "value/grad_norm", "policy/clip_fraction", "value/loss"]:

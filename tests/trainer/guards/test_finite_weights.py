@@ -30,7 +30,7 @@ class Packed(nn.Parameter):
 
 
 def test_large_weights_and_the_bits_of_quantised_ones_are_none_of_it(tmp_path):
-    model = policy_with(1e30)  # whose square is infinite
+    model = policy_with(1e30)
     trainer = build_playing(tmp_path, arguments={"model": model})
     packed = Packed(torch.full((2,), math.nan), requires_grad=False)
     trainer.model.register_parameter("packed", packed)

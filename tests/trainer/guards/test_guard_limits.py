@@ -17,7 +17,7 @@ def test_beyond_target_kl_the_rest_of_the_rollout_batch_moves_nothing(free_run, 
     free, free_moments = free_run
     kl = logged(free, "policy/approx_kl")
     assert 0 <= kl[0] < kl[1] < kl[2], "the case should be interesting"
-    target = (kl[1] + kl[2]) / 2  # exceeded by the third mini-batch of the first rollout
+    target = (kl[1] + kl[2]) / 2
     trainer, moments = run(tmp_path, max_steps=8, target_kl=target, **FAR)
     after = moments.by_step
     assert same(after[2], free_moments.by_step[2]), "up to there nothing differs"

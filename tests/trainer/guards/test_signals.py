@@ -50,10 +50,10 @@ def uninterrupted(tmp_path_factory):
 
 
 MOMENTS = [
-    (signal.SIGTERM, "on_step_begin", 1, 2),  # amid a rollout batch's three epochs
-    (signal.SIGINT, "on_step_begin", 3, 4),  # before a rollout
+    (signal.SIGTERM, "on_step_begin", 1, 2),
+    (signal.SIGINT, "on_step_begin", 3, 4),
     (signal.SIGTERM, "on_pre_optimizer_step", 4, 5),
-    (signal.SIGINT, "on_save", 2, 3),  # after the step's end
+    (signal.SIGINT, "on_save", 2, 3),
 ]
 
 

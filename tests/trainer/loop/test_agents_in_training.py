@@ -231,7 +231,7 @@ def test_an_address_is_open_to_the_secret_of_a_running_episode_alone(tmp_path):
 
     trainer = play_once(tmp_path, agent)
     assert [(str(e.stop_reason), e.error) for e in trainer.episodes] == [("terminated", None)]
-    with pytest.raises(openai.AuthenticationError):  # it has expired
+    with pytest.raises(openai.AuthenticationError):
         ask(known["key"])
     port = int(known["address"].split(":")[2].split("/")[0])
     assert known["address"] == f"http://127.0.0.1:{port}/v1/"

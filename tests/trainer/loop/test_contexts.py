@@ -70,7 +70,7 @@ def loop_gae(trainer, lam, gamma, by_turn):
     values, final = trainer.values
     expected = {}
     for episode, calls in calls_of(trainer):
-        units = []  # tokens, reward, value
+        units = []
         for reward, (row, tokens) in zip(episode.turn_rewards, calls, strict=True):
             parts = [tokens] if by_turn else [[t] for t in tokens]
             for part in parts:

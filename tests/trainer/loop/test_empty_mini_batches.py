@@ -89,7 +89,7 @@ def test_they_neither_count_as_skips_nor_end_a_row_of_them(tmp_path):
 def test_a_resumed_run_goes_on_counting(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 4}
     whole, expected = run(tmp_path, masked(1), **save)
-    trainer, moments = build(tmp_path, **save)  # in the middle of the masked batch
+    trainer, moments = build(tmp_path, **save)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert same(expected.by_step[6], moments.by_step[6])
     assert logged(trainer, "guard/empty_steps") == logged(whole, "guard/empty_steps")

@@ -71,7 +71,7 @@ def test_every_micro_batch_is_weighted_with_its_mini_batchs_counts(finished):
 def test_an_unset_clip_range_is_narrowed_by_the_mini_batchs_tokens_per_turn(finished):
     for (_, turns, tokens, _), widths in zip(finished.totals, finished.widths, strict=True):
         assert widths == (pytest.approx(0.2 * turns / tokens),) * 2
-    assert len(set(finished.widths)) > 1  # turns differ in length
+    assert len(set(finished.widths)) > 1
     assert min(finished.widths)[0] < 0.1
 
 

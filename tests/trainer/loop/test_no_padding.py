@@ -14,7 +14,7 @@ from trl_stppo.trainer.agent_trainer import AgentTrainer
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.training_loop import TrainingLoop
 
-LENGTHS = [60, 7, 30, 8, 9, 33, 10, 58]  # prompt and completion together
+LENGTHS = [60, 7, 30, 8, 9, 33, 10, 58]
 INF = float("inf")
 
 
@@ -58,7 +58,7 @@ class Counted(STPPOTrainer):
         def parts(*args):
             found = original(*args)
             for part in found:
-                self._count("critic", part.input_ids)  # of the policy too: subtracted below
+                self._count("critic", part.input_ids)
             return found
 
         self._forward.parts = parts
@@ -166,7 +166,8 @@ def test_grouping_changes_the_update_by_rounding_only(variant, multiple, tmp_pat
         )  # fmt: skip
         runs.append((logged(trainer, "loss"), recorder))
     for losses, recorder in runs[1:]:
-        assert losses == pytest.approx(runs[0][0], rel=1e-6, abs=1e-6)  # summed in float32
+        # The losses are summed in float32.
+        assert losses == pytest.approx(runs[0][0], rel=1e-6, abs=1e-6)
         for step in range(2):
             for part in ("policy", "critic"):
                 assert_same(recorder.moved(part, step), runs[0][1].moved(part, step), 1e-9)
@@ -199,7 +200,7 @@ def test_tiles_are_small_where_trl_folds_them_in_torch_and_restored_afterwards(t
 
     class Watched(Counted):
         def _compute_loss(self, model, inputs):
-            tokens.append(chunked_logprob.TOKEN_CHUNK_SIZE)  # holds for the backward pass too
+            tokens.append(chunked_logprob.TOKEN_CHUNK_SIZE)
             return super()._compute_loss(model, inputs)
 
     before = chunked_logprob.TOKEN_CHUNK_SIZE

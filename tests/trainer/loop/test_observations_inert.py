@@ -80,7 +80,7 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
     original_kl = TrainingLoop.kl_to_reference
 
     def kl(self, batch):
-        original_kl(self, batch)  # makes the old logprobs
+        original_kl(self, batch)
         for key, value in (("old_per_token_logps", poison), ("ref_per_token_logps", -poison)):
             batch[key] = batch[key].masked_fill(outside, value)
         return original_kl(self, batch)

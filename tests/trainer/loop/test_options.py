@@ -19,7 +19,7 @@ from tests.kit.scripted import plain_logprobs
 from trl_stppo import STPPOTrainer
 
 CLIP = 0.2
-BUDGET = 64  # max_completion_length, dr_grpo's constant
+BUDGET = 64
 
 
 def expected_loss(
@@ -92,7 +92,8 @@ def test_beta_adds_the_k3_estimator_of_the_kl(corrected, kl_coef, tmp_path):
     check(trainer, batch, beta=0.3, corrected=corrected)
 
 
-@pytest.mark.parametrize("gap", [1e3, math.inf])  # exp(1e3) is too large for float64 too
+# exp(1e3) is too large for float64 too.
+@pytest.mark.parametrize("gap", [1e3, math.inf])
 def test_the_ratio_that_corrects_the_kl_cannot_overflow(gap, tmp_path):
     trainer, batch = captured(tmp_path, beta=0.3, use_bias_correction_kl=True)
     b, t = batch["loss_mask"].nonzero()[0].tolist()

@@ -34,7 +34,7 @@ from trl_stppo.generation.policy_copy import PolicyCopy
 from trl_stppo.rollout import engine
 from trl_stppo.trainer.overlap import Flight
 
-PER_BLOCK = 2  # optimizer steps
+PER_BLOCK = 2
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 40}
 
 
@@ -231,7 +231,7 @@ def test_other_rows_than_those_played_are_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", quick(range(1, 10), 3, 8))
 def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
     folder, expected = whole
-    way = OVERLAP if step % 2 else STALE  # the same run, so it may be switched
+    way = OVERLAP if step % 2 else STALE
     resumed = trainer_for(tmp_path, **way, **SAVES)
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     end = end_of(resumed)
@@ -261,7 +261,7 @@ class Sends(TrainerCallback):
 
 @pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path, request):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     trainer = trainer_for(tmp_path, **OVERLAP, **SAVES)
     trainer.add_callback(Sends(4, int(number)))
@@ -290,7 +290,7 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert time.monotonic() - before < 60  # the environments' own limit is 120 s
+    assert time.monotonic() - before < 60
     assert wait_until(lambda: not rollout_threads(), 10)
     Held.may_answer.set()
     del trainer._loop.source._launch
@@ -385,7 +385,7 @@ def test_environments_that_fail_in_flight_end_the_run_with_a_checkpoint(tmp_path
     monkeypatch.setattr(engine, "MAX_FAILURES_IN_A_ROW", 8)
     given = {"environment_factory": Breaks}
     trainer = trainer_for(tmp_path, **OVERLAP, arguments=given)
-    Breaks.left = 16  # the third rollout fails, beside the second update
+    Breaks.left = 16
     with pytest.raises(EnvironmentFailureError, match="no server"):
         trainer.train()
     assert trainer.state.global_step == 4
@@ -471,13 +471,13 @@ def test_a_server_has_the_weights_of_each_blocks_beginning(served):
     assert figures(trainer, "rollout/staleness_max") == [0.0, *[PER_BLOCK] * 4]
     assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 1e-4
     assert min(figures(trainer, "sampling/drift")[1:]) > 1e-3
-    assert client.syncs == 4  # of blocks 0 to 3; the last one launches nothing
+    assert client.syncs == 4
 
 
 def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again(
     served, monkeypatch
 ):
-    monkeypatch.setattr(server, "FIRST_PAUSE", 0.01)  # before a turn is requested again
+    monkeypatch.setattr(server, "FIRST_PAUSE", 0.01)
     trainer, engine_server, client = served
 
     launch = trainer._loop.source._launch
@@ -560,7 +560,7 @@ def test_one_thread_plays_all_rollouts_and_keeps_none_of_them(tmp_path):
         gc.collect()
         assert all(flight() is None for flight in flights)
         launch()
-        if trainer._loop.source._flight is not None:  # not behind the last update
+        if trainer._loop.source._flight is not None:
             flights.append(weakref.ref(trainer._loop.source._flight))
 
     player.run_ahead, trainer._loop.source._launch = noted, launched

@@ -21,7 +21,7 @@ def test_micro_batches_of_truncated_episodes_only_do_no_harm(tmp_path, size):
     trainer.train()
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     logged = [entry for entry in trainer.state.log_history if "policy/clip_fraction" in entry]
-    assert len(logged) == 2  # in each step some of the eight episodes count
+    assert len(logged) == 2
     assert all(0.5 <= entry["completions/clipped_ratio"] < 1.0 for entry in logged)
     assert all(entry["policy/clip_fraction"] == 0.0 for entry in logged)
 
@@ -39,7 +39,7 @@ def batch(lengths, width):
     ("lengths", "width", "kept"), [([3, 5], 10, 5), ([0, 0], 10, 1), ([10], 10, 10), ([2, 3], 5, 3)]
 )
 def test_only_columns_that_all_episodes_lack_are_cut(lengths, width, kept):
-    cut = without_padding(batch(lengths, width))  # prompts have 5 columns and keep them
+    cut = without_padding(batch(lengths, width))
     assert cut["completion_ids"].shape == (len(lengths), kept)
     assert cut["advantages"].shape == (len(lengths), kept)
     assert cut["prompt_ids"].shape == cut["prompt_mask"].shape == (len(lengths), 5)

@@ -52,11 +52,11 @@ class Sleepy(CountEnv):
     """Sleeps as long as the row says in its second turn; counts who is awake at once."""
 
     lock, open, most_open = threading.Lock(), 0, 0
-    forgotten = threading.Event()  # wakes who sleeps for ever
+    forgotten = threading.Event()
 
     @classmethod
     def forget(cls):
-        cls.forgotten.set()  # abandoned calls of the test before may still come to their end
+        cls.forgotten.set()
         cls.forgotten = threading.Event()
         cls.open = cls.most_open = 0
 

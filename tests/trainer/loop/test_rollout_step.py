@@ -163,7 +163,7 @@ class OnlyAsks:
 )
 def test_environments_without_tools_ask_once(environment, reward_funcs, names, tmp_path):
     tokenizer = char_tokenizer()
-    tokenizer.chat_template = TEMPLATE  # TRL wants one that could call tools
+    tokenizer.chat_template = TEMPLATE
     arguments = {
         "environment_factory": environment,
         "reward_funcs": reward_funcs,

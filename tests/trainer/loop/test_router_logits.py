@@ -31,6 +31,6 @@ def test_the_router_is_trained_and_turns_are_sampled(tmp_path, family, trainer_c
     arguments = {**TEXT, "model": mixture(family)}
     trainer = train(tmp_path, trainer_class, arguments=arguments, beta=0.1, **LIMITS, **options)
     assert trainer.state.global_step == 2
-    assert not trainer.model.config.output_router_logits  # of passes without this loss
+    assert not trainer.model.config.output_router_logits
     assert logs(trainer)["aux_loss"] > 0
     assert logs(trainer)["policy/ratio_max"] < 2

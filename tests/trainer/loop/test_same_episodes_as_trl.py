@@ -212,11 +212,12 @@ def test_sampled_episodes_depend_on_the_seed_and_not_on_timing(agent, tmp_path, 
     def sampled(**options):
         options = {"generation_kwargs": {"do_sample": True}, "temperature": 1.5, **options}
         trainer = our_trainer(tmp_path, agent, **options)
-        torch.manual_seed(random.randrange(1000))  # the global generator plays no part
+        # The global generator plays no part.
+        torch.manual_seed(random.randrange(1000))
         return play(trainer, [0, 1, 2, 3, 0, 1])
 
     first = sampled(seed=5)
-    assert first[0] != first[4]  # the same row twice is not the same episode
+    assert first[0] != first[4]
     monkeypatch.setattr(NotesEnv, "pause", 0.02)
     assert sampled(seed=5, generation_slots=2) == first
     assert sampled(seed=6) != first

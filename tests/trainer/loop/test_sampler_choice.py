@@ -90,7 +90,7 @@ def test_usual_models_keep_their_cache(tmp_path, monkeypatch, caplog) -> None:
 
 def test_processes_choose_together(tmp_path, monkeypatch, caplog) -> None:
     trainer = build(tmp_path, PPOTrainer, arguments=dict(TEXT), **LIMITS)
-    other = [(0, 0, 0), (1, 0, 0)]  # this one finds nothing, the next one does
+    other = [(0, 0, 0), (1, 0, 0)]
     monkeypatch.setattr(sampler.TurnSampler, "_exchange", lambda self, own: other)
     with caplog.at_level(logging.WARNING), trainer._player.sampler.backend() as backend:
         assert isinstance(backend, BatchedBackend)

@@ -20,7 +20,7 @@ RUN = {
     "num_ppo_epochs": EPOCHS,
     "max_steps": EPOCHS * UPDATES,
     "kl_coef": 0.0,
-    "staleness": 0.0,  # of the old log-probabilities alone, without `rollout_staleness`
+    "staleness": 0.0,
 }
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
@@ -33,7 +33,7 @@ class WatchingLoop(TrainingLoop):
         super().add_old_logprobs(batch)
 
     def targets(self, *args):
-        self.host.trained.append(weights_of(self.host))  # the weights are back
+        self.host.trained.append(weights_of(self.host))
         return super().targets(*args)
 
     def log_ratio(self, inputs, logprobs):
@@ -74,7 +74,7 @@ def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
         trainer, _ = scripted_trainer(tmp_path, **options, rollout_staleness=staleness)
         trainer.train()
         first, *later = trainer.largest
-        assert first < 1e-5  # before the first update there is no older policy
+        assert first < 1e-5
         assert all((ratio > 1e-4) == bool(staleness) for ratio in later)
 
 

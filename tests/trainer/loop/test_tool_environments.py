@@ -17,7 +17,7 @@ from tests.kit.scripted import logged
 from trl_stppo.trainer.loop import sampler
 
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
-LONG = "x" * 900  # more than the completion may hold
+LONG = "x" * 900
 
 
 class PayingEnv:
@@ -67,7 +67,7 @@ def call(name: str, amount: float) -> str:
 SCRIPTS = [
     ([call("pay", 1.0) + "\n" + call("pay", 2.0), call("pay", 4.0), "done"], [3.0, 4.0, 0.0]),
     ([call("fail", 0.5), call("pay", 8.0) + "\n" + call("fail", 16.0), "done"], [0.5, 24.0, 0.0]),
-    ([call("pay", 1.0), call("talk", 32.0)], [1.0, 32.0]),  # cut: no third turn
+    ([call("pay", 1.0), call("talk", 32.0)], [1.0, 32.0]),
     (["done"], [0.0]),
 ]
 

@@ -78,9 +78,9 @@ def test_the_model_reads_a_list(template, says, tool, shown, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("arguments", "reason"), [
-    ("[" * 1100, "no_action"),  # no parser reads it
+    ("[" * 1100, "no_action"),
     ('{"q": ' + "[" * 900 + "]" * 900 + "}", "no_action"),
-    ('{"q": ' + "[" * 100 + "]" * 100 + "}", "no_action"),  # which others cannot read that are not parsers
+    ('{"q": ' + "[" * 100 + "]" * 100 + "}", "no_action"),
     ('{"q": ' + "[" * 20 + "]" * 20 + "}", "max_turns"),
 ])  # fmt: skip
 def test_a_call_of_brackets_is_plain_text(arguments, reason, tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ BLOCKS = [{"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?"
 def test_rows_in_the_form_of_openai_are_read(template, prompt, shown, tmp_path, monkeypatch):
     others = {"prompt": [{"role": "user", "content": prompt[0]["content"], "name": "me"}]}
     rows = Dataset.from_list([{"prompt": prompt}, others] * 4)
-    assert "name" in rows[0]["prompt"][0]  # Arrow adds the keys of other rows
+    assert "name" in rows[0]["prompt"][0]
     episodes, tokenizer = played(tmp_path, monkeypatch, template, "4<|im_end|>", rows=rows)
     texts = {tokenizer.decode(episode.prompt_ids) for episode in episodes}
     (text,) = [text for text in texts if all(part in text for part in shown)]

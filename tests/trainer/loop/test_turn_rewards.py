@@ -42,7 +42,7 @@ class Watch:
 
     def __call__(self, prompts, completions, completion_ids, turn, trainer_state, **kwargs):
         assert trainer_state.global_step >= 0
-        kwargs["log_extra"]("watched", turn)  # as reward functions of episodes may
+        kwargs["log_extra"]("watched", turn)
         own = ("log_metric", "log_extra", "environments")
         columns = {k: v for k, v in kwargs.items() if k not in own}
         self.calls.append((prompts, completions, completion_ids, turn, columns))

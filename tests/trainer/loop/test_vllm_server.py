@@ -40,7 +40,7 @@ def running(folder, *, arguments=None, sample=None, during=None, **options):
     given = {"environment_factory": ThreeTurns, **(arguments or {})}
     given = {name: value for name, value in given.items() if value is not None}
     trainer = build(folder, Kept, arguments=given, **{**LIMITS, **sizes, **options})
-    model = tiny_policy(char_tokenizer(), seed=1)  # until the first sync
+    model = tiny_policy(char_tokenizer(), seed=1)
     with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
         answer, asked = server.answer, itertools.count(1)
 
@@ -283,7 +283,7 @@ def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_
     monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
     options = {"vllm_server_timeout": 0.2, "max_steps": 30}
     with running(tmp_path, **options) as (trainer, server, client):
-        server.faults = [None] * 12 + ["503"] * 10_000  # the first rollout batch is whole
+        server.faults = [None] * 12 + ["503"] * 10_000
         with pytest.raises(EnvironmentFailureError, match="Request failed: 503"):
             trainer.train()
     assert client.syncs >= 2

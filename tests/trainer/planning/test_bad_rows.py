@@ -142,7 +142,7 @@ async def agent(client, row):
 @pytest.mark.parametrize(("columns", "arguments", "refused"), [
     ({"number": [3] * 8}, TEXT, True),
     ({"number": [3] * 8}, {"agent": agent, "reward_funcs": None}, True),
-    ({"number": [3] * 8}, {"reward_funcs": no_column}, True),  # it takes all columns
+    ({"number": [3] * 8}, {"reward_funcs": no_column}, True),
     ({"number": [3] * 8}, {"reward_funcs": only_completions, "turn_reward_funcs": no_column}, True),
     ({"environment": ["one"] * 8}, TWO, True),
     ({}, TEXT, False),
@@ -198,7 +198,7 @@ def test_a_token_without_a_row_is_named_if_something_writes_it(tmp_path):
 def test_ids_that_begin_with_the_begin_of_text_keep_it():
     tokenizer = char_tokenizer()
     row = {"input_ids": [0, 0, 5, 6]}
-    assert unpadded(row, tokenizer) == [5, 6]  # its padding
+    assert unpadded(row, tokenizer) == [5, 6]
     tokenizer.bos_token = tokenizer.eos_token = tokenizer.pad_token
     assert unpadded(row, tokenizer) == [0, 0, 5, 6]
     assert unpadded({**row, "attention_mask": [0, 1, 1, 1]}, tokenizer) == [0, 5, 6]
@@ -240,7 +240,7 @@ def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(
         assert [i for i, e in enumerate(rollout.episodes) if not e.trains] == failed
     _, batch, *_ = trainer.kept[1]
     assert batch["loss_mask"].any(dim=1).tolist() == [i != 3 for i in range(8)]
-    assert batch["prompt_ids"].shape[1] < 100  # the bad prompt makes no row wider
+    assert batch["prompt_ids"].shape[1] < 100
     assert caplog.text.count("row 11 of `train_dataset`") == 1
 
 
@@ -269,7 +269,7 @@ def test_rows_of_an_evaluation_cost_their_episodes_too(tmp_path, caplog):
     trainer = build(tmp_path, arguments={"processing_class": strict(), "eval_dataset": held_out})
     found = trainer.evaluate()
     assert "prompt of row 3 cannot be rendered" in caplog.text
-    assert found["eval_episode/score"] == found["eval_episode/score"]  # the others have one
+    assert found["eval_episode/score"] == found["eval_episode/score"]
 
 
 def test_a_conversation_that_stays_the_models_own_fails_in_a_stream(tmp_path, caplog):

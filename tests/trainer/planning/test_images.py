@@ -26,7 +26,7 @@ def llava(tmp_path_factory):
 @pytest.mark.parametrize("trainer_class", TRAINERS)
 def test_a_model_with_a_processor(llava, tmp_path, monkeypatch, trainer_class):
     model = LlavaForConditionalGeneration.from_pretrained(llava)
-    loaded = []  # weights may take minutes
+    loaded = []
     monkeypatch.setattr(type(model), "from_pretrained", lambda *a, **k: loaded.append(a))
     given = LlavaProcessor.from_pretrained(llava)
     for named, processor in ((llava, None), (model, None), (model, given)):

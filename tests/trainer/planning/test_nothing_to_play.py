@@ -102,12 +102,12 @@ def test_a_row_that_shows_nothing_is_named_at_the_start(empty, tmp_path):
     rows = ["hi" if empty == "" else [{"role": "user", "content": "hi"}] for _ in range(12)]
     rows[7] = empty
     dataset = Dataset.from_dict({"prompt": rows})
-    for of in (dataset, dataset.select(range(3, 12))):  # which keeps the whole table beside indices
+    for of in (dataset, dataset.select(range(3, 12))):
         row = 7 if of is dataset else 4
         with pytest.raises(ValueError, match=f"`prompt` of row {row} of `train_dataset` is"):
             build(tmp_path, arguments={"train_dataset": of})
     given = {**TEXT, "train_dataset": dataset}
-    if empty != []:  # an environment may say it all
+    if empty != []:
         build(tmp_path, arguments=given, **LIMITS)
 
 

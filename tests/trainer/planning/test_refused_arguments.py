@@ -362,7 +362,7 @@ def test_functions_that_fit_are_called(tmp_path):
     trainer = build(tmp_path, arguments={"reward_funcs": funcs})
     trainer.train()
     assert trainer.state.global_step
-    check_columns(max, ["prompts"], [])  # which has no signature
+    check_columns(max, ["prompts"], [])
 
 
 def test_text_environments_and_rollouts_of_ones_own_need_no_template(tmp_path):

@@ -146,7 +146,7 @@ def test_the_best_weights_are_taken_back_whole(tmp_path):
         tmp_path, model=policy("Qwen3Moe"), trainer_class=STPPOTrainer,
         eval_dataset=[{"prompt": "1"}], **{**OPTIONS, **run},
     )  # fmt: skip
-    trainer.train()  # scripted rewards never change: the first checkpoint is the best
+    trainer.train()
     assert trainer.state.best_global_step == 1
     best = recorder.after[0]
     for name, weight in trainer.model.named_parameters():
@@ -165,7 +165,7 @@ def test_the_backbone_is_the_policys_bit_by_bit(name, dtype):
     assert model.score.bias is None
     tensors = dict([*body.named_parameters(), *body.named_buffers()])
     for part, tensor in [*own.named_parameters(), *own.named_buffers()]:
-        assert tensor.dtype == tensors[part].dtype, part  # also what tells positions
+        assert tensor.dtype == tensors[part].dtype, part
         assert torch.equal(tensor, tensors[part]), part
     assert own.get_input_embeddings().weight is not body.get_input_embeddings().weight
 

@@ -13,7 +13,7 @@ from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value
 from tests.kit.scripted import LEARNS, STEPS, plain_logprobs, scripted_trainer
 from tests.kit.tiers import quick
 
-pytest.importorskip("peft", minversion="0.21")  # the kinds of adapters below are that release's
+pytest.importorskip("peft", minversion="0.21")
 from peft.tuners.lora.config import KasaConfig, MontecloraConfig, VeloraConfig
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -66,7 +66,7 @@ class Run:
         tiny_policy(char_tokenizer()).save_pretrained(self.base)
         self.trainer, self.recorder = self.make()
         self.initial = copy.deepcopy(self.trainer.model).eval()
-        self.initial.get_base_model().__dict__.pop("forward", None)  # bound to the original
+        self.initial.get_base_model().__dict__.pop("forward", None)
         self.named = {n: p.detach().clone() for n, p in self.trainer.model.named_parameters()}
         self.policy = [n for n in self.recorder_names() if n.startswith("policy/")]
         self.trainer.train()
@@ -222,7 +222,7 @@ def test_other_kinds_of_adapter_work_with_a_critic_of_its_own(neutral, tmp_path)
         tmp_path, model=model, peft_config=config, value_model=value_model, **RUN
     )
     initial = copy.deepcopy(trainer.model).eval()
-    initial.get_base_model().__dict__.pop("forward")  # bound to the original
+    initial.get_base_model().__dict__.pop("forward")
     trainer.train()
     for name, weight in recorder.before.items():
         assert not torch.equal(recorder.after[-1][name], weight), name

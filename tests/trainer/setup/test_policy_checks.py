@@ -52,7 +52,7 @@ def test_what_a_models_own_settings_do_to_the_samples_is_said_once(tmp_path, cap
     build(tmp_path, arguments={"model": model})
     (line,) = [r.getMessage() for r in caplog.records if "shapes what is sampled" in r.getMessage()]
     assert "min_p=0.1, typical_p=0.9" in line
-    assert "top_k" not in line  # the run's own is used
+    assert "top_k" not in line
     caplog.clear()
     build(tmp_path, arguments={"model": model}, min_p=0.0, generation_kwargs={"typical_p": 1.0})
     build(tmp_path)
@@ -61,10 +61,10 @@ def test_what_a_models_own_settings_do_to_the_samples_is_said_once(tmp_path, cap
 
 def test_a_generation_configuration_that_cannot_be_saved_is_refused(tmp_path):
     model = tiny_policy(char_tokenizer())
-    model.generation_config.temperature = 0.9  # without do_sample
+    model.generation_config.temperature = 0.9
     with pytest.raises(ValueError, match="temperature"):
         build(tmp_path / "a", arguments={"model": model})
-    lora = LoraConfig(r=2, target_modules=["q_proj"])  # its checkpoints have no such file
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
     options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     model = tiny_policy(char_tokenizer())
     model.generation_config.temperature = 0.9

@@ -57,7 +57,8 @@ def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path)
         **LIMITS,
     )
     assert sampler.why_not_cached(trainer) is None
-    trainer.evaluate()  # in evaluation mode bitsandbytes would repack the weights for inference
+    # In evaluation mode bitsandbytes would repack the weights for inference.
+    trainer.evaluate()
     trainer.train()
     assert trainer.model.training
     assert trainer.model.is_gradient_checkpointing
@@ -184,7 +185,7 @@ def test_the_final_folder_loads_as_the_policy_alone(run, checkpoint):
     own = dict(trainer.model.named_parameters())
     for name, weight in loaded.named_parameters():
         if "lora_" in name:
-            weight.data = weight.data.to(own[name].dtype)  # PEFT casts what it loads
+            weight.data = weight.data.to(own[name].dtype)
             assert torch.equal(weight, own[name]), name
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=trainer.args.bf16):
         expected = trainer.model.eval()(IDS).logits.float()

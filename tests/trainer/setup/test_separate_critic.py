@@ -83,10 +83,10 @@ def test_a_peft_value_model_trains_its_adapter_and_head_only(checkpointing, tmp_
 
 
 def test_gradient_checkpointing_changes_no_gradient_of_a_separate_critic(tmp_path, monkeypatch):
-    monkeypatch.setitem(forward.PASS_OVERHEAD, "cpu", float("inf"))  # one pass per micro-batch
+    monkeypatch.setitem(forward.PASS_OVERHEAD, "cpu", float("inf"))
     runs, calls = [], []
     for checkpointing in (False, True):
-        count, critic = [], value_model().eval()  # as from_pretrained returns it
+        count, critic = [], value_model().eval()
         attention = critic.model.layers[0].self_attn
         attention.register_forward_hook(lambda *_, count=count: count.append(1))
         _, recorder = train(

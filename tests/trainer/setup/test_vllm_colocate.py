@@ -30,7 +30,7 @@ class FakeLLM:
 
     def __init__(self, **options):
         self.options, self.events, self.pushed, self.resets = options, [], [], 0
-        self.model = tiny_policy(char_tokenizer(), seed=7)  # until weights come
+        self.model = tiny_policy(char_tokenizer(), seed=7)
         self.sampler = ModelSampler(self.model, [char_tokenizer().eos_token_id])
         self.requests, self.all = {}, []
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.load))
@@ -95,7 +95,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(
         _trl_vllm, "adapter", lambda number, folder: SimpleNamespace(number=number, folder=folder)
     )
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # TRL sets them
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "0")
         monkeypatch.delenv(name)
     return FakeLLM.made
@@ -157,7 +157,7 @@ def test_the_dtype_is_that_of_the_forward_passes_unless_told(tmp_path, engine, o
 
 def test_an_adapter_goes_to_the_engine_alone_and_each_version_has_a_name(tmp_path, engine, saved):
     arguments = {"model": saved, "peft_config": LoraConfig(**LORA)}
-    usual = {"revision": "main", "trust_remote_code": False, "dtype": None}  # of the command line
+    usual = {"revision": "main", "trust_remote_code": False, "dtype": None}
     options = {"learning_rate": 0.1, "kl_coef": 0.0, "model_init_kwargs": usual}
     trainer = trained(tmp_path, STPPOTrainer, arguments, **options)
     (llm,) = engine

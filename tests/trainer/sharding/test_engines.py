@@ -43,9 +43,7 @@ EXPECTED = {
 }
 OPTIONS = [case for case in CASES if case not in COLUMNS]
 REFUSED_OPTIONS = {
-    *(
-        (engine, "stopped early") for engine in DEEPSPEED
-    ),  # the step is taken before the KL is known
+    *((engine, "stopped early") for engine in DEEPSPEED),
     ("ZeRO-3", "trained adapter, its copy as reference"),
     *((engine, "quantised, LoRA") for engine in ("ZeRO-3", "FSDP2")),
     *(("ZeRO-3", case) for case in CASES if "shared" in case),
@@ -84,7 +82,8 @@ def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:
             gap = norm([one["after"][step][n] - weights[n] for n in names])
             moved = norm([weights[n] - expected["after"][0][n] for n in names])
             rounding = 1e-12
-            if step == 0 and case in TOLERANCE:  # DeepSpeed has cast the weights
+            # DeepSpeed has cast the weights.
+            if step == 0 and case in TOLERANCE:
                 rounding = 2**-8 * norm([weights[n] for n in names])
             assert gap <= TOLERANCE.get(case, 1e-5) * moved + rounding, f"{part} step {step}"
     assert len(expected["norms"]) > 0

@@ -33,7 +33,7 @@ def test_the_gradient_is_that_of_the_weighted_episodes(split, variant, loss_type
         variant=variant,
         stabilizers=["winners"],
         loss_type=loss_type,
-        entropy_coef=0.1,  # not weighted
+        entropy_coef=0.1,
         **split_into(split),
     )
     batch = recorder.batches[0]

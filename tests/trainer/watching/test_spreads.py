@@ -30,7 +30,7 @@ def test_equal_values_have_none(device, dtype):
             x = torch.full((count,), value, dtype=dtype)
             assert sums.spread(x).item() == 0.0
             assert sums.spread(x.view(1, -1), 1).tolist() == [0.0]
-            x[::2] = torch.nan  # rewards that are missing
+            x[::2] = torch.nan
             assert sums.spread(x).item() == 0.0 or count < 4
 
 

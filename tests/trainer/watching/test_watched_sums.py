@@ -42,7 +42,7 @@ def test_the_effective_sample_size_of_long_episodes_is_exact_over_two_processes(
             metrics.add_drift(*drift(part))
         metrics.flush(lambda flat: sent.append(flat) or flat, 0.0)
     result = MiniBatchMetrics()
-    result.add_drift(*drift(per_token[:1]))  # the same names; what is gathered is the processes'
+    result.add_drift(*drift(per_token[:1]))
     figures = result.flush(lambda _: torch.cat(sent), 0.0)
     expected = effective(per_token.sum(1).tolist())
     assert expected < 0.99

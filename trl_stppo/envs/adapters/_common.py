@@ -45,7 +45,7 @@ class PrivateRandomness:
     """
 
     def __init__(self) -> None:
-        self._states: tuple[Any, Any] | None = None  # None: unseeded so far
+        self._states: tuple[Any, Any] | None = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from ._common import action_text, last_word, missing, no_episode
 
-_MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")  # a terminal's colours around one character
+# A terminal's colours stand around one character.
+_MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")
 
 
 class GymnasiumEnv:
@@ -40,7 +41,7 @@ class GymnasiumEnv:
             raise missing("gymnasium") from error
         self._env: Any = gymnasium.make(game, **options)
         self._words, self._rules, self._invalid_reward = words, rules, float(invalid_reward)
-        self._text: str | None = None  # None: no episode is running
+        self._text: str | None = None
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode. `seed` comes from the row's column, or else from the trainer."""

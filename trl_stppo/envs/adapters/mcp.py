@@ -13,7 +13,8 @@ from typing import Any, Literal, Union
 
 from ._common import missing
 
-WAIT_SECONDS = 60.0  # for a server to start, and to end
+# Seconds for a server to start, and to end.
+WAIT_SECONDS = 60.0
 TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
 # Keywords of a schema that type hints express, or that say nothing to the model.
 PLAIN = {"type", "enum", "items", "anyOf", "title", "description", "default"}
@@ -89,7 +90,8 @@ class _Server:
 
     def end(self) -> None:
         """End the server's process."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, or this is its thread
+        # The loop may have ended, or this is its thread.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(WAIT_SECONDS)
 

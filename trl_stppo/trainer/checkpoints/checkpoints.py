@@ -45,9 +45,11 @@ class Checkpoints:
 
     def __init__(self, host: Bridge, state: RunState) -> None:
         self._host, self._state = host, state
-        self.last: Path | None = None  # that this run wrote or resumed from
-        self.staging: Path | None = None  # folder of the checkpoint being written
-        self.run_name = uuid.uuid4().hex  # a resumed run keeps it
+        # The checkpoint that this run wrote last or resumed from.
+        self.last: Path | None = None
+        # Folder of the checkpoint being written.
+        self.staging: Path | None = None
+        self.run_name = uuid.uuid4().hex
         self._has_trained = False
         disk.readers()
 
@@ -126,12 +128,14 @@ class Checkpoints:
         where = wrapped(max_steps, per_epoch, epochs, *args)
         host = self._host
         self._find_best(Path(host.args.output_dir))
-        if host.state.global_step >= max_steps:  # upstream would take one step too many
+        # Upstream would take one step too many.
+        if host.state.global_step >= max_steps:
             return epochs, 0
         streams = not hasattr(host.train_dataset, "__len__")
         if self._state.folder is None or not streams or host.args.ignore_data_skip:
             return where
-        return self._state.place_in_stream()  # to upstream a stream is one endless pass
+        # To upstream a stream is one endless pass.
+        return self._state.place_in_stream()
 
     def _find_best(self, run_dir: Path) -> None:
         """Update the best checkpoint's path if the run's folder has moved."""

@@ -76,7 +76,8 @@ def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
 def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
     """Write a setting's new value into its parameter groups; return whether any group has the setting."""
     key, place = _ADAM.get(name, (name, None))
-    if name in _ADAM:  # only if `optim` uses it
+    # The setting counts only if `optim` uses it.
+    if name in _ADAM:
         _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
         if _of(options, key, place) != new:
             return False
@@ -100,7 +101,8 @@ def _set_rate(
 ) -> None:
     """Set a group's base learning rate, and the scheduled rate of the next optimizer step."""
     if index is None:
-        return  # `CriticOptimizer` reads the setting at each step
+        # `CriticOptimizer` reads the setting at each step.
+        return
     scheduler: Any = getattr(schedule, "scheduler", schedule)
     if hasattr(scheduler, "lr_lambdas"):
         rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)

@@ -38,7 +38,8 @@ STALE_POLICIES = "stale_policies.pt"
 def plain(value: Any) -> Any:
     """Convert a value to tensors, numbers, text, lists and dicts, which load without running code."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()  # a view would save its complete storage
+        # A view would save its complete storage.
+        return value.detach().cpu().clone()
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
@@ -73,7 +74,8 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
         return {}
     try:
         state: dict[str, Any] = loaded(path)
-    except Exception as error:  # a truncated file raises several kinds
+    except Exception as error:
+        # A truncated file raises several kinds of errors.
         logger.warning(
             "`%s` cannot be read (%s: %s): texts not logged yet and an open update's record are lost.",
             path, type(error).__name__, error,
@@ -110,12 +112,13 @@ class RunState(TrainerCallback):
         self._host = host
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
-        self.folder: Path | None = None  # of the checkpoint that the run resumes from
+        # Folder of the checkpoint that the run resumes from.
+        self.folder: Path | None = None
         # This process's state in the checkpoint, until it is restored.
         self._saved: dict[str, Any] | None = None
         self._episodes: dict[str, Any] = {}
-        self._newest: torch.Generator | None = None  # the newest sampler's
-        self._generator: torch.Generator | None = None  # the training sampler's
+        self._newest: torch.Generator | None = None
+        self._generator: torch.Generator | None = None
         self._epoch_start: Tensor | None = None
         self._passes = self._pass_start = self._began_at = 0
         self._continues = False
@@ -160,7 +163,8 @@ class RunState(TrainerCallback):
     def _place(self) -> dict[str, Any]:
         epoch, sampler = self._host.state.epoch or 0.0, self._epoch_start
         ended = epoch == int(epoch) and self._began_at != self._host.state.global_step
-        if self._generator is not None and ended:  # the next epoch draws from here
+        # The next epoch draws from here.
+        if self._generator is not None and ended:
             sampler = self._generator.get_state()
         return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}
 
@@ -224,7 +228,8 @@ class RunState(TrainerCallback):
             return
         process = self._host.accelerator.process_index
         if not state_file(folder, process).is_file():
-            process = 0  # fewer processes saved it, at the end of a rollout batch
+            # Fewer processes saved it, at the end of a rollout batch.
+            process = 0
         self._saved = loaded(state_file(folder, process))
         self._episodes = load_episodes(folder, process)
         self._passes, self._pass_start = self._saved["passes"] - 1, self._saved["pass_start"]
@@ -245,9 +250,11 @@ class RunState(TrainerCallback):
         self._restore_episodes()
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
-        if host.is_deepspeed_enabled:  # it loads the policy itself
+        # DeepSpeed loads the policy itself.
+        if host.is_deepspeed_enabled:
             load_beside_policy(host, folder)
-        if self._optimizers.critic is not None:  # its engine keeps more precise weights too
+        # The critic's engine keeps more precise weights too.
+        if self._optimizers.critic is not None:
             self._optimizers.critic.load(folder)
         if self._generator is not None and saved["sampler"] is not None:
             self._generator.set_state(saved["sampler"])

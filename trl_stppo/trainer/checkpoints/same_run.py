@@ -26,7 +26,7 @@ def about(host: Bridge, name: str, *, inside_rollout: bool) -> dict[str, Any]:
     """Return a record of the run for the manifest: identity, split into batches, settings."""
     args, accelerator, rows = host.args, host.accelerator, host.train_dataset
     micro_batches = args.steps_per_generation
-    assert micro_batches is not None  # GRPOConfig has set it
+    assert micro_batches is not None
     return {
         "run": name,
         "global_step": host.state.global_step,

@@ -59,7 +59,8 @@ def takes_ignored(cls: type[Config]) -> type[Config]:
     def __init__(self: Any, *args: Any, **settings: Any) -> None:
         kept = without_ignored(settings)
         for name in IGNORED.keys() & settings.keys():
-            setattr(self, name, settings[name])  # scripts read them back
+            # Scripts read the names back.
+            setattr(self, name, settings[name])
         generated(self, *args, **kept)
 
     cls.__init__ = __init__  # type: ignore[method-assign]

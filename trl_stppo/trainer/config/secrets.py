@@ -11,7 +11,8 @@ from ...redaction import redacted
 class KeepsSecrets:
     """Base class, listed before TRL's, that removes secrets from pickles, `to_dict` and text."""
 
-    def __getstate__(self) -> dict[str, object]:  # upstream pickles and pushes this
+    # Upstream pickles and pushes the arguments.
+    def __getstate__(self) -> dict[str, object]:
         return redacted(self.__dict__, blank=None)
 
     def __copy__(self) -> KeepsSecrets:

@@ -20,7 +20,8 @@ _THREADS = 8
 def flush(path: Path) -> None:
     """Flush a file, or a folder's entries, to the disk."""
     if os.name == "nt":
-        return  # Windows flushes only files open for writing
+        # Windows flushes only files open for writing.
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,12 +50,14 @@ def readers() -> ThreadPoolExecutor:
     A trainer's constructor makes that call: under a memory limit a thread's start can hang a save.
     """
     pool = ThreadPoolExecutor(_THREADS, "checksums")
-    together = threading.Barrier(_THREADS)  # so that each thread gets exactly one task
+    # Each thread gets exactly one task.
+    together = threading.Barrier(_THREADS)
     list(pool.map(lambda _: together.wait(), range(_THREADS)))
     return pool
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
+# A forked child has none of its parent's threads.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=readers.cache_clear)
 
 

@@ -40,7 +40,8 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 def seal(folder: Path, about: dict[str, Any]) -> None:
     """Write the manifest of a complete folder, and flush all files to the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    needed = [p for p in files if not p.match(EPISODES)]  # a copy from the Hub lacks them
+    # A copy from the Hub lacks the others.
+    needed = [p for p in files if not p.match(EPISODES)]
     names = [p.relative_to(folder).as_posix() for p in needed]
     manifest = {
         "format": FORMAT,
@@ -170,7 +171,8 @@ def next_order(run_dir: Path) -> int:
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
     """Return the newest complete checkpoint; error texts quote the user's argument `wanted`."""
     found = checkpoints(run_dir)
-    ageless = [folder for folder in found if _age(folder)[0] < 0]  # one may be the newest
+    # A folder without an age may be the newest.
+    ageless = [folder for folder in found if _age(folder)[0] < 0]
     complaints: list[str] = []
     for folder in [*ageless, *reversed(found[len(ageless) :])]:
         problem = complaint(folder, thorough=thorough)
@@ -198,7 +200,8 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted, thorough=thorough)
     folder = Path(wanted)
-    if not folder.is_dir() and (run_dir / wanted).is_dir():  # "last-checkpoint", the Hub's name
+    # The Hub's name is "last-checkpoint".
+    if not folder.is_dir() and (run_dir / wanted).is_dir():
         folder = run_dir / wanted
     problem = complaint(folder, thorough=thorough)
     if problem is not None:

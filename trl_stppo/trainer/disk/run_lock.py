@@ -17,8 +17,10 @@ from ...errors import CheckpointWriteError, RunLockError
 
 logger = logging.getLogger(__name__)
 
-NAME = "_running.json"  # upstream does not upload names that begin with an underscore
-DYING = 2.0  # seconds for a killed process to close its files
+# Upstream does not upload names that begin with an underscore.
+NAME = "_running.json"
+# Seconds for a killed process to close its files.
+DYING = 2.0
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 

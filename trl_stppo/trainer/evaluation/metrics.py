@@ -20,22 +20,34 @@ GatherObjects = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """The results of one episode as plain numbers."""
+    """The results of one episode as plain numbers.
 
-    name: EpisodeKey  # row of the dataset, repetition
-    score: float  # turn rewards plus score, as in training
-    success: bool | None  # None if not reported
-    turns: int  # number of turns
-    tokens: int  # number of sampled tokens
-    ended: bool  # whether its last token ends a turn
-    rewards: tuple[float, ...]  # one per reward function, NaN if it returned None
-    reward: float  # weighted sum of these, NaN if all returned None
-    # Per turn whether the environment could read the action; empty if it does not report it.
+    Attributes:
+        name: row of the dataset, repetition.
+        score: turn rewards plus score, as in training.
+        success: None if not reported.
+        turns: number of turns.
+        tokens: number of sampled tokens.
+        ended: whether its last token ends a turn.
+        rewards: one per reward function, NaN if it returned None.
+        reward: weighted sum of these, NaN if all returned None.
+        valid_actions: Per turn whether the environment could read the action; empty if it does not
+            report it.
+        stop_reason: None if no engine played.
+        tool_calls: Counts.
+    """
+
+    name: EpisodeKey
+    score: float
+    success: bool | None
+    turns: int
+    tokens: int
+    ended: bool
+    rewards: tuple[float, ...]
+    reward: float
     valid_actions: tuple[bool, ...] = ()
-    # None if no engine played.
     stop_reason: str | None = None
     env_type: str | None = None
-    # Counts.
     tool_calls: int = 0
     tool_failures: int = 0
 

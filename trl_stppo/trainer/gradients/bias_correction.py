@@ -44,10 +44,14 @@ class SecondPass(NamedTuple):
     """Rows and coefficients of clipped terms whose gradient needs a second forward pass.
 
     It is the gradient of the negative sum of the coefficients times the log ratios.
+
+    Attributes:
+        rows: [b] int64, rows of the micro-batch.
+        coefficient: [b, T] float.
     """
 
-    rows: Tensor  # [b] int64, rows of the micro-batch
-    coefficient: Tensor  # [b, T] float
+    rows: Tensor
+    coefficient: Tensor
 
 
 class ClipBiasCorrection:

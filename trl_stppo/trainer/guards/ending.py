@@ -49,10 +49,14 @@ class Ending(TrainerCallback):
 
     def reset(self) -> None:
         """Reset reason, signal and random states for a new run."""
-        self.reason: str | None = None  # why the last `train()` ended early
-        self.broken: str | None = None  # the value that was not finite too often
-        self.unsaved = False  # whether a step was taken that is in no checkpoint
-        self.before: list[Any] | None = None  # random states before a rollout, until its step
+        # Why the last `train()` ended early.
+        self.reason: str | None = None
+        # The value that was not finite too often.
+        self.broken: str | None = None
+        # Whether a step was taken that is in no checkpoint.
+        self.unsaved = False
+        # Random states before a rollout, until its step.
+        self.before: list[Any] | None = None
         self._agreed = 0
 
     @contextmanager
@@ -106,7 +110,8 @@ class Ending(TrainerCallback):
             if not self.training or not (ours or self._host.accelerator.num_processes == 1):
                 raise
             self.reason = str(error)
-            self._failures.clear()  # a resumed run counts anew
+            # A resumed run counts anew.
+            self._failures.clear()
             self._save_as_before()
             end = f"The run ends after step {self._host.state.global_step}. {self._saved('these episodes')}"
             if not ours:
@@ -214,7 +219,8 @@ class Ending(TrainerCallback):
         self.unsaved = False
         if self.broken is None:
             return
-        self._host.accelerator.wait_for_everyone()  # no rank may exit while another still writes
+        # No process may exit while another still writes.
+        self._host.accelerator.wait_for_everyone()
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
             f"{MAX_SKIPS} skipped steps in a row. {self._saved('them')}"

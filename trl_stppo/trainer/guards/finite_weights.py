@@ -50,8 +50,10 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
     """Return this process's shard of a parameter."""
     if isinstance(parameter, DTensor):
         return parameter.to_local().detach()
-    piece: Tensor | None = getattr(parameter, "ds_tensor", None)  # ZeRO-3's
+    # ZeRO-3 keeps a piece of the parameter here.
+    piece: Tensor | None = getattr(parameter, "ds_tensor", None)
     if piece is None:
         return parameter.detach()
     left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
-    return piece.flatten()[: max(0, left)]  # the rest is unwritten padding
+    # The rest is unwritten padding.
+    return piece.flatten()[: max(0, left)]

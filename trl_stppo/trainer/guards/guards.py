@@ -32,18 +32,27 @@ KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 @dataclasses.dataclass
 class GuardState:
-    """Counters of the guards that a checkpoint keeps."""
+    """Counters of the guards that a checkpoint keeps.
 
-    skipped_steps: int = 0  # all steps skipped because a value was not finite
-    consecutive_skips: int = 0  # such skips since the last step that was taken
-    empty_steps: int = 0  # all steps without an episode to train on, or with weights of 0 alone
-    kl_stopped_steps: int = 0  # all steps stopped by `target_kl`
-    # Whether the rest of this rollout batch must not move the weights.
+    Attributes:
+        skipped_steps: all steps skipped because a value was not finite.
+        consecutive_skips: such skips since the last step that was taken.
+        empty_steps: all steps without an episode to train on, or with weights of 0 alone.
+        kl_stopped_steps: all steps stopped by `target_kl`.
+        rollout_stopped: Whether the rest of this rollout batch must not move the weights.
+        kls: `policy/approx_kl` of this update's mini-batches.
+        best: success, or score, of the best rollout, with `save_best`.
+        best_step: optimizer steps of the policy that played it.
+    """
+
+    skipped_steps: int = 0
+    consecutive_skips: int = 0
+    empty_steps: int = 0
+    kl_stopped_steps: int = 0
     rollout_stopped: bool = False
-    # `policy/approx_kl` of this update's mini-batches.
     kls: list[float] = dataclasses.field(default_factory=list)
-    best: float = -math.inf  # success, or score, of the best rollout, with `save_best`
-    best_step: int | None = None  # optimizer steps of the policy that played it
+    best: float = -math.inf
+    best_step: int | None = None
 
 
 class Guards:
@@ -259,7 +268,8 @@ class Guards:
             )  # fmt: skip
         if state.consecutive_skips >= MAX_SKIPS:
             self.ending.broken = self._faults
-            state.consecutive_skips = 0  # a resumed run counts anew
+            # A resumed run counts anew.
+            state.consecutive_skips = 0
 
     @cached_property
     def _policy(self) -> list[tuple[str, nn.Parameter]]:
@@ -280,7 +290,7 @@ def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for tensor in tensors:
         if tensor is not None:
-            part = getattr(tensor, "to_local", lambda whole=tensor: whole)()  # of a sharded one
+            part = getattr(tensor, "to_local", lambda whole=tensor: whole)()
             dtype = torch.promote_types(part.dtype, torch.float32)
             norm = torch.linalg.vector_norm(part, dtype=dtype)
             sound.append(norm.isfinite().to(device))

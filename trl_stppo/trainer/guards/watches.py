@@ -12,31 +12,42 @@ from typing import Any
 from ...watch.figures import SCORE, SUCCESS
 
 logger = logging.getLogger(__name__)
-SHARE = 0.15  # share of the best level that a fall loses
-BEST_OF = 3  # rollouts whose mean is the level
+# Share of the best level that a fall loses.
+SHARE = 0.15
+# Rollouts whose mean is the level.
+BEST_OF = 3
 # Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
 # of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
 CHANCE = {1: 4.0, 2: 3.0}
-KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10  # nats; times the median; updates
+# Nats, times the median, and updates.
+KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10
 # Gaps between the log-probabilities of the sampler and of training, for the same weights.
-EXACT = 1e-3  # nats per token, our own sampler in float32: a hundred times its rounding
-ROUGH = 0.05  # an engine of its own, or 16 bits
-RISE = 1.25  # of a rough sampler's gap, from one rollout batch to the next
+# Nats per token, for our own sampler in float32: a hundred times its rounding.
+EXACT = 1e-3
+# Nats per token, for an engine of its own or 16 bits.
+ROUGH = 0.05
+# Factor on a rough sampler's gap, from one rollout batch to the next.
+RISE = 1.25
 PATIENCE = 3
 
 
 @dataclasses.dataclass
 class FallWatch:
-    """Detects a sudden fall of success or score, or a jump of the KL, from rollout to rollout."""
+    """Detects a sudden fall of success or score, or a jump of the KL, from rollout to rollout.
 
-    episodes: int  # of a rollout, over all processes
+    Attributes:
+        episodes: number of episodes of a rollout, over all processes.
+        good_step: optimizer steps of the newest policy before a fall.
+        _best: level and variance of an episode.
+        _recent: those of the last rollouts.
+    """
+
+    episodes: int
     falls: int = 0
-    good_step: int = 0  # optimizer steps of the newest policy before a fall
+    good_step: int = 0
     _fallen: bool = False
-    _best: list[float] = dataclasses.field(default_factory=list)  # level and variance of an episode
-    _recent: list[list[float]] = dataclasses.field(
-        default_factory=list
-    )  # those of the last rollouts
+    _best: list[float] = dataclasses.field(default_factory=list)
+    _recent: list[list[float]] = dataclasses.field(default_factory=list)
     _kls: list[float] = dataclasses.field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:

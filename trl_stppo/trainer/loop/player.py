@@ -44,7 +44,8 @@ class EpisodePlayer:
         owns_prompts: bool,
     ) -> None:
         self._host, self.sampler = host, sampler
-        self.settle: Callable[[], None] = lambda: None  # waits for another thread's rollout
+        # Waits for another thread's rollout.
+        self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
         self._owns_prompts, self._tokenizer = owns_prompts, tokenizer
 
@@ -96,7 +97,8 @@ class EpisodePlayer:
             rows, prompt_ids = self._prompts(inputs)
             prompts = [row["prompt"] for row in rows]
             if prompt_ids is None and not (all(prompts) or self._owns_prompts):
-                row = next(row for row in rows if not row["prompt"])  # of a stream
+                # The rows of a stream are checked here.
+                row = next(row for row in rows if not row["prompt"])
                 raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
             played = engine.run(
                 inputs,
@@ -127,7 +129,8 @@ class EpisodePlayer:
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
         """Complete a played rollout with environment types and metrics; not thread-safe."""
-        for episode in rollout.episodes:  # reward functions have the names of training's classes
+        # Reward functions see the names of training's classes.
+        for episode in rollout.episodes:
             episode.env_type = self.engine.drivers[episode.name].type_name
         rollout.has_logprobs = self.sampler.tells_logprobs
         rollout.has_contexts = any(isinstance(d, AgentDriver) for d in self.engine.drivers.values())
@@ -142,7 +145,8 @@ class EpisodePlayer:
         repeated: frozenset[int],
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
-        if host.use_vllm:  # the function may generate with it
+        # The function may generate with vLLM.
+        if host.use_vllm:
             self.sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
         read = partial(read_message, renderer(host, self._tokenizer))

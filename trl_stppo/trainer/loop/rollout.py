@@ -12,35 +12,46 @@ from torch import Tensor
 from ...rollout.episode import Context, Durations, Episode
 from ..planning.rows import Row
 
-EpisodeKey = tuple[int, int]  # row and repetition of an evaluation's episode
+# Row and repetition of an evaluation's episode.
+EpisodeKey = tuple[int, int]
 
 
 @dataclass
 class Rollout:
-    """Prompts, episodes and rewards of one process; `episodes[i]` belongs to `rows[episodes[i].row]`."""
+    """Prompts, episodes and rewards of one process; `episodes[i]` belongs to `rows[episodes[i].row]`.
 
-    # Dataset rows, each with a `prompt`, and with the columns that a `rollout_func` returned.
+    Attributes:
+        rows: Dataset rows, each with a `prompt`, and with the columns that a `rollout_func`
+            returned.
+        episodes: the played episodes.
+        durations: durations of playing.
+        seed: seed of the rollout; None if a `rollout_func` played.
+        has_logprobs: whether the sampler gives log-probabilities.
+        names: names of an evaluation's episodes, None in training.
+        repeated: Numbers of episodes that only pad a batch of an evaluation.
+        rewards: [B, F], one column per reward function, NaN for None.
+        turn_rewards: Per episode and turn, None without turn rewards.
+        pays_turns: Per episode whether its turns have rewards, so that it needs no score.
+        totals: Score of each episode, turn rewards included.
+        ages: Optimizer steps since the weights that sampled each turn; None if the trained policy
+            itself samples.
+        has_contexts: Whether episodes may have several contexts.
+        metric_sums: Sum and count by name, of the metrics of vLLM and turn reward functions.
+    """
+
     rows: list[Row]
-    episodes: list[Episode]  # the played episodes
-    durations: Durations  # durations of playing
-    seed: tuple[int, ...] | None  # seed of the rollout; None if a `rollout_func` played
-    has_logprobs: bool  # whether the sampler gives log-probabilities
-    names: list[EpisodeKey] | None = None  # names of an evaluation's episodes, None in training
-    # Numbers of episodes that only pad a batch of an evaluation.
+    episodes: list[Episode]
+    durations: Durations
+    seed: tuple[int, ...] | None
+    has_logprobs: bool
+    names: list[EpisodeKey] | None = None
     repeated: frozenset[int] = frozenset()
-    # [B, F], one column per reward function, NaN for None.
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    # Per episode and turn, None without turn rewards.
     turn_rewards: list[list[float]] | None = None
-    # Per episode whether its turns have rewards, so that it needs no score.
     pays_turns: list[bool] = field(default_factory=list)
-    # Score of each episode, turn rewards included.
     totals: list[float] = field(default_factory=list)
-    # Optimizer steps since the weights that sampled each turn; None if the trained policy itself samples.
     ages: list[int] | None = None
-    # Whether episodes may have several contexts.
     has_contexts: bool = False
-    # Sum and count by name, of the metrics of vLLM and turn reward functions.
     metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

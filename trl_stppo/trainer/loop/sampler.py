@@ -93,7 +93,8 @@ class TurnSampler:
         reason = None if self._is_cached else "is not sampled by our cache"
         try:
             reason = reason or self._copy.why_unfit()
-        except TypeError as error:  # of an attribute that `copy.deepcopy` refuses
+        except TypeError as error:
+            # An attribute may refuse `copy.deepcopy`.
             reason = f"cannot be made ({error})"
         if any(found for found, *_ in self._exchange((int(reason is not None), 0, 0))):
             raise ValueError(
@@ -118,7 +119,8 @@ class TurnSampler:
             return None
         rough = host.use_vllm or host.accelerator.mixed_precision != "no"
         rough = rough or any(p.itemsize < 4 for p in policy.parameters())
-        return not rough and host.accelerator.device.type == "cpu"  # others may round to TF32
+        # Other devices may round to TF32.
+        return not rough and host.accelerator.device.type == "cpu"
 
     def _cached(self, model: Any, version: int | None) -> CachedBackend:
         host = self._host
@@ -150,7 +152,8 @@ class TurnSampler:
             training = host.model.training
             with new_token_limit(host, max_new_tokens):
                 result = self._host.internals.generate_single_turn(ids, None, {}, 1)
-            if host.model.training != training:  # continuous batching leaves it in train mode
+            # Continuous batching leaves the model in train mode.
+            if host.model.training != training:
                 host.model.train(training)
             return result
 
@@ -230,4 +233,5 @@ def generation_model(trainer: Any) -> Iterator[Any]:
         ) as model,
         runtime.whole_weights(trainer.accelerator, model),
     ):
-        yield getattr(model, "_orig_mod", model)  # a compiled model has other arguments
+        # A compiled model has other arguments.
+        yield getattr(model, "_orig_mod", model)

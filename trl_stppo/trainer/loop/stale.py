@@ -14,10 +14,12 @@ class StalePolicies:
     """Copies of the policy's weights before each of the last `staleness` updates, in main memory."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
-        self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
+        # FSDP2 replaces the parameters.
+        self._parameters = list(parameters) if staleness else []
         self._staleness = staleness
         self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        self._in_rollout: deque[list[Tensor]] | None = None  # `_kept` and the present weights
+        # `_kept` and the present weights.
+        self._in_rollout: deque[list[Tensor]] | None = None
 
     @contextmanager
     def keeping_present(self) -> Iterator[None]:
@@ -31,7 +33,8 @@ class StalePolicies:
             yield
         finally:
             self._in_rollout = None
-        self._kept = kept  # set only now: a failed rollout is played again
+        # A failed rollout is played again.
+        self._kept = kept
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:

@@ -32,11 +32,13 @@ class VLLM:
         self._host = host
         self.figures: dict[str, tuple[float, float]] = {}
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
-        self._name = ""  # name of the server's weights
-        self._warned = False  # whether repeated turns were logged
+        # Name of the server's weights.
+        self._name = ""
+        self._warned = False
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._is_limited = False  # whether the requests of a push are bounded in time
+        # Whether the requests of a push are bounded in time.
+        self._is_limited = False
 
     # --------------------------------------------------------------------------- weights
 
@@ -128,7 +130,7 @@ class VLLM:
                 self._host.vllm_generation.sync_weights()
             update = self._name.partition("#")[0]
             self._name = self._client.name_weights(f"{update}#{next(self._numbers)}")
-        except RuntimeError as error:  # the transport's
+        except RuntimeError as error:
             raise ServerError(str(error), unreachable=True) from error
         return self._name
 
@@ -156,7 +158,8 @@ class VLLM:
     @contextmanager
     def _served(self, capacity: int | None, version: int) -> Iterator[Backend]:
         host = self._host
-        can_send = not runtime.shards_weights(host.accelerator)  # sharded: needs all processes
+        # Sharded weights need all processes.
+        can_send = not runtime.shards_weights(host.accelerator)
         backend = self._at_server(capacity, version, can_send=can_send)
         yield backend
         figures = self.figures_of(backend)

@@ -16,22 +16,29 @@ from .plan import RolloutPlan
 from .rows import PLACEHOLDER_PROMPT, Row, is_conversational
 
 logger = logging.getLogger(__name__)
-ROWS_AT_ONCE = 1000  # that are decoded together
-PROMPTS = ("prompt", "input_ids")  # the first of these columns is the prompt
+# Rows that are decoded together.
+ROWS_AT_ONCE = 1000
+# The first of these columns is the prompt.
+PROMPTS = ("prompt", "input_ids")
 # Columns that reward functions would get twice.
 TAKEN = {*GIVEN} - {*RESERVED}
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """The rows of a run, and the form of their prompts."""
+    """The rows of a run, and the form of their prompts.
+
+    Attributes:
+        messages: Argument whose rows have messages as prompts to render; None without such rows.
+        plain: the first text prompt; None without one.
+        columns: Columns of the training rows, if they are known and are all that reward functions
+            get.
+    """
 
     train: Any
     evaluation: Any
-    # Argument whose rows have messages as prompts to render; None without such rows.
     messages: str | None
-    plain: str | None  # the first text prompt; None without one
-    # Columns of the training rows, if they are known and are all that reward functions get.
+    plain: str | None
     columns: tuple[str, ...] | None
 
 
@@ -70,13 +77,15 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
                 f"`train_dataset` is missing; its `environment` must choose among {names}."
             )
         if not (rollout.text or rollout.agent):
-            return None  # GRPOTrainer decides, and explains
+            # GRPOTrainer decides, and explains.
+            return None
         if args.max_steps <= 0:
             raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")
         rows = args.generation_batch_size // args.num_generations
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
     if not isinstance(dataset, Dataset):
-        return dataset  # a stream has no length; GRPOTrainer checks the type
+        # A stream has no length; GRPOTrainer checks the type.
+        return dataset
     _check_rows(dataset, "train_dataset", rollout, rollout)
     needed = args.generation_batch_size // args.num_generations
     times = -(-needed // len(dataset))
@@ -135,7 +144,8 @@ def _check_rows(
 
 def _check_each_row(dataset: Any, name: str, rollout: RolloutPlan) -> None:
     """Refuse rows without a usable prompt, and rows that name an unknown environment."""
-    if dataset.format["type"] != "custom":  # a transform makes these columns of others
+    # A transform makes these columns of others.
+    if dataset.format["type"] != "custom":
         wanted = [c for c in (*PROMPTS, "environment") if c in dataset.column_names]
         dataset = dataset.with_format(None).select_columns(wanted)
     named = bool(rollout.probes) and None not in rollout.probes

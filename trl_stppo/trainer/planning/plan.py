@@ -87,7 +87,7 @@ def check_models(
         raise ValueError(
             "`ref_model` and `model` are the same object, so the reference would be trained along."
         )
-    if value_model is None or isinstance(value_model, str):  # a name loads a model of its own
+    if value_model is None or isinstance(value_model, str):
         return
     for name, other in (("model", model), ("reward_model", reward_model)):
         if value_model is other:
@@ -101,15 +101,23 @@ def check_models(
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """The source of episodes: the engine, the caller's function, or one plain generation."""
+    """The source of episodes: the engine, the caller's function, or one plain generation.
 
-    text: Factories = field(default_factory=dict)  # factories of text environments, by name
-    tools: Factories = field(default_factory=dict)  # factories of tool environments, by name
-    # The instance that each factory made when it was probed.
+    Attributes:
+        text: factories of text environments, by name.
+        tools: factories of tool environments, by name.
+        probes: The instance that each factory made when it was probed.
+        standalone_tools: tools without an environment.
+        user_func: the caller's rollout_func, or None.
+        agent: the caller's agent, or None.
+    """
+
+    text: Factories = field(default_factory=dict)
+    tools: Factories = field(default_factory=dict)
     probes: dict[str | None, Any] = field(default_factory=dict)
-    standalone_tools: list[Any] = field(default_factory=list)  # tools without an environment
-    user_func: Callable[..., dict[str, Any]] | None = None  # the caller's rollout_func, or None
-    agent: Callable[..., Any] | None = None  # the caller's agent, or None
+    standalone_tools: list[Any] = field(default_factory=list)
+    user_func: Callable[..., dict[str, Any]] | None = None
+    agent: Callable[..., Any] | None = None
 
     @property
     def plays_environment(self) -> bool:

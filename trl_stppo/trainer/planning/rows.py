@@ -21,7 +21,8 @@ def rows_with_prompts(
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
     prompts = [text_only.read_prompt(row.get("prompt")) for row in rows]
-    if owns_prompts:  # None if datasets with and without prompts were joined
+    # A prompt is None if datasets with and without prompts were joined.
+    if owns_prompts:
         prompts = [list(PLACEHOLDER_PROMPT) if p is None else p for p in prompts]
     return [{**row, "prompt": p} for row, p in zip(rows, prompts, strict=True)], None
 
@@ -32,7 +33,8 @@ def unpadded(row: Row, tokenizer: Any) -> list[int]:
     if row.get("attention_mask") is not None:
         return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
     start, pad = 0, tokenizer.pad_token_id
-    if pad == tokenizer.bos_token_id:  # a prompt may begin with it
+    # A prompt may begin with the padding token.
+    if pad == tokenizer.bos_token_id:
         return ids
     while start < len(ids) - 1 and ids[start] == pad:
         start += 1

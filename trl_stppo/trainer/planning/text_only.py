@@ -15,7 +15,8 @@ from ..ppo_config import PPOConfig
 
 logger = logging.getLogger(__name__)
 
-IMAGE_COLUMNS = ("image", "images")  # the columns that GRPOTrainer passes to a model
+# Columns that GRPOTrainer passes to a model.
+IMAGE_COLUMNS = ("image", "images")
 
 
 def check_tokenizer(processing_class: Any, model: Any) -> None:

@@ -88,10 +88,13 @@ def install_models(host: Bridge, reference: ReferencePlan, given: continuing.Giv
             disable_dropout(model)
         config: Any = getattr(model, "config", None)
         if getattr(config, "output_router_logits", False):
-            config.output_router_logits = False  # only the loss needs them, and requests them
+            # Only the loss needs router logits, and requests them.
+            config.output_router_logits = False
     install_stop_token(host)
-    if not hasattr(host.model, "peft_config"):  # checkpoints of an adapter have none
-        with TemporaryDirectory() as folder:  # or the first checkpoint fails
+    # Checkpoints of an adapter have none.
+    if not hasattr(host.model, "peft_config"):
+        # The first checkpoint fails otherwise.
+        with TemporaryDirectory() as folder:
             host.model.generation_config.save_pretrained(folder)
     return build_critic(host, given)
 
@@ -114,7 +117,8 @@ def written(host: Bridge) -> str:
     """Return what the chat template and the first prompt write."""
     chat = renderer(host, host.processing_class)
     text = chat.control.template_text
-    with suppress(Exception):  # a stream has no first row, and a template may refuse it
+    # A stream has no first row, and a template may refuse it.
+    with suppress(Exception):
         (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
         text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
     return text
@@ -161,7 +165,8 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         critic = _separate(value_model, host)
     elif given.name is not None:
         kwargs = continuing.loading_options(args)
-        packed = "quantization_config" in kwargs  # ZeRO-3 cannot shard packed weights
+        # ZeRO-3 cannot shard packed weights.
+        packed = "quantization_config" in kwargs
         with runtime.unpartitioned() if packed else nullcontext():
             model = critic_from_checkpoint(given.name, **kwargs)
         critic = _separate(model, host)
@@ -170,7 +175,8 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
             critic = SharedCritic(policy)
         else:
             critic = continuing.shared_critic(policy, published)
-        critic.head.to(host.accelerator.device)  # an engine moves the policy only later
+        # An engine moves the policy only later.
+        critic.head.to(host.accelerator.device)
         # The critic's forward bypasses DDP's; we reduce its gradients.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
         if args.disable_dropout:
@@ -209,7 +215,8 @@ def _separate(model: Any, host: Bridge) -> SeparateCritic:
     # FSDP2 moves it to its device shard by shard.
     if not getattr(model, "is_quantized", False) and not host.is_fsdp_enabled:
         model.to(host.accelerator.device)
-    model.train()  # else checkpointing stays off; dropout is already disabled
+    # Checkpointing is off in eval mode; dropout is already disabled.
+    model.train()
     return SeparateCritic(model)
 
 

@@ -39,7 +39,8 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
     """Build the player of episodes with the engines of training and evaluation."""
     tokenizer = host.internals.tokenizer
     warn_of_hidden_settings(host)
-    if host.args.rollout_overlap:  # two threads must not change the state of one
+    # Two threads must not change one state.
+    if host.args.rollout_overlap:
         tokenizer = copy.deepcopy(tokenizer)
     return EpisodePlayer(
         host,
@@ -71,7 +72,7 @@ def build_engines(
         )
     others = rollout is not evaluation
     eval_engine = assemble(evaluation, reader, limits, probes_play=others, **options)
-    for each in (engine, eval_engine):  # at the interpreter's end at the latest
+    for each in (engine, eval_engine):
         weakref.finalize(host, each.close)
     return engine, eval_engine
 

@@ -44,7 +44,8 @@ class RunPlan:
             "model": self.model,
             "processing_class": tokenizer,
             "quantization_config": self.quantization_config,
-            "reward_funcs": list(self.rewards.funcs),  # upstream appends those of environments
+            # Upstream appends the functions of environments.
+            "reward_funcs": list(self.rewards.funcs),
             "reward_processing_classes": self.rewards.processing_classes,
             "train_dataset": data.train,
             "eval_dataset": data.evaluation,

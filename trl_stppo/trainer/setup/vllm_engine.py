@@ -21,7 +21,8 @@ SAME_WEIGHTS = {
     *("dtype", "torch_dtype", "attn_implementation", "device_map", "quantization_config"),
     *("trust_remote_code", "low_cpu_mem_usage", "use_cache"),
 }
-USUAL = (None, "main")  # TRL's ModelConfig always sets `revision` to "main"
+# TRL's ModelConfig always sets `revision` to "main".
+USUAL = (None, "main")
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 

@@ -18,7 +18,8 @@ from . import deepspeed_critic, runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-ENTRY = "state_values"  # name of the critic's pass on a module that gathers its weights
+# Name of the critic's pass on a module that gathers its weights.
+ENTRY = "state_values"
 
 
 class ShardedGradient(GradientBuffer):
@@ -72,15 +73,18 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
     if _is_packed(critic):
         return
     if accelerator.mixed_precision != "no":
-        critic.head.float()  # as accelerate does with all trained weights after sharding
+        # accelerate does so with all trained weights after sharding.
+        critic.head.float()
     mesh = next(p.device_mesh for p in host.model.parameters() if is_in_pieces(p))
-    fully_shard(critic.head, mesh=mesh)  # a unit of its own, in its own precision
+    # The head is a unit of its own, in its own precision.
+    fully_shard(critic.head, mesh=mesh)
     if isinstance(critic, SeparateCritic):
         plugin: Any = accelerator.state.fsdp_plugin
-        names = plugin.transformer_cls_names_to_wrap  # the policy's
+        names = plugin.transformer_cls_names_to_wrap
         kinds = {type(module).__name__ for module in model.modules()}
         if not kinds & set(names or ()):
-            plugin.transformer_cls_names_to_wrap = None  # accelerate takes the model's
+            # accelerate takes the model's names.
+            plugin.transformer_cls_names_to_wrap = None
         fsdp2_prepare_model(accelerator, model)
         plugin.transformer_cls_names_to_wrap = names
     else:

@@ -111,7 +111,8 @@ def prepare(
 
     device = host.accelerator.device.type
     config = copy.deepcopy(host.accelerator.deepspeed_config)
-    config["gradient_clipping"] = 0.0  # it is set step by step
+    # It is set step by step.
+    config["gradient_clipping"] = 0.0
     for layer in critic.head.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = partial(_in_float32, layer)  # type: ignore[method-assign]
@@ -120,7 +121,8 @@ def prepare(
     )
 
     def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
-        with torch.autocast(device, enabled=False):  # the engine has already cast the weights
+        # The engine has already cast the weights.
+        with torch.autocast(device, enabled=False):
             return engine(input_ids, attention_mask, num_tokens)
 
     critic.values = values  # type: ignore[method-assign]

@@ -19,7 +19,8 @@ from ..loop.rollout import Rollout
 from ..sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
-MAX_RATIO = 8.0  # largest ratio in an effective sample size, as in VCPO
+# Largest ratio in an effective sample size, as in VCPO.
+MAX_RATIO = 8.0
 # A variance below this share of the mean square is noise: that of a few rounding errors in float32.
 NOISE = (8 * torch.finfo(torch.float32).eps) ** 2
 
@@ -260,5 +261,6 @@ def peak_memory_gb() -> float:
     """Return the peak memory of this process: the accelerator's if there is one, else resident memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in kilobytes
+    # macOS counts in bytes, Linux in kilobytes.
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

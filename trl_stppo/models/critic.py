@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,11 +48,13 @@ class Critic:
         full: The weights that `save` writes if the modules hold shards of them.
         parameter_names: names of the critic's parameters inside the policy.
         head: maps hidden states to values.
+        model: the model whose backbone gives the hidden states.
     """
 
     full: dict[str, Tensor] | None = None
     parameter_names: Sequence[str] = ()
     head: nn.Module
+    model: Any
     _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
@@ -70,10 +72,13 @@ class Critic:
         hidden = self.hidden_states(input_ids, attention_mask)
         return self.score(hidden[:, -num_tokens - 1 :])
 
-    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def hidden_states(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
+    ) -> Tensor:
         """Return the last hidden state of the critic's backbone, [B, P + T, H]."""
+        positions = {} if position_ids is None else {"position_ids": position_ids}
         return self._base.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
         ).last_hidden_state
 
     def score(self, hidden: Tensor) -> Tensor:
@@ -100,7 +105,9 @@ class Critic:
 class NoCritic(Critic):
     """Critic of methods without a critic. It has nothing to train, save or load."""
 
-    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def hidden_states(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
+    ) -> Tensor:
         """Raise NotImplementedError, because there is no backbone."""
         raise NotImplementedError("This trainer has no critic, and so no values.")
 

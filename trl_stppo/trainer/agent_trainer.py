@@ -135,7 +135,8 @@ class AgentTrainer(Bridge):
         self._optimizers = Optimizers(
             self, lambda optimizer: self._loop.prepare_bias_measurement(optimizer)
         )
-        self._forward = ForwardPasses(self)
+        self._forward = ForwardPasses(self, AgentTrainer._get_per_token_logps_and_entropies)
+        self._forward.probe()
 
     def _build_watch(self, run: RunPlan) -> None:
         """Build checkpoints, guards, evaluation, displays and the recorder."""

@@ -47,7 +47,6 @@ from .batch import (
     TurnBatch,
     build_turn_batch,
     deal,
-    full_sequence,
     group_by_length,
     num_episodes,
     row_tokens,
@@ -229,10 +228,7 @@ class TrainingLoop:
         host, args = self.host, self.args
         checkpointing = args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(host.model, checkpointing):
-            logprobs: Tensor = host.internals.logprobs(
-                model, *full_sequence(batch), batch_size=args.per_device_train_batch_size
-            )[0]
-        return logprobs
+            return self.forward.policy(model, batch, args.per_device_train_batch_size)[0]
 
     @property
     def _corrects_sampler(self) -> bool:
@@ -463,9 +459,8 @@ class TrainingLoop:
     def policy_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Return the clipped surrogate loss at the chosen ratio level, plus the terms that options add."""
         host, loss_mask = self.host, inputs["loss_mask"]
-        ids, mask, length = full_sequence(inputs)
-        logprobs, entropies, aux_loss = self.host.internals.logprobs(
-            model, ids, mask, length, compute_entropy=True, compute_aux_loss=host.aux_loss_enabled
+        logprobs, entropies, aux_loss = self.forward.policy(
+            model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
         log_ratio = self.log_ratio(inputs, logprobs)
@@ -489,7 +484,9 @@ class TrainingLoop:
             dtype=surrogate.kept.dtype,
         )
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
-        self.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
+        self.metrics.add_policy(surrogate, entropies, loss_mask, row_tokens(inputs).sum())
+        packed = torch.full_like(surrogate.kept, float(self.forward.was_packed))
+        self.metrics.add_mean("perf/packed_share", packed, loss_mask)
         self.metrics.add_drift(inputs, logprobs)
         done = self.host.internals.step % self.args.micro_batches_per_rollout
         if self.args.rollout_staleness and done < self.args.gradient_accumulation_steps:
@@ -594,7 +591,7 @@ class TrainingLoop:
         if self.correction is None or self.second_pass is None:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
-        logprobs = self.host.internals.logprobs(self.host.model, *full_sequence(inputs))[0]
+        logprobs = self.forward.policy(self.host.model, inputs)[0]
         self.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
 
     # ------------------------------------------------------------ update: one optimizer step

@@ -1,19 +1,24 @@
-"""The forward passes of policy and critic, on groups of rows of similar lengths to save padding."""
+"""The forward passes of policy and critic: packs, or groups of rows of similar lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
+from ...generation.slots import base_of
+from ...models.critic import SeparateCritic
+from ...rollout.episode import Context
 from .._trl import small_tiles
-from ..batch import Batch, full_sequence
+from ..batch import Batch, collate, full_sequence
 from ..bridge import Bridge
 from ..sharding import runtime
+from .packed import IGNORED, Costs, Rows, attention_mask, pack_logprobs, why_padded
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
@@ -22,13 +27,148 @@ Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
 # takes an accelerator about as long as this many more tokens.
 PASS_OVERHEAD = {"cpu": 16.0}
 ACCELERATOR_OVERHEAD = 512.0
+# Largest difference of packed and padded passes in the probe, in nats, by bytes of a number.
+TOLERANCE = {8: 1e-3, 4: 1e-3, 2: 0.1}
+# Prompt and completion of the probe's rows: some begin alike, one is another's beginning, one shares nothing.
+PROBE = (((5, 6), (7, 8, 9, 6)), ((5, 6), (7, 3)), ((5, 6), (7, 8)), ((4,), (3, 3)))
 
 
 class ForwardPasses:
-    """Computes log-probabilities and values of groups of rows of similar lengths."""
+    """Computes log-probabilities and values, of packs where these cost less than padded rows.
 
-    def __init__(self, host: Bridge) -> None:
-        self._host = host
+    Attributes:
+        why_padded: why no pass is packed, or None.
+        was_packed: whether the last pass of `policy` was packed.
+    """
+
+    def __init__(self, host: Bridge, own_hook: Callable[..., Any]) -> None:
+        self._host, self._own_hook = host, own_hook
+        self.why_padded: str | None = "it was not tried yet"
+        self.was_packed = False
+
+    def probe(self) -> None:
+        """Decide whether passes may be packed: by the configuration, then by passes of unlike rows."""
+        host = self._host
+        critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
+        models = [m for m in (host.model, host.ref_model, critic) if m is not None]
+        reasons = [why_padded(base_of(model)) for model in models]
+        if self._is_overridden:
+            reasons.append("`_get_per_token_logps_and_entropies` is overridden")
+        if host.args.torch_compile:
+            reasons.append("`torch_compile` compiles padded passes")
+        if host.aux_loss_enabled:
+            reasons.append("the router's loss is not a sum over tokens")
+        self.why_padded = next((reason for reason in reasons if reason), None)
+        if self.why_padded is None and not runtime.shards_weights(host.accelerator):
+            self.why_padded = self._difference()
+
+    @torch.no_grad()
+    def _difference(self) -> str | None:
+        """Return what differs between packed and padded passes of the probe's rows, or None."""
+        host = self._host
+        contexts = [
+            Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE
+        ]
+        options: dict[str, Any] = {"pad_token_id": 0, "multiple_of": None, "has_logprobs": False}
+        device = host.model.get_input_embeddings().weight.device
+        batch = collate(contexts, device=device, hidden=[False] * len(PROBE), **options)
+        rows, plan = self._rows(batch), [[*range(len(PROBE))]]
+        models = [m for m in (host.model, getattr(host.critic, "model", None)) if m is not None]
+        modes = [model.training for model in models]
+        try:
+            for model in models:
+                model.eval()
+            packed = self._packed_logprobs(host.model, rows, plan)[0]
+            padded = host.internals.logprobs(host.model, *full_sequence(batch))[0]
+            gaps = [(packed - padded)[batch["completion_mask"].bool()]]
+            if host.has_critic:
+                gaps.append(self._critic_gap(rows, plan[0]))
+        except Exception as error:
+            return f"a packed pass raises {type(error).__name__}: {error}"
+        finally:
+            for model, mode in zip(models, modes, strict=True):
+                model.train(mode)
+        gap = max(float(gap.abs().max()) for gap in gaps)
+        limit = TOLERANCE[host.model.dtype.itemsize]
+        return None if gap <= limit else f"packed and padded passes differ by {gap:.2g}"
+
+    def _critic_gap(self, rows: Rows, numbers: list[int]) -> Tensor:
+        """Return relative differences of the critic's last hidden states of packed and padded rows."""
+        critic, pack = self._host.critic, rows.build(numbers)
+        ids, lengths = pack.input_ids[0], [len(own) for own in pack.places]
+        table = nn.utils.rnn.pad_sequence([ids[own] for own in pack.places], batch_first=True)
+        mask = torch.arange(table.size(1), device=ids.device) < ids.new_tensor(lengths)[:, None]
+        with critic.active():
+            padded = critic.hidden_states(table, mask.long())[mask]
+            packed = critic.hidden_states(
+                pack.input_ids, attention_mask(pack, base_of(critic.model)), pack.position_ids
+            )[0, torch.cat(pack.places)]
+        return (packed - padded) / padded.abs().max()
+
+    def policy(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        batch_size: int | None = None,
+        *,
+        entropy: bool = False,
+        aux_loss: bool = False,
+    ) -> Logprobs:
+        """Return log-probabilities of a batch's tokens under a policy; packed, of sampled tokens alone."""
+        plan, rows = [], None
+        if self.why_padded is None and not self._is_overridden:
+            rows = self._rows(batch)
+            plan = rows.plan(
+                self._costs(model), batch_size, equal=runtime.is_sharded(self._host.accelerator)
+            )
+        self.was_packed = bool(plan)
+        if rows is not None and plan:
+            logprobs, entropies = self._packed_logprobs(model, rows, plan)
+            return logprobs, entropies if entropy else None, None
+        result: Logprobs = self._host.internals.logprobs(
+            model,
+            *full_sequence(batch),
+            batch_size=batch_size,
+            compute_entropy=entropy,
+            compute_aux_loss=aux_loss,
+        )
+        return result
+
+    @property
+    def _is_overridden(self) -> bool:
+        """Whether the trainer has another method for log-probabilities than ours."""
+        return getattr(self._host.internals.logprobs, "__func__", None) is not self._own_hook
+
+    def _rows(self, batch: Batch) -> Rows:
+        """Return the rows of a batch with their sampled tokens."""
+        return Rows(batch, (batch["completion_mask"] * batch["tool_mask"]).bool())
+
+    def _costs(self, model: nn.Module) -> Costs:
+        causal = base_of(self._host.accelerator.unwrap_model(model))
+        device = causal.get_input_embeddings().weight.device
+        return Costs.of(causal, PASS_OVERHEAD.get(device.type, ACCELERATOR_OVERHEAD))
+
+    def _packed_logprobs(
+        self, model: nn.Module, rows: Rows, plan: list[list[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of wanted tokens, [B, T] each, with 0 elsewhere."""
+        accelerator = self._host.accelerator
+        causal = base_of(accelerator.unwrap_model(model))
+        ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        logprobs, entropies = [], []
+        for numbers in plan:
+            pack = rows.build(numbers)
+            places, labels = rows.places(pack), pack.input_ids[0, rows.places(pack, after=1)]
+            count = len(labels)
+            if not count:
+                # Processes that communicate in every pass make this one too.
+                places, labels = labels.new_zeros(1), labels.new_full((1,), IGNORED)
+            quiet = ddp.no_sync() if ddp is not None and numbers is not plan[-1] else nullcontext()
+            with quiet, small_tiles(places.device), accelerator.autocast():
+                output = pack_logprobs(model, causal, pack, places, labels)
+            logprobs.append(output.log_probs[0, :count])
+            entropies.append(output.entropy[0, :count])
+        return rows.put_back(plan, logprobs), rows.put_back(plan, entropies)
 
     def logprobs(
         self,
@@ -76,6 +216,10 @@ class ForwardPasses:
 
     def values(self, batch: Batch, batch_size: int | None = None) -> Tensor:
         """Return the critic's values before each completion token and after the last column, [B, T + 1]."""
+        if self.why_padded is None and not runtime.is_sharded(self._host.accelerator):
+            packed = self._packed_values(batch, batch_size)
+            if packed is not None:
+                return packed
         ids, mask, length = full_sequence(batch)
         overhead = float("inf") if runtime.is_sharded(self._host.accelerator) else None
         parts = self.parts(ids, mask, batch_size, overhead)
@@ -86,6 +230,21 @@ class ForwardPasses:
                 critic = self._host.critic
                 values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
+
+    def _packed_values(self, batch: Batch, batch_size: int | None) -> Tensor | None:
+        """Return `values` by packs, or None if padded passes cost less."""
+        critic = self._host.critic
+        # The last column is behind the last token, whose state it wants.
+        wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()
+        rows, base = Rows(batch, wanted), base_of(critic.model)
+        costs, values = replace(self._costs(base), head=0.0), []
+        plan = rows.plan(costs, batch_size)
+        for pack in map(rows.build, plan):
+            with runtime.autocast(self._host.accelerator):
+                mask = attention_mask(pack, base)
+                hidden = critic.hidden_states(pack.input_ids, mask, pack.position_ids)
+                values.append(critic.score(hidden[:, rows.places(pack)])[0])
+        return rows.put_back(plan, values) if plan else None
 
     def parts(
         self, ids: Tensor, mask: Tensor, max_rows: int | None, overhead: float | None = None

@@ -1,0 +1,187 @@
+"""Forward passes of policy and critic over packs (`core.packing`): every token once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.layout import group_rows, row_spans
+from ...core.packing import Pack, build_pack, plan_packs, shared_lengths
+from ..batch import Batch, full_sequence
+
+# Cost of an operation of masked attention in units of one of a matrix product. The CPU's was measured with
+# SmolLM2-135M at 1,000 to 4,000 tokens.
+ATTENTION_COST = {"cpu": 2.5}
+ACCELERATOR_ATTENTION_COST = 3.0
+# Label of a state that predicts no token.
+IGNORED = -100
+# Fields of a configuration that name what a mask of our own would change or miss.
+WINDOWS = ("sliding_window", "attention_chunk_size", "alibi")
+
+
+def why_padded(model: Any) -> str | None:
+    """Return why a model cannot run packs, judged by its configuration, or None."""
+    config = model.config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    if getattr(model, "_is_stateful", False):
+        return "its layers have a state"
+    if kinds:
+        return f"its layers have {' and '.join(sorted(kinds))}"
+    for name in WINDOWS:
+        if getattr(config, name, None) and getattr(config, f"use_{name}", True):
+            return f"its configuration has {name}={getattr(config, name)}"
+    if (kernel := config._attn_implementation) not in ("sdpa", "eager"):
+        return f"attn_implementation is {kernel!r}; packs need 'sdpa' or 'eager'"
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        return "it takes no position_ids"
+    return None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a model's passes, in units of one token's matrix products in all layers.
+
+    Attributes:
+        quadratic: cost of attention between two tokens.
+        head: cost of projecting one state by the head.
+        pass_: cost of one more pass.
+    """
+
+    quadratic: float
+    head: float
+    pass_: float
+
+    @classmethod
+    def of(cls, model: Any, pass_: float) -> Costs:
+        """Derive the costs from a causal model's shapes."""
+        config = model.config.get_text_config()
+        table = model.get_input_embeddings().weight
+        # Quantised weights hold two numbers per byte, which makes matrices look cheaper than they are.
+        weights = max(1, sum(p.numel() for p in model.base_model.parameters()) - table.numel())
+        heads = config.num_attention_heads
+        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        factor = ATTENTION_COST.get(table.device.type, ACCELERATOR_ATTENTION_COST)
+        attention = factor * 2 * width * config.num_hidden_layers
+        return cls(attention / weights, config.vocab_size * config.hidden_size / weights, pass_)
+
+
+class Rows:
+    """The rows of a batch as lists of tokens.
+
+    Attributes:
+        rows: tokens of each row, without padding.
+        columns: [n] int64 of each row, columns of the completion that are wanted.
+        before: [n] int64 of each row, places in it of the states before these.
+    """
+
+    def __init__(self, batch: Batch, wanted: Tensor) -> None:
+        ids, mask, length = full_sequence(batch)
+        self._device, self._shape = ids.device, wanted.shape
+        starts, lengths = (part.tolist() for part in row_spans(mask))
+        spans, first = list(zip(starts, lengths, strict=True)), ids.size(1) - length
+        self.rows = [row[a : a + n] for row, (a, n) in zip(ids.tolist(), spans, strict=True)]
+        columns = [row.nonzero()[:, 0] for row in wanted.cpu()]
+        # The first token of a row has no state before it.
+        self.columns = [c[c + first > a] for c, a in zip(columns, starts, strict=True)]
+        self.before = [c + (first - a - 1) for c, a in zip(self.columns, starts, strict=True)]
+
+    def plan(self, costs: Costs, max_rows: int | None, *, equal: bool = False) -> list[list[int]]:
+        """Divide the rows into packs; return no pack if the padded passes cost less.
+
+        `max_rows`: rows of a padded pass, whose tokens limit a pack's; `equal`: make packs of so many rows
+        each, as processes must that communicate in every pass.
+        """
+        lengths = list(map(len, self.rows))
+        size = max_rows or len(lengths)
+        if equal:
+            order, _ = shared_lengths(self.rows)
+            return [order[n : n + size] for n in range(0, len(order), size)]
+        packs, cost = plan_packs(
+            self.rows,
+            max_tokens=size * max(lengths),
+            quadratic=costs.quadratic,
+            overhead=costs.pass_,
+        )
+        padded, everywhere = 0.0, self._device.type == "cpu"
+        for group in group_rows(lengths, max_rows=max_rows, overhead=costs.pass_):
+            width = max(lengths[row] for row in group)
+            padded += len(group) * (width + costs.quadratic * width**2) + costs.pass_
+            # On a CPU TRL's head projects padding and prompt too.
+            padded += everywhere * costs.head * len(group) * width
+        cost += everywhere * costs.head * sum(map(len, self.columns))
+        return packs if cost <= padded else []
+
+    def places(self, pack: Pack, *, after: int = 0) -> Tensor:
+        """Return places in the pack of the states before wanted tokens, or so many tokens `after`, [M]."""
+        found = [
+            own[(self.before[row] + after).to(own.device)]
+            for row, own in zip(pack.rows, pack.places, strict=True)
+        ]
+        return torch.cat(found)
+
+    def put_back(self, packs: list[list[int]], outputs: list[Tensor]) -> Tensor:
+        """Put outputs of wanted tokens, [M] of each pack in its rows' order, into a table [B, T] of 0."""
+        order = [row for pack in packs for row in pack]
+        rows = torch.cat([torch.full_like(self.columns[row], row) for row in order])
+        columns = torch.cat([self.columns[row] for row in order])
+        places = (rows.to(self._device), columns.to(self._device))
+        found = torch.cat(outputs)
+        return found.new_zeros(self._shape).index_put(places, found)
+
+    def build(self, pack: list[int]) -> Pack:
+        """Build a pack of the rows `pack`."""
+        return build_pack(self.rows, pack, self._device)
+
+
+def attention_mask(pack: Pack, model: Any) -> Tensor:
+    """Return a pack's mask as a model's attention reads it: bool, or added to the scores by "eager"."""
+    if model.config.get_text_config()._attn_implementation != "eager":
+        return pack.attends
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    blocked = torch.finfo(dtype).min
+    return torch.zeros_like(pack.attends, dtype=dtype).masked_fill(~pack.attends, blocked)
+
+
+@contextmanager
+def gathered_states(backbone: nn.Module, places: Tensor) -> Iterator[None]:
+    """Context manager in which a backbone returns the last hidden states at `places`, [M], alone."""
+
+    def gather(module: nn.Module, args: Any, output: Any) -> Any:
+        states = output.last_hidden_state
+        output.last_hidden_state = states[:, places.to(states.device)]
+        return output
+
+    handle = backbone.register_forward_hook(gather)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, labels: Tensor) -> Any:
+    """Run a pack through a policy with TRL's fused head.
+
+    Args:
+        model: the policy as the engine has wrapped it.
+        causal: the causal model inside it.
+        pack: the rows.
+        places: [M] int64, states that predict.
+        labels: [M] int64, the tokens that follow them.
+
+    Returns:
+        The head's outputs, [1, M] each.
+    """
+    with gathered_states(causal.base_model, places):
+        return model(
+            input_ids=pack.input_ids,
+            attention_mask=attention_mask(pack, causal),
+            position_ids=pack.position_ids,
+            shift_labels=labels[None],
+            fused_lm_head=True,
+        )

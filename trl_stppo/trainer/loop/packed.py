@@ -38,7 +38,7 @@ def why_padded(model: Any) -> str | None:
             return f"its configuration has {name}={getattr(config, name)}"
     if (kernel := config._attn_implementation) not in ("sdpa", "eager"):
         return f"attn_implementation is {kernel!r}; packs need 'sdpa' or 'eager'"
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+    if "position_ids" not in inspect.signature(type(model).forward).parameters:
         return "it takes no position_ids"
     return None
 

@@ -50,15 +50,16 @@ class ForwardPasses:
         """Decide whether passes may be packed: by the configuration, then by passes of unlike rows."""
         host = self._host
         critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
-        models = [m for m in (host.model, host.ref_model, critic) if m is not None]
-        reasons = [why_padded(base_of(model)) for model in models]
+        self.why_padded = None
         if self._is_overridden:
-            reasons.append("`_get_per_token_logps_and_entropies` is overridden")
-        if host.args.torch_compile:
-            reasons.append("`torch_compile` compiles padded passes")
-        if host.aux_loss_enabled:
-            reasons.append("the router's loss is not a sum over tokens")
-        self.why_padded = next((reason for reason in reasons if reason), None)
+            self.why_padded = "`_get_per_token_logps_and_entropies` is overridden"
+        elif host.args.torch_compile:
+            self.why_padded = "`torch_compile` compiles padded passes"
+        elif host.aux_loss_enabled:
+            self.why_padded = "the router's loss is not a sum over tokens"
+        models = [m for m in (host.model, host.ref_model, critic) if m is not None]
+        for model in models:
+            self.why_padded = self.why_padded or why_padded(base_of(model))
         if self.why_padded is None and not runtime.shards_weights(host.accelerator):
             self.why_padded = self._difference()
 
@@ -150,25 +151,29 @@ class ForwardPasses:
 
     def _packed_logprobs(
         self, model: nn.Module, rows: Rows, plan: list[list[int]]
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies of wanted tokens, [B, T] each, with 0 elsewhere."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return log-probabilities and entropies of wanted tokens, [B, T] each, with 0 elsewhere.
+
+        The head of a reference model gives no entropies.
+        """
         accelerator = self._host.accelerator
         causal = base_of(accelerator.unwrap_model(model))
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        logprobs, entropies = [], []
-        for numbers in plan:
-            pack = rows.build(numbers)
+        packs, logprobs, entropies = list(map(rows.build, plan)), [], []
+        for pack in packs:
             places, labels = rows.places(pack), pack.input_ids[0, rows.places(pack, after=1)]
             count = len(labels)
             if not count:
                 # Processes that communicate in every pass make this one too.
                 places, labels = labels.new_zeros(1), labels.new_full((1,), IGNORED)
-            quiet = ddp.no_sync() if ddp is not None and numbers is not plan[-1] else nullcontext()
+            quiet = ddp.no_sync() if ddp is not None and pack is not packs[-1] else nullcontext()
             with quiet, small_tiles(places.device), accelerator.autocast():
                 output = pack_logprobs(model, causal, pack, places, labels)
             logprobs.append(output.log_probs[0, :count])
-            entropies.append(output.entropy[0, :count])
-        return rows.put_back(plan, logprobs), rows.put_back(plan, entropies)
+            if output.entropy is not None:
+                entropies.append(output.entropy[0, :count])
+        table = rows.put_back(packs, entropies) if entropies else None
+        return rows.put_back(packs, logprobs), table
 
     def logprobs(
         self,
@@ -238,13 +243,13 @@ class ForwardPasses:
         wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()
         rows, base = Rows(batch, wanted), base_of(critic.model)
         costs, values = replace(self._costs(base), head=0.0), []
-        plan = rows.plan(costs, batch_size)
-        for pack in map(rows.build, plan):
+        packs = list(map(rows.build, rows.plan(costs, batch_size)))
+        for pack in packs:
             with runtime.autocast(self._host.accelerator):
                 mask = attention_mask(pack, base)
                 hidden = critic.hidden_states(pack.input_ids, mask, pack.position_ids)
                 values.append(critic.score(hidden[:, rows.places(pack)])[0])
-        return rows.put_back(plan, values) if plan else None
+        return rows.put_back(packs, values) if packs else None
 
     def parts(
         self, ids: Tensor, mask: Tensor, max_rows: int | None, overhead: float | None = None

@@ -16,11 +16,12 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from trl import ModelConfig
 
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
+from ..generation.slots import supports
 from ..hub.loading import load_tokenizer
 from ..redaction import redacted
 from ..trainer.planning import plan
@@ -168,6 +169,20 @@ def how_trained(run: Plan) -> str:
     return f"{how}, {dtype}"
 
 
+def passes(run: Plan) -> str:
+    """Say whether forward passes would be packed, judged by the model's configuration."""
+    if run.config.torch_compile:
+        return "padded: `torch_compile` is set"
+    try:
+        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+        config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
+        with torch.device("meta"):
+            reason = supports(AutoModelForCausalLM.from_config(config))
+    except Exception:
+        return "not known before the model is here"
+    return "packed" if reason is None else f"padded. {reason}"
+
+
 def resolved(run: Plan) -> dict[str, str]:
     """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
     args, config = run.args, run.config
@@ -190,6 +205,7 @@ def resolved(run: Plan) -> dict[str, str]:
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
+        "forward passes": passes(run),
         "processes": str(run.processes),
         "environment": args.agent
         or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),

@@ -93,6 +93,8 @@ class CachedBackend:
     # Prefilling rows that are not neighbours copies their cache: at most this many cached tokens per
     # new token.
     COPIED_PER_TOKEN = 16
+    # Rows that begin with fewer equal tokens are prefilled one by one.
+    SHARED_FROM = 8
     # Tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
     version: int | None = None
@@ -191,6 +193,8 @@ class CachedBackend:
         rows = sorted(self._waiting, key=lambda row: row.new)
         self._waiting = []
         cache = self._seat(rows)
+        self._share_beginning([row for row in rows if not row.cached], cache)
+        rows.sort(key=lambda row: row.new)
         ended: list[TurnResult] = []
         for group in self._groups(rows):
             logits = self._prefill(group, cache)
@@ -220,6 +224,19 @@ class CachedBackend:
         if fresh:
             self._cache.clear([row.slot for row in fresh])
         return self._cache
+
+    def _share_beginning(self, rows: list[_Row], cache: SlotCache) -> None:
+        """Compute the tokens that all new rows begin with once, and copy their cache to each slot."""
+        limit = min((len(row.ids) for row in rows), default=0) - 1
+        columns = zip(*(row.ids[:limit] for row in rows), strict=True)
+        shared = next((n for n, ids in enumerate(columns) if len({*ids}) > 1), max(0, limit))
+        if len(rows) < 2 or shared < self.SHARED_FROM:
+            return
+        first = _Row(rows[0].key, rows[0].ids[:shared], slot=rows[0].slot)
+        self._prefill([first], cache)
+        cache.share(first.slot, [row.slot for row in rows[1:]], shared)
+        for row in rows:
+            row.cached = shared
 
     def _groups(self, rows: list[_Row]) -> Iterator[list[_Row]]:
         """Split rows, sorted by their number of new tokens, into groups that fit one forward pass each."""

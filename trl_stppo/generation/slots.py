@@ -180,6 +180,11 @@ class SlotCache(Cache):
             used = tensor.data[:, :, : self.used]
             used[pair[1]] = used.index_select(0, pair[0])
 
+    def share(self, source: int, targets: list[int], length: int) -> None:
+        """Copy the first `length` tokens of the slot `source` to the slots `targets`."""
+        for tensor in self._tensors():
+            tensor.data[targets, :, :length] = tensor.data[source, :, :length]
+
     def clear(self, slots: list[int]) -> None:
         """Fill slots with zeros, so that no values of an earlier episode remain."""
         for tensor in self._tensors():

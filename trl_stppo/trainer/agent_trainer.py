@@ -144,7 +144,7 @@ class AgentTrainer(Bridge):
         self._checkpoints = Checkpoints(self, self._run_state)
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
-        display.install_callbacks(self, run.rollout)
+        display.install_callbacks(self, run.rollout, self._forward.why_padded)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(self, self._player)
         self._evaluator = Evaluator(

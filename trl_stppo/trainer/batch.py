@@ -43,6 +43,7 @@ class Batch(TypedDict, total=False):
         trace_row: [B] int64, row of the trace; present while the update is recorded.
         policy_version: [B, K] int64, version of the policy that sampled each turn; absent if one
             policy plays all of a rollout.
+        row: [B] int64, number of the row; present until the first step has given `old_per_token_logps`.
         episode, episode_tokens, episode_weights: [B] each, present if an episode has several
             contexts: number of the row's episode (-1 at rows of padding), tokens of it that train,
             and its weight by `stabilizers`.
@@ -66,6 +67,7 @@ class Batch(TypedDict, total=False):
     advantages: Tensor
     trace_row: Tensor
     policy_version: Tensor
+    row: Tensor
     episode: Tensor
     episode_tokens: Tensor
     episode_weights: Tensor
@@ -275,6 +277,17 @@ def group_by_length(batches: list[Batch]) -> list[Batch]:
     joined = join(batches)
     order = row_tokens(joined).argsort(stable=True)
     return [take_rows(joined, rows) for rows in order.tensor_split(len(batches))]
+
+
+def group_by_beginning(batches: list[Batch]) -> list[Batch]:
+    """Sort a mini-batch's rows by their tokens into its micro-batches, so that equal beginnings meet."""
+    if len(batches) == 1:
+        return batches
+    joined = join(batches)
+    ids, mask, _ = full_sequence(joined)
+    rows = [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+    order = torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=ids.device)
+    return [take_rows(joined, part) for part in order.tensor_split(len(batches))]
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from ._trl import GRPOConfig, SingleGeneration
@@ -61,6 +62,9 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         None, "Optimizer steps from one log to the next; default those of a rollout batch."
     )
 
+    gradient_checkpointing: bool | None = option(
+        None, "Compute activations again in backward passes; default True on an accelerator alone."
+    )
     num_generations_eval: int | None = option(
         None, "Episodes per row in evaluation; default num_generations."
     )
@@ -228,6 +232,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         metric_given = self.metric_for_best_model is not None
         if self.num_generations is not None and self.num_generations < 1:
             raise ValueError(f"`num_generations={self.num_generations}`: must be 1 or more.")
+        if self.gradient_checkpointing is None:
+            self.gradient_checkpointing = torch.accelerator.is_available() and not self.use_cpu
         accelerated = is_torch_bf16_gpu_available() or is_torch_xla_available()
         if vars(self)["bf16"] is None and (self.use_cpu or not accelerated):
             self.bf16 = False

@@ -40,6 +40,7 @@ from ..core import (
     turn_starts,
     whiten,
 )
+from ..models.adapters import is_fresh_lora
 from ._trl import disable_gradient_checkpointing, use_adapter
 from .batch import (
     Batch,
@@ -47,6 +48,7 @@ from .batch import (
     TurnBatch,
     build_turn_batch,
     deal,
+    group_by_beginning,
     group_by_length,
     num_episodes,
     row_tokens,
@@ -155,6 +157,8 @@ class TrainingLoop:
         self.second_pass: tuple[Batch, Tensor] | None = None
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
+        # Rows and log-probabilities of the passes of a rollout's first step.
+        self.first_logprobs: list[tuple[Tensor, Tensor]] = []
         # `seconds`: its duration, with that of a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
@@ -207,7 +211,11 @@ class TrainingLoop:
         args = self.args
         # If one optimizer step takes in the whole rollout, the policy has not moved before it.
         moves = args.steps_per_rollout > 1
-        if moves or self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness:
+        needs = self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness
+        if moves and not needs and args.num_mini_batches == 1:
+            # The first step's own pass gives them, under the weights that played.
+            batch["row"] = torch.arange(len(batch["completion_ids"]))
+        elif moves or needs:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 
     def _add_ref_logprobs(self, batch: Batch) -> None:
@@ -219,6 +227,10 @@ class TrainingLoop:
             batch["ref_per_token_logps"] = self.logprobs_under(host.ref_model, batch)
             return
         policy = self.accelerator.unwrap_model(host.model)
+        first = host.state.global_step == 0 and not is_sharded(self.accelerator)
+        if first and "old_per_token_logps" in batch and is_fresh_lora(policy):
+            batch["ref_per_token_logps"] = batch["old_per_token_logps"]
+            return
         # A fresh adapter is switched off; one that has learnt has a copy.
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
             batch["ref_per_token_logps"] = self.logprobs_under(host.model, batch)
@@ -367,7 +379,9 @@ class TrainingLoop:
         if step % accumulation == 0:
             # Only copies are sorted: a sorted buffer would make the next shuffle depend on the cut.
             first = step % per_epoch
-            self.open_window(group_by_length(internals.buffer[first : first + accumulation]))
+            window = internals.buffer[first : first + accumulation]
+            regroup = group_by_length if self.forward.why_padded else group_by_beginning
+            self.open_window(regroup(window))
             is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
             self.start_mini_batch(empty=is_empty)
         return without_padding(self.window[step % accumulation])
@@ -463,6 +477,8 @@ class TrainingLoop:
             model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
+        if "row" in inputs:
+            self.first_logprobs.append((inputs["row"], logprobs.detach()))
         log_ratio = self.log_ratio(inputs, logprobs)
         surrogate = clipped_surrogate(
             log_ratio,
@@ -652,6 +668,22 @@ class TrainingLoop:
         for name, value in figures.items():
             self.metrics.add_scalar(name, value)
 
+    def keep_first_logprobs(self) -> None:
+        """Add the log-probabilities of a rollout's first step to the rollout batch, as the old ones."""
+        if not self.first_logprobs:
+            return
+        rows = {
+            number: logprobs
+            for numbers, table in self.first_logprobs
+            for number, logprobs in zip(numbers.tolist(), table, strict=True)
+        }
+        for batch in self.host.internals.buffer or []:
+            own = [rows[number] for number in batch.pop("row").tolist()]
+            padded = nn.utils.rnn.pad_sequence(own, batch_first=True)
+            missing = batch["completion_ids"].size(1) - padded.size(1)
+            batch["old_per_token_logps"] = nn.functional.pad(padded, (0, missing))
+        self.first_logprobs = []
+
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
         self.guards.add_loss(loss)
@@ -662,6 +694,7 @@ class TrainingLoop:
             return
         seconds = self.seconds - self.rollout_seconds
         self.seconds = self.rollout_seconds = 0.0
+        self.keep_first_logprobs()
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         if not self.guards.admit(metrics):

@@ -96,6 +96,7 @@ class ProgressLines(TrainerCallback):
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
         # Whether `rollout_overlap` is supported.
+        self.passes = ""
         self.can_overlap: Callable[[], bool] = lambda: False
         self._steps = 1
         self._lines = 0
@@ -221,6 +222,8 @@ class ProgressLines(TrainerCallback):
         yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
         if (rate := getattr(args, "critic_learning_rate", None)) is not None:
             yield f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
+        if self.passes:
+            yield from wrapped(f"forward passes: {self.passes}")
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
         every = state.logging_steps

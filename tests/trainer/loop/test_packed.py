@@ -9,9 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.kit.builders import build, quick_config, train
 from tests.kit.fakes import char_tokenizer
 from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo.generation.slots import supports
 from trl_stppo.rollout.episode import Context
 from trl_stppo.trainer.batch import collate, take_rows
-from trl_stppo.trainer.loop.packed import Rows, why_padded
+from trl_stppo.trainer.loop.packed import Rows
 
 VOCABULARY = len(char_tokenizer())
 HIDDEN = [9, 9]
@@ -175,7 +176,7 @@ def test_a_training_by_packs_is_the_padded_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "options", "word"), [
-    ("mistral", {"sliding_window": 8}, "sliding_window"),
+    ("mistral", {"sliding_window": 8}, "sliding window"),
     ("gemma3_text", {}, "sliding"),
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}, "sliding"),
     ("llama", {"attention": "flex_attention"}, "flex_attention"),
@@ -184,7 +185,7 @@ def test_models_that_go_padded_by_their_configuration(kind, options, word):
     attention = options.pop("attention", "sdpa")
     model = policy(kind, **options)
     model.config._attn_implementation = attention
-    assert word in why_padded(model)
+    assert word in supports(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi3"])

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
-from ...generation.slots import base_of
+from ...generation.slots import base_of, supports
 from ...models.critic import SeparateCritic
 from ...rollout.episode import Context
 from .._trl import small_tiles
 from ..batch import Batch, collate, full_sequence
 from ..bridge import Bridge
 from ..sharding import runtime
-from .packed import IGNORED, Costs, Rows, attention_mask, pack_logprobs, why_padded
+from .packed import IGNORED, Costs, Rows, attention_mask, pack_logprobs
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
@@ -43,7 +43,7 @@ class ForwardPasses:
 
     def __init__(self, host: Bridge, own_hook: Callable[..., Any]) -> None:
         self._host, self._own_hook = host, own_hook
-        self.why_padded: str | None = "it was not tried yet"
+        self.why_padded: str | None = "It was not tried yet."
         self.was_packed = False
 
     def probe(self) -> None:
@@ -52,14 +52,14 @@ class ForwardPasses:
         critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
         self.why_padded = None
         if self._is_overridden:
-            self.why_padded = "`_get_per_token_logps_and_entropies` is overridden"
+            self.why_padded = "`_get_per_token_logps_and_entropies` is overridden."
         elif host.args.torch_compile:
-            self.why_padded = "`torch_compile` compiles padded passes"
+            self.why_padded = "`torch_compile` compiles padded passes."
         elif host.aux_loss_enabled:
-            self.why_padded = "the router's loss is not a sum over tokens"
+            self.why_padded = "The router's loss is not a sum over tokens."
         models = [m for m in (host.model, host.ref_model, critic) if m is not None]
         for model in models:
-            self.why_padded = self.why_padded or why_padded(base_of(model))
+            self.why_padded = self.why_padded or supports(model)
         if self.why_padded is None and not runtime.shards_weights(host.accelerator):
             self.why_padded = self._difference()
 
@@ -85,13 +85,13 @@ class ForwardPasses:
             if host.has_critic:
                 gaps.append(self._critic_gap(rows, plan[0]))
         except Exception as error:
-            return f"a packed pass raises {type(error).__name__}: {error}"
+            return f"A packed pass raises {type(error).__name__}: {error}"
         finally:
             for model, mode in zip(models, modes, strict=True):
                 model.train(mode)
         gap = max(float(gap.abs().max()) for gap in gaps)
         limit = TOLERANCE[host.model.dtype.itemsize]
-        return None if gap <= limit else f"packed and padded passes differ by {gap:.2g}"
+        return None if gap <= limit else f"Packed and padded passes differ by {gap:.2g}."
 
     def _critic_gap(self, rows: Rows, numbers: list[int]) -> Tensor:
         """Return relative differences of the critic's last hidden states of packed and padded rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,26 +20,6 @@ ATTENTION_COST = {"cpu": 2.5}
 ACCELERATOR_ATTENTION_COST = 3.0
 # Label of a state that predicts no token.
 IGNORED = -100
-# Fields of a configuration that name what a mask of our own would change or miss.
-WINDOWS = ("sliding_window", "attention_chunk_size", "alibi")
-
-
-def why_padded(model: Any) -> str | None:
-    """Return why a model cannot run packs, judged by its configuration, or None."""
-    config = model.config.get_text_config()
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
-    if getattr(model, "_is_stateful", False):
-        return "its layers have a state"
-    if kinds:
-        return f"its layers have {' and '.join(sorted(kinds))}"
-    for name in WINDOWS:
-        if getattr(config, name, None) and getattr(config, f"use_{name}", True):
-            return f"its configuration has {name}={getattr(config, name)}"
-    if (kernel := config._attn_implementation) not in ("sdpa", "eager"):
-        return f"attn_implementation is {kernel!r}; packs need 'sdpa' or 'eager'"
-    if "position_ids" not in inspect.signature(type(model).forward).parameters:
-        return "it takes no position_ids"
-    return None
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,11 @@ from ..loop.sampler import why_not_ahead
 from ..planning.plan import RolloutPlan
 
 
-def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
-    """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics."""
+def install_callbacks(host: Bridge, rollout: RolloutPlan, why_padded: str | None) -> None:
+    """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics.
+
+    `why_padded`: why forward passes are not packed, or None.
+    """
     names = partial(task, host, rollout)
     shield_integrations(host.callback_handler.callbacks)
     host.add_callback(MetricsFile(names))
@@ -34,6 +37,7 @@ def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
     if lines is None:
         host.add_callback(lines := ProgressLines())
     lines.task = names
+    lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
     lines.can_overlap = lambda: why_not_ahead(host) is None
 
 

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 import trl
 from packaging.version import Version
+from transformers.masking_utils import create_causal_mask
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
+from trl.trainer.utils import add_fused_lm_head
 
 ROOT = Path(__file__).resolve().parents[1]
 # pytest sets the path itself.
@@ -31,6 +34,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from tests.kit.builders import build, logs
+from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo.trainer import _trl, _trl_vllm, bridge
 from trl_stppo.trainer.stppo_trainer import STPPOTrainer
 
@@ -334,3 +338,22 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["--record"]:
         sys.exit("usage: python tests/test_trl_contract.py --record")
     record()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_mask_of_four_dimensions_reaches_attention_as_it_is(attention):
+    model = tiny_policy(char_tokenizer())
+    model.set_attn_implementation(attention)
+    mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool).fill_diagonal_(True)
+    made = create_causal_mask(model.config, torch.zeros(1, 3, 16), mask, None)
+    assert made is mask
+
+
+def test_the_fused_head_scores_labels_that_are_shifted_already():
+    model = tiny_policy(char_tokenizer())
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids, labels = torch.tensor([[5, 6, 7]]), torch.tensor([[6, -100, 9]])
+    found = model(input_ids=ids, shift_labels=labels, fused_lm_head=True)
+    logprobs = model(input_ids=ids).logits.log_softmax(-1)[0]
+    torch.testing.assert_close(found.log_probs[0, [0, 2]], logprobs[[0, 2], [6, 9]])
+    assert found.log_probs[0, 1] == 0

@@ -4,26 +4,19 @@ Another, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`
 names of today: tests/trainer/planning/test_refused_arguments.py.
 """
 
-import os
 import re
-import signal
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from torch.utils.data import Sampler
-from transformers import TrainerCallback
-from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import RepeatSampler
 
 from tests.hub.hub_kit import saved_base
 from tests.kit.builders import build, logs, prompts, share_of_a, train
-from tests.kit.dropin_models import agent_model
 from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
-from tests.kit.tool_model import call
-from trl_stppo import PPOTrainer, STPPOTrainer
+from trl_stppo import STPPOTrainer
 
 ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
 
@@ -90,66 +83,6 @@ def test_a_calculator_agent_by_a_rollout_function(tmp_path):
     assert policy.keys() == adapter.keys()
     assert all(torch.equal(policy[name], p) for name, p in adapter.items())
     assert any(p.any() for name, p in adapter.items() if "lora_B" in name)
-
-
-class Guess:
-    """A word in two guesses."""
-
-    def reset(self, word: str, **row: Any) -> str:
-        self.word, self.reward, self.guesses = word, 0.0, 0
-        return "Guess the word."
-
-    def guess(self, word: str) -> str:
-        """
-        Guess.
-
-        Args:
-            word: Five letters.
-
-        Returns:
-            Which of them are right.
-        """
-        self.guesses += 1
-        self.reward = max(
-            self.reward, sum(a == b for a, b in zip(word, self.word, strict=True)) / 5
-        )
-        return "".join("G" if a == b else "X" for a, b in zip(word, self.word, strict=True))
-
-
-class Remembers(TrainerCallback):
-    """What a callback is handed, and how often."""
-
-    def __init__(self) -> None:
-        self.steps, self.arguments = 0, set()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.steps += 1
-        self.arguments |= {name for name, value in kwargs.items() if value is not None}
-
-
-def test_a_word_game_as_environments_with_lora_and_a_callback(tmp_path):
-    guesses, remembers = [], Remembers()
-
-    def best(environments, **kwargs):
-        guesses.extend(env.guesses for env in environments)
-        return [env.reward for env in environments]
-
-    words = [call("guess", word=word) for word in ("crane", "stone")]
-    arguments = {
-        "model": agent_model(tmp_path / "model", [*words, *words, "I am done."]),
-        "processing_class": None, "environment_factory": Guess, "reward_funcs": best,
-        "peft_config": lora(), "callbacks": [remembers],
-        "train_dataset": prompts(8, word=["crate", "store"] * 4),
-    }  # fmt: skip
-    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
-    limits = {"max_tool_calling_iterations": 2, "max_completion_length": 256}
-    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, **sizes, **limits)
-    assert remembers.steps == trainer.state.global_step == 2
-    assert {"model", "optimizer", "train_dataloader"} <= remembers.arguments
-    assert len(guesses) == 4
-    assert max(guesses) <= 2
-    assert 0 < logs(trainer)["rewards/best/mean"] < 1
-    assert trainer.uses_shared_critic
 
 
 class InOrder(Sampler):
@@ -247,35 +180,3 @@ def test_ppo_with_an_adapter_for_each_in_bfloat16(tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "not", arguments=with_adapters(), max_steps=3, total_episodes=8)
-
-
-class Terminates(TrainerCallback):
-    """What a time limit of a cluster does amid the first step."""
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_reward_model_is_trained_and_then_ppo_on_it_until_a_signal(tmp_path):
-    tokenizer = char_tokenizer()
-    pairs = {"chosen": ["say a: aaa"] * 4, "rejected": ["say a: bbb"] * 4}
-    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
-    rewards = RewardTrainer(
-        model=tiny_value_model(tokenizer),
-        args=RewardConfig(
-            output_dir=str(tmp_path / "reward"), max_steps=1, per_device_train_batch_size=4,
-            gradient_checkpointing=False, disable_tqdm=True, **settings,
-        ),
-        processing_class=tokenizer,
-        train_dataset=Dataset.from_dict(pairs),
-    )  # fmt: skip
-    rewards.train()
-    arguments = {"reward_model": rewards.model, "value_model": tiny_value_model(tokenizer, seed=2)}
-    arguments |= {"callbacks": [Terminates()], "processing_class": tokenizer}
-    trainer = build(tmp_path / "ppo", PPOTrainer, arguments=arguments)
-    trainer.train()
-    assert trainer.stop_signal == signal.SIGTERM
-    assert trainer.state.global_step == 1
-    assert (tmp_path / "ppo" / "checkpoint-1").is_dir()
-    assert rewards.state.global_step == 1

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -282,16 +281,6 @@ def running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-@pytest.mark.parametrize("begun", ["deaf"], indirect=True)
-def test_an_interrupted_runner_kills_its_workers(begun, tmp_path):
-    assert wait_until(
-        lambda: (tmp_path / "waiting").is_file() and (tmp_path / "waiting").read_text()
-    )
-    begun.send_signal(signal.SIGTERM)
-    assert begun.wait() == 143
-    assert wait_until(lambda: not running(int((tmp_path / "waiting").read_text())))
 
 
 def run_arms(script, study, folder, arms, **options):

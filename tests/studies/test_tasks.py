@@ -2,11 +2,9 @@
 
 import asyncio
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from peft import LoraConfig
 
 # Between them every task, every trainer and every way to play.
 SMALL = [
@@ -41,27 +39,6 @@ def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
     assert (tested is not None) is (task not in ("house", "relay"))
     assert tested is None or 0.0 <= tested["after"] <= 1.0
     assert {"commit", "date", "versions", "processor", "seconds", "cpu"} <= set(record)
-
-
-@pytest.mark.parametrize("trainer", ["STPPOTrainer", "GRPOTrainer"])
-def test_an_adapter_of_a_task_plays_and_trains(trainer, folder, script, monkeypatch):
-    module, before = script("_cell"), {}
-    task = script("_task").load("guess")
-    player = {**task.player, "peft_config": LoraConfig(r=4, target_modules="all-linear")}
-    monkeypatch.setattr(module, "load", lambda name: replace(task, player=player))
-
-    class Kept(module.trainer_class(trainer, folder)):
-        def train(self):
-            before.update({n: p.clone() for n, p in self.model.named_parameters()})
-            super().train()
-            moved = {n for n, p in self.model.named_parameters() if not p.equal(before[n])}
-            assert moved
-            assert all("lora" in name for name in moved)
-
-    monkeypatch.setattr(module, "trainer_class", lambda *_: Kept)
-    settings = {"learning_rate": 0.1, "max_grad_norm": 100.0}
-    cell = script("_plan").Cell("quick", "guess", "arm", "default", 5, settings)
-    assert module.run(cell, folder, small=True)["error"] is None
 
 
 def test_a_training_that_dies_is_a_result(folder, script, monkeypatch):

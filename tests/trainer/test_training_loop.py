@@ -2,10 +2,9 @@
 
 import math
 
-import pytest
 import torch
 
-from tests.kit.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
+from tests.kit.builders import LIMITS, TEXT, logs, prompts, train
 from tests.kit.fakes import CountEnv
 from trl_stppo import STPPOTrainer
 from trl_stppo.rollout.record import StopReason
@@ -68,45 +67,6 @@ def test_a_text_environment_trains_and_logs_everything_that_is_promised(tmp_path
     assert figures["stop_reason/terminated"] == 1.0
     assert 0.0 < figures["turns/tokens_mean"] <= 6.0
     assert "frac_reward_zero_std" not in figures
-
-
-def test_evaluation_reports_under_its_own_prefix_and_disturbs_nothing(tmp_path):
-    arguments = {**TEXT, "eval_dataset": prompts(4), "train_dataset": prompts(8)}
-    trainer = build(tmp_path, Kept, arguments=arguments, eval_strategy="steps", eval_steps=1,
-                    per_device_eval_batch_size=2, **LIMITS)  # fmt: skip
-    trainer.train()
-    entries = trainer.state.log_history
-    evaluations = [entry for entry in entries if "eval_episode/score" in entry]
-    assert len(evaluations) == 2
-    for name in ("episode/score", "turns/mean", "reward", "completions/mean_length"):
-        assert math.isfinite(evaluations[0][f"eval_{name}"])
-        assert name not in evaluations[0]
-    training = [entry for entry in entries if "policy/entropy" in entry]
-    assert all(entry["perf/update_tokens_per_second"] > 0 for entry in training)
-    assert [mode for mode, *_ in trainer.kept] == ["train"], "evaluation estimates nothing"
-
-
-@pytest.mark.parametrize("with_evaluation_data", [True, False])
-@pytest.mark.parametrize("environment", [True, False])
-def test_sample_episodes_are_printed_with_their_scores(
-    environment, with_evaluation_data, tmp_path, capsys
-):
-    arguments = {**TEXT} if environment else {}
-    if with_evaluation_data:
-        arguments["eval_dataset"] = prompts(8)
-    trainer = build(tmp_path, Kept, arguments=arguments, **(LIMITS if environment else {}))
-    play, rollouts = trainer._evaluator.play, []
-    trainer._evaluator.play = lambda rows: rollouts.append(play(rows)) or rollouts[-1]
-    trainer.generate_completions(sampling=True)
-    assert trainer.model.training
-    table = capsys.readouterr().out
-    assert "step 0" in table
-    assert "say 1" in table
-    (rollout,) = rollouts
-    earned = [sum(turns) for turns in rollout.turn_rewards or [[]] * len(rollout.episodes)]
-    paid = earned if environment else rollout.rewards.sum(dim=1).tolist()
-    assert rollout.totals == pytest.approx(paid)
-    assert any(f"{score:.3g}" in table for score in rollout.totals)
 
 
 def test_the_reference_can_follow_the_policy(tmp_path):

@@ -107,15 +107,6 @@ def test_another_number_of_processes(finished, tmp_path, caplog):
     assert trainer.state.global_step == 6
 
 
-def test_changed_settings_are_named(finished, tmp_path, caplog):
-    folder, _ = finished
-    trainer = build(tmp_path, kl_coef=0.2, learning_rate=5e-3)
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
-    assert "goes on with new settings: kl_coef: 0.05 -> 0.2; learning_rate: 0.01 -> 0.005" in (
-        caplog.text
-    )
-
-
 def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
     """The newest one lacks a file, so that the one before it continues the run, with or without texts."""
     source, reference = finished
@@ -273,18 +264,6 @@ def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
     trainer.train()
     assert (trainer.stop_reason, trainer.stop_signal) == (None, signal.SIGTERM)
     assert files.last_complete(tmp_path).name == "checkpoint-2"
-
-
-def test_a_signal_saves_once_and_leaves_out_the_evaluation_of_an_epochs_end(tmp_path):
-    trainer = build(
-        tmp_path, save_strategy="epoch", eval_strategy="epoch", eval_dataset=numbered_rows()
-    )
-    trainer.add_callback(SendsSignal(step=3))
-    saved, save = [], trainer._save_checkpoint
-    trainer._save_checkpoint = lambda *args: (saved.append(trainer.state.global_step), save(*args))
-    trainer.evaluate = lambda *args, **kwargs: pytest.fail("there is no time for this")
-    trainer.train()
-    assert saved == [3]
 
 
 def test_no_secret_and_nothing_that_is_no_setting_of_the_algorithm_is_written(tmp_path):

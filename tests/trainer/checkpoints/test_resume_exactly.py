@@ -10,7 +10,6 @@ from tests.kit.scripted import numbered_rows, scripted_trainer, weights
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
-from trl_stppo.trainer.checkpoints import run_state
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.1}
 RUN = {
@@ -95,19 +94,6 @@ def test_every_checkpoint_continues_bit_for_bit(case, step, uninterrupted):
     log, expected = comparable(resumed.state.log_history), comparable(reference.state.log_history)
     assert log == expected
     assert again.training_loss == result.training_loss
-
-
-@pytest.mark.parametrize("case", quick(CASES, "shared critic, dropout", "evaluation"))
-def test_a_checkpoint_inside_a_rollout_batch_holds_it(case, uninterrupted):
-    folder, *_ = uninterrupted(case)
-    for step, inside in ((3, True), (4, False), (5, True)):
-        file = run_state.state_file(folder / f"checkpoint-{step}", 0)
-        buffer = torch.load(file, weights_only=True)["buffer"]
-        assert (buffer is not None) == inside
-        if inside:
-            names = {"advantages", "returns", "values", "old_per_token_logps", "turn_index"}
-            assert len(buffer) == 4
-            assert names <= buffer[0].keys()
 
 
 def stream_run(folder, **more):

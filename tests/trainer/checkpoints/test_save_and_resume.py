@@ -1,24 +1,19 @@
 """What is written can be loaded by the ordinary classes, and a resumed trainer starts where it was."""
 
-import logging
-
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    Qwen2ForCausalLM,
     TrainerCallback,
 )
 
-from tests.kit.builders import build, train
-from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value_model
+from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.errors import CheckpointError
 from trl_stppo.models.critic import HEAD_FILE
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -167,13 +162,6 @@ def equal(one, other) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.mark.parametrize(("saved", "wanted"), [("shared", "full"), ("full", "peft-value")])
-def test_a_checkpoint_with_another_kind_of_critic_is_refused(saved, wanted, tmp_path):
-    run(saved, tmp_path, max_steps=2)
-    with pytest.raises(CheckpointError, match="comes from a run with"):
-        run(wanted, tmp_path, resume=str(tmp_path / "run" / "checkpoint-2"))
-
-
 def test_a_shared_critics_folder_is_written_with_the_models_parts_only(tmp_path):
     trainer, _ = scripted_trainer(**arguments("shared", tmp_path))
     trainer.save_model(str(tmp_path / "elsewhere"))
@@ -196,28 +184,3 @@ def test_the_best_model_at_the_end_has_the_critic_of_its_checkpoint(kind, tmp_pa
     for name, value in watcher.by_step[2].items():
         if name.startswith(("policy/", "critic/")):
             assert torch.equal(final[name], value), name
-
-
-def test_tied_weights_are_not_called_missing(tmp_path, caplog):
-    def arguments():
-        return {"model": Qwen2ForCausalLM(tiny_config(char_tokenizer(), tie_word_embeddings=True))}
-
-    upstreams = logging.getLogger("transformers.trainer")
-    # Another test of this process may have silenced transformers.
-    caplog.set_level(logging.WARNING, upstreams.name)
-    upstreams.addHandler(caplog.handler)
-    try:
-        train(tmp_path, arguments=arguments(), save_strategy="steps", save_steps=2)
-        trainer = build(tmp_path, arguments=arguments(), max_steps=4)
-        trainer.train(resume_from_checkpoint=True)
-        assert trainer.model.lm_head.weight is trainer.model.model.embed_tokens.weight
-        assert "missing keys" not in caplog.text
-        file = tmp_path / "checkpoint-2" / "model.safetensors"
-        lost = load_file(file)
-        del lost["model.norm.weight"]
-        save_file(lost, file, metadata={"format": "pt"})
-        trainer._load_from_checkpoint(str(file.parent))
-        assert "missing keys" in caplog.text
-        assert "lm_head" not in caplog.text
-    finally:
-        upstreams.removeHandler(caplog.handler)

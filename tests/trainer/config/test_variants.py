@@ -88,17 +88,6 @@ def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
         TrlParser((STPPOConfig,)).parse_args_and_config([*words.split(), "token"])
 
 
-@pytest.mark.parametrize(("options", "advice"), [
-    ({"importance_sampling_level": "turn"}, "fits: 'turn-grpo', 'st-grpo', 'turn-rloo'"),
-    ({"stabilizers": ["share"]}, "fits: 's-grpo', 's-rloo', 's-rebn'; or set"),
-    ({"importance_sampling_level": "sequence"}, "Choose the variant that fits: 'gspo'; or set"),
-    ({"importance_sampling_level": "word"}, "means 'token'. Set variant=None."),
-])  # fmt: skip
-def test_a_contradiction_names_the_variants_that_fit(options, advice):
-    with pytest.raises(ValueError, match=advice):
-        config(STGRPOConfig, variant="rebn", **options)
-
-
 def test_without_a_variant_the_two_fields_are_free():
     plain = config(variant=None)
     assert (plain.importance_sampling_level, plain.stabilizers) == ("turn", [])

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import tracemalloc
 import zlib
 
 import pytest
@@ -264,18 +263,3 @@ def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
     assert disk.checksums(paths) == [f"{zlib.crc32(content):08x}" for content in contents]
-
-
-def test_reading_files_takes_little_memory_in_each_thread(tmp_path):
-    """A thread's allocator keeps what it has held once."""
-    paths = [tmp_path / str(number) for number in range(8)]
-    for path in paths:
-        path.touch()
-        os.truncate(path, 1 << 24)
-    disk.readers()
-    tracemalloc.start()
-    try:
-        disk.checksums(paths)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 22
-    finally:
-        tracemalloc.stop()

@@ -16,7 +16,6 @@ from tests.kit.scripted import (
     assert_same,
     logged,
     norm,
-    scripted_trainer,
     train,
 )
 from tests.kit.tiers import quick
@@ -167,37 +166,3 @@ def test_few_means_few_tokens_not_few_episodes(clipped, repeatable, own_pass):
     assert (later is not None) is own_pass
     weight.grad = torch.ones(1)
     assert correction.finish(None, None)[1]["clip_bias/norm"] == (0.0 if own_pass else 0.5)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_step_that_was_interrupted_leaves_nothing_behind(when, tmp_path):
-    """Stopped before or after the clipped episodes' own pass; then trained on-policy."""
-
-    class Loop(TrainingLoop):
-        stopped = False
-
-        def after_backward(self) -> None:
-            if self.stopped:
-                return super().after_backward()
-            self.stopped = True
-            assert self.second_pass is not None
-            if when == "after":
-                super().after_backward()
-            raise KeyboardInterrupt
-
-    class Interrupted(Float64Trainer):
-        loop_class = Loop
-
-    options = {"variant": "st-ppo", "learning_rate": 0.0, "critic_learning_rate": 0.0}
-    clean, _ = train(tmp_path / "clean", staleness=0.0, **options)
-    trainer, _ = scripted_trainer(
-        tmp_path / "again", trainer_class=Interrupted, stale_episodes=FEW, staleness=0.9, **options
-    )
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    trainer._step, trainer._buffered_inputs = 0, None
-    del trainer._generate_and_score_completions
-    trainer.train()
-    names = [f"clip_bias/{n}" for n in FIGURES]
-    for name in [*names, "value/grad_norm", "policy/clip_fraction", "value/loss"]:
-        assert logged(trainer, name) == pytest.approx(logged(clean, name), rel=1e-9), name

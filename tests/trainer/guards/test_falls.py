@@ -2,7 +2,6 @@
 
 import json
 import logging
-import statistics
 
 import pytest
 import torch
@@ -175,17 +174,3 @@ def test_without_a_success_the_best_goes_by_the_score(tmp_path):
     trainer = outages.build(tmp_path, arguments=arguments, **options)
     trainer.train()
     assert outages.saved(tmp_path)[-1] == "checkpoint-2"
-
-
-def test_the_kl_of_an_update_is_the_mean_of_its_mini_batches(tmp_path, monkeypatch):
-    trainer, kls, look = build(tmp_path, [4] * 4), [], FallWatch.look
-    monkeypatch.setattr(
-        FallWatch,
-        "look",
-        lambda self, figures, kl, step: kls.append(kl) or look(self, figures, kl, step),
-    )
-    trainer.train()
-    by_step = logged(trainer, "policy/approx_kl")
-    expected = [statistics.fmean(by_step[i : i + 2]) for i in (0, 2, 4)]
-    assert kls[0] is None
-    assert kls[1:] == pytest.approx(expected, rel=1e-6)

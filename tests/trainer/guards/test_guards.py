@@ -124,25 +124,6 @@ def test_one_bad_micro_batch_skips_the_whole_mini_batch(tmp_path, caplog):
     assert "losses [nan] of 2" in caplog.text
 
 
-def test_values_of_a_broken_critic_stop_the_run_before_the_weights_are_gone(tmp_path):
-    """NaN from the rollout on: whitening spreads it to every advantage of the batch."""
-
-    def values(trainer, due):
-        original = trainer._loop.rollout_values
-
-        def poisoned(batch):
-            before, last = original(batch)
-            before[0, 0] = math.nan if due() else before[0, 0]
-            return before, last
-
-        trainer._loop.rollout_values = poisoned
-
-    trainer, moments = build(tmp_path, values, steps=(4,))
-    with pytest.raises(NonFiniteError, match="step 6, the last of"):
-        trainer.train()
-    assert same(moments.by_step[3], moments.by_step[6])
-
-
 def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp_path):
     trainer, moments = build(tmp_path, the_loss, steps=(3, 4, 5), max_steps=9)
     with pytest.raises(NonFiniteError) as caught:

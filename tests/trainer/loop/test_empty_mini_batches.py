@@ -1,6 +1,5 @@
 """Mini-batches that have nothing to teach: no weight moves, and nothing is computed."""
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -58,32 +57,6 @@ def test_one_episode_is_enough_for_a_step(tmp_path):
     assert logged(trainer, "guard/empty_steps") == [0] * 6
     _, moments = run(tmp_path / "none", masked(1), **halves)
     assert same(moments.by_step[3], moments.by_step[6]), "of all its micro-batches"
-
-
-def test_the_loss_has_no_graph_that_an_engine_could_step_with(tmp_path):
-    trainer, _ = build(tmp_path, masked(1))
-    original, graphs = trainer._compute_loss, []
-
-    def watched(model, inputs):
-        loss = original(model, inputs)
-        graphs.append(loss.grad_fn is not None)
-        return loss
-
-    trainer._compute_loss = watched
-    trainer.train()
-    assert graphs == [True] * 3 + [False] * 3
-
-
-def test_they_neither_count_as_skips_nor_end_a_row_of_them(tmp_path):
-    def both(trainer, due):
-        masked(2)(trainer, due)
-        original = trainer._compute_loss
-        trainer._compute_loss = lambda m, i: original(m, i) * (math.nan if due() else 1.0)
-
-    trainer, _ = build(tmp_path, both, steps=(2, 4, 5), num_ppo_epochs=1)
-    with pytest.raises(RuntimeError, match="at step 5, the last of 3 skipped steps in a row"):
-        trainer.train()
-    assert logged(trainer, "guard/empty_steps")[-1] == 1
 
 
 def test_a_resumed_run_goes_on_counting(tmp_path):
@@ -163,20 +136,3 @@ def test_terms_without_weights_are_a_reason_to_step(term, tmp_path):
     after = moments.by_step
     assert all(parts(after[n], after[n + 1]) == (True, True) for n in range(1, 6))
     assert logged(trainer, "guard/empty_steps") == [0] * 6
-
-
-def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
-    options = {"stabilizers": ["winners", "share"], "weight_decay": 0.1, "num_generations": 2}
-    trainer = build_asking(tmp_path, trainer_class=STGRPOTrainer, max_steps=4, **options)
-    original, keeps = trainer._loop.targets, Keeps(trainer)
-
-    def advantages(*args):
-        targets = original(*args)
-        if trainer.state.global_step == 2:
-            return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
-        return targets
-
-    trainer._loop.targets = advantages
-    trainer.train()
-    assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True]
-    assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2]

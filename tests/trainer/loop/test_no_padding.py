@@ -97,18 +97,6 @@ def test_the_update_computes_hardly_more_than_the_episodes_tokens(kind, tmp_path
     assert padded.counts["policy"] > 1.3 * real, "the case should be interesting"
 
 
-def test_widths_are_multiples_where_the_option_asks_for_them(tmp_path):
-    widths = set()
-
-    class Watched(Counted):
-        def _count(self, name, ids):
-            widths.add(ids.size(1))
-
-    ragged(tmp_path, "shared", trainer_class=Watched, pad_to_multiple_of=8)
-    assert len(widths) > 2
-    assert all(width % 8 == 0 for width in widths)
-
-
 def test_values_are_computed_in_bounded_chunks(tmp_path):
     rows = []
 
@@ -133,19 +121,6 @@ def test_values_are_computed_in_bounded_chunks(tmp_path):
     ragged(tmp_path, "shared", trainer_class=Watched, local_rollout_forward_batch_size=3)
     assert sum(rows) == len(LENGTHS)
     assert max(rows) <= 3
-
-
-def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):
-    seen = []
-
-    def add_policy(self, surrogate, entropies, loss_mask, tokens):
-        seen.append(int(tokens))
-
-    monkeypatch.setattr(
-        "trl_stppo.trainer.watching.metrics.MiniBatchMetrics.add_policy", add_policy
-    )
-    ragged(tmp_path, "shared")
-    assert sum(seen) == sum(LENGTHS)
 
 
 @pytest.mark.parametrize(

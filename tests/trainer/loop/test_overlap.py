@@ -1,11 +1,9 @@
 """`rollout_overlap`: the run with `rollout_staleness=1`, bit for bit, whatever the clocks do."""
 
-import gc
 import os
 import signal
 import threading
 import time
-import weakref
 
 import pytest
 import torch
@@ -32,7 +30,6 @@ from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server
 from trl_stppo.generation.policy_copy import PolicyCopy
 from trl_stppo.rollout import engine
-from trl_stppo.trainer.overlap import Flight
 
 PER_BLOCK = 2
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 40}
@@ -299,32 +296,6 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     assert trainer.state.global_step == trainer.state.max_steps
 
 
-def test_an_interrupt_while_the_rollout_is_awaited_leaves_no_thread(tmp_path):
-    """As a person sends it to an environment that hangs."""
-    Held.may_answer.set()
-    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Held})
-    launch, collect = trainer._loop.source._launch, Flight.result
-
-    def held():
-        Held.may_answer.clear()
-        launch()
-
-    def interrupted(flight):
-        raise KeyboardInterrupt
-
-    trainer._loop.source._launch, Flight.result = held, interrupted
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-        assert wait_until(lambda: not rollout_threads(), 10)
-    finally:
-        Flight.result = collect
-        del trainer._loop.source._launch
-        Held.may_answer.set()
-    trainer.train()
-    assert trainer.state.global_step == trainer.state.max_steps
-
-
 class Popping(SleepyEnv):
     """Changes its row."""
 
@@ -396,14 +367,6 @@ def test_environments_that_fail_in_flight_end_the_run_with_a_checkpoint(tmp_path
     undisturbed = trainer_for(tmp_path / "whole", **OVERLAP, arguments=given)
     undisturbed.train()
     assert_equal({**end_of(resumed), "trace": None}, {**end_of(undisturbed), "trace": None})
-
-
-def test_an_error_of_the_thread_is_raised_where_the_rollout_is_collected(tmp_path, monkeypatch):
-    trainer = trainer_for(tmp_path, **OVERLAP)
-    monkeypatch.setattr(trainer._player, "run_ahead", lambda *parts: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    assert trainer.state.global_step == PER_BLOCK
 
 
 # ------------------------------------------------------------------------- the copy of the policy
@@ -544,26 +507,3 @@ def test_two_processes_share_a_server_that_has_the_weights_of_each_blocks_beginn
 
 
 # ------------------------------------------------------------------------------ does it pay?
-
-
-def test_one_thread_plays_all_rollouts_and_keeps_none_of_them(tmp_path):
-    """The memory allocator keeps for each thread what that thread has freed."""
-    trainer, seen, flights = trainer_for(tmp_path, **OVERLAP), set(), []
-    player, launch = trainer._loop.source._player, trainer._loop.source._launch
-    run_ahead = player.run_ahead
-
-    def noted(*args):
-        seen.add(threading.current_thread())
-        return run_ahead(*args)
-
-    def launched():
-        gc.collect()
-        assert all(flight() is None for flight in flights)
-        launch()
-        if trainer._loop.source._flight is not None:
-            flights.append(weakref.ref(trainer._loop.source._flight))
-
-    player.run_ahead, trainer._loop.source._launch = noted, launched
-    trainer.train()
-    assert len(flights) > 2
-    assert len(seen) == 1

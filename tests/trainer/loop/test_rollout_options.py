@@ -9,7 +9,6 @@ import pandas
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from trl import GRPOTrainer
 
 from tests.kit.builders import LIMITS, Kept, build, logs, prompts
@@ -19,13 +18,10 @@ from tests.kit.tool_model import TEMPLATE
 from trl_stppo import isolated
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
-from trl_stppo.models.critic import SharedCritic
 from trl_stppo.rollout.isolation import IsolatedEnvironment
-from trl_stppo.trainer.guards import failures
 from trl_stppo.trainer.loop import sampler
 
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
-LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])
 
 
 def built(folder, environment=CountEnv, data=None, arguments=None, **options):
@@ -144,16 +140,6 @@ def test_an_episode_whose_environment_failed_is_counted_but_not_trained_on(tmp_p
     assert figures["stop_reason/env_error"] == 0.5
 
 
-def test_one_factory_of_several_may_be_isolated(tmp_path):
-    factories = {"here": lambda: Located(1), "apart": isolated(lambda: Located(1))}
-    data = prompts(4, environment=["here", "apart"] * 2)
-    trainer = trained(tmp_path, factories, data)
-    assert reasons(trainer) == ["terminated"] * 4
-    apart = [isinstance(e.env, IsolatedEnvironment) for e in trainer.episodes]
-    assert apart == [False, True, False, True]
-    trainer._player.engine.close()
-
-
 def test_reward_functions_are_not_asked_about_failed_episodes(tmp_path):
     asked = []
 
@@ -242,18 +228,6 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
     assert trainer.generation_config.max_new_tokens == LIMITS["max_completion_length"]
 
 
-def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(
-    tmp_path, monkeypatch
-):
-    """Otherwise processes would gather different figures."""
-    data = prompts(4, fails=[1] * 4)
-    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
-    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}}
-    trainer = trained(tmp_path, Failing, data, **options)
-    assert "sampling_per_token_logps" not in trainer.kept[0][1]
-    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data).kept[0][1]
-
-
 def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
     tmp_path, monkeypatch
 ):
@@ -277,44 +251,6 @@ def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
     assert trainer.model.training is True, "as the training has left it"
     assert modes == [True] * modes.count(True) + [False] * modes.count(False)
     assert set(modes) == {True, False}
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_lora_policy_with_checkpointing_generates_with_the_cache(
-    tmp_path, monkeypatch, checkpointing
-):
-    """And neither what the shared critic says nor where gradients go depends on it."""
-    inside = []
-    original = CachedBackend.step
-
-    def watch(self):
-        flags = {bool(getattr(m, "gradient_checkpointing", False)) for m in self.model.modules()}
-        inside.append((flags, self.model.training, self.model.active_adapter))
-        return original(self)
-
-    monkeypatch.setattr(CachedBackend, "step", watch)
-    data, settings = prompts(4, fails=[0] * 4), {"max_steps": 2, "kl_coef": 0.05}
-    arguments = {"peft_config": LORA}
-    trainer = built(
-        tmp_path, Failing, data, arguments, gradient_checkpointing=checkpointing, **settings
-    )
-    assert isinstance(trainer.critic, SharedCritic)
-    before = [p.detach().clone() for p in trainer.critic.parameters()]
-    trainer.train()
-    assert {str(entry) for entry in inside} == {str(({False}, False, "default"))}
-    flags = [getattr(m, "gradient_checkpointing", False) for m in trainer.model.modules()]
-    assert any(flags) is checkpointing
-    after = [p.detach() for p in trainer.critic.parameters()]
-    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    # The first rollout's values are those of the critic as it was, cache or not.
-    values = trainer.kept[0][1]["values"]
-    assert values.isfinite().all()
-    if checkpointing:
-        plain = trained(tmp_path, Failing, data, arguments, **settings)
-        torch.testing.assert_close(values, plain.kept[0][1]["values"])
-        torch.testing.assert_close(
-            trainer.kept[1][1]["values"], plain.kept[1][1]["values"], rtol=1e-4, atol=1e-5
-        )
 
 
 def test_rows_without_a_prompt_among_others(tmp_path):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tests.kit.builders import LIMITS, TEXT, Kept, build, logs, prompts, share_of_a, train
+from tests.kit.builders import LIMITS, Kept, build, logs, prompts, share_of_a, train
 from tests.kit.fakes import CountEnv, char_tokenizer
 from tests.kit.tool_model import TEMPLATE
 from trl_stppo import PPOTrainer, STPPOTrainer
@@ -16,28 +16,6 @@ from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.loop.rollout import Rollout
 
 ONE = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
-# What upstream's constructor leaves on a trainer that has not trained, and what is of a whole run.
-OF_A_ROLLOUT = (
-    *("rollout", "episode", "record", "row", "column", "name", "score", "sampled", "prompt"),
-)
-
-
-@pytest.mark.parametrize("environment", [True, False])
-def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tmp_path):
-    arguments, limits = (TEXT, LIMITS) if environment else ({}, {})
-    trainer = build(tmp_path, arguments=arguments, **limits)
-    before = set(vars(trainer))
-    trainer.train()
-    trainer.evaluate(prompts(4))
-    new = set(vars(trainer)) - before
-    # Of the update, of upstream's loop, and of the samplers of rows.
-    assert not {name for name in new if any(word in name for word in OF_A_ROLLOUT)}, new
-    held = [v for v in vars(trainer).values() if isinstance(v, Rollout | Episode)]
-    assert not held
-    assert trainer.environments is None, (
-        "these are no tools, whose environments upstream leaves there"
-    )
-    assert trainer._rewards.plan.current.episodes == ()
 
 
 def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_path):
@@ -87,40 +65,6 @@ def test_a_turn_sampler_of_ones_own_is_asked_for_every_turn(tmp_path):
     assert all(e.ids == [7, trainer.eos_token_ids[0]] for e in trainer.episodes)
     assert "own generation" not in str(sampler.why_not_cached(trainer))
     assert sampler.why_not_cached(trainer) == "Own generates by itself."
-
-
-def test_rollout_func_is_read_at_every_rollout(tmp_path):
-    """And its further fields become columns; lists by episode, the rest for all of them."""
-    asked = []
-
-    def func(prompts, trainer):
-        asked.append((prompts, trainer))
-        return {
-            "prompt_ids": [[5]] * len(prompts), "completion_ids": [[6, 7]] * len(prompts),
-            "logprobs": None, "number": list(range(len(prompts))), "kind": "own",
-        }  # fmt: skip
-
-    columns = []
-
-    def paid(completions, **kwargs):
-        columns.append({k: v for k, v in kwargs.items() if k in ("number", "kind")})
-        return [1.0] * len(completions)
-
-    trainer = build(tmp_path, Kept, arguments={"reward_funcs": paid}, **{**ONE, "max_steps": 2})
-    generate, original = [], trainer._loop.rollout
-
-    def play(inputs):
-        trainer.rollout_func = func if generate else None
-        generate.append(1)
-        return original(inputs)
-
-    trainer._loop.rollout = play
-    trainer.train()
-    assert [e.ids for e in trainer.rollouts[1].episodes] == [[6, 7]] * 4
-    ((rows, given),) = asked
-    assert given is trainer
-    assert rows == [row["prompt"] for row in trainer.rollouts[1].rows]
-    assert columns == [{}, {"number": [0, 1, 2, 3], "kind": ["own"] * 4}]
 
 
 def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path):

@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from tests.kit.builders import LIMITS, Kept, build, logs, prompts, share_of_a
-from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_value_model
 from tests.trainer.loop.test_rollouts_in_training import two_turns
 from tests.trainer.loop.test_tool_environments import SCRIPTS, PayingEnv, tool_trainer
 from trl_stppo.rollout.record import StopReason
@@ -225,12 +225,6 @@ def test_a_reward_model_scores_each_turn_in_its_context(tmp_path, scripted, conv
     mean = sum(map(sum, table)) / 8 - 0.25
     assert logs(trainer)["rewards/process-judge/turn_mean"] == pytest.approx(mean, abs=1e-4)
     assert not model.training
-
-
-def test_a_causal_model_is_refused(tmp_path):
-    tiny_policy(TOKENIZER, seed=3).save_pretrained(tmp_path / "judge")
-    with pytest.raises(ValueError, match="turn_reward_funcs"):
-        trained(tmp_path, str(tmp_path / "judge"), data=prompts(4))
 
 
 def test_plain_prompts_may_be_paid_by_turn_rewards_alone(tmp_path):

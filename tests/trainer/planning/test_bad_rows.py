@@ -1,10 +1,9 @@
 """Rows that cannot be played: found before the training, or at the cost of their episode alone."""
 
 import re
-import time
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from tests.kit.builders import LIMITS, TEXT, Kept, build, prompts, share_of_a, train
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
@@ -107,17 +106,6 @@ def test_a_transform_is_checked_by_what_it_makes(tmp_path):
     with pytest.raises(ValueError, match="row 2 of `train_dataset`"):
         build(tmp_path, arguments={"train_dataset": made})
     build(tmp_path, arguments={"train_dataset": made.select([0, 1])})
-
-
-def test_a_hundred_thousand_rows_take_seconds():
-    message = {"role": "user", "content": "a question of some length " * 10}
-    data = Dataset.from_dict({
-        "prompt": [[message]] * 100_000, "environment": ["one"] * 100_000, "long": ["x" * 100] * 100_000,
-    })  # fmt: skip
-    plan = RolloutPlan({"one": CountEnv}, {}, {"one": CountEnv()})
-    started = time.process_time()
-    check_eval_dataset(data, plan)
-    assert time.process_time() - started < 10.0
 
 
 @pytest.mark.parametrize("column", ["completions", "prompts", "trainer_state", "log_metric"])
@@ -270,13 +258,6 @@ def test_rows_of_an_evaluation_cost_their_episodes_too(tmp_path, caplog):
     found = trainer.evaluate()
     assert "prompt of row 3 cannot be rendered" in caplog.text
     assert found["eval_episode/score"] == found["eval_episode/score"]
-
-
-def test_a_conversation_that_stays_the_models_own_fails_in_a_stream(tmp_path, caplog):
-    data = rows({"prompt": [USER, ANSWER]}, 8)
-    stream = IterableDataset.from_generator(lambda: iter(data))
-    train(tmp_path, arguments={"train_dataset": stream}, max_steps=1)
-    assert "assistant" in caplog.text
 
 
 def test_without_a_trainer_the_episode_fails_too(caplog):

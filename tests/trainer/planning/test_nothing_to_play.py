@@ -3,13 +3,12 @@
 import functools
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 
-from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
+from tests.kit.builders import LIMITS, TEXT, build, prompts
 from tests.kit.fakes import CountEnv
 from tests.kit.tiers import quick
 from trl_stppo.errors import EnvironmentContractError, EnvironmentFailureError
-from trl_stppo.trainer.guards import failures
 
 
 class Secret(CountEnv):
@@ -85,32 +84,6 @@ def test_a_first_batch_in_which_every_episode_fails_ends_the_run(kind, tmp_path,
     assert "all episodes score" not in capsys.readouterr().out
 
 
-def test_where_failures_are_allowed_such_a_run_goes_on_without_hints_about_scores(
-    tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(failures, "MAX_FAILURE_RATE", 1.0)
-    given = {"environment_factory": functools.partial(Broken, "row")}
-    options = {**LIMITS, "max_steps": 2}
-    build(tmp_path, arguments=given, **options).train()
-    said = capsys.readouterr().out
-    assert "no episode to learn from" in said
-    assert "all episodes score" not in said
-
-
-@pytest.mark.parametrize("empty", [None, "", []])
-def test_a_row_that_shows_nothing_is_named_at_the_start(empty, tmp_path):
-    rows = ["hi" if empty == "" else [{"role": "user", "content": "hi"}] for _ in range(12)]
-    rows[7] = empty
-    dataset = Dataset.from_dict({"prompt": rows})
-    for of in (dataset, dataset.select(range(3, 12))):
-        row = 7 if of is dataset else 4
-        with pytest.raises(ValueError, match=f"`prompt` of row {row} of `train_dataset` is"):
-            build(tmp_path, arguments={"train_dataset": of})
-    given = {**TEXT, "train_dataset": dataset}
-    if empty != []:
-        build(tmp_path, arguments=given, **LIMITS)
-
-
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_stream_shorter_than_a_rollout_batch_is_an_error(count, tmp_path):
     rows = prompts()
@@ -134,19 +107,6 @@ def test_a_column_that_evaluations_reset_needs_is_missed_at_the_start(tmp_path):
     arguments = {**TEXT, "eval_environment_factory": Secret, "eval_dataset": prompts(2)}
     with pytest.raises(EnvironmentContractError, match=r"`Secret\.reset` needs `secret`"):
         build(tmp_path, arguments=arguments, **LIMITS)
-
-
-def test_a_rollout_func_may_get_an_empty_prompt(tmp_path):
-    stream = IterableDataset.from_generator(lambda: iter([{"prompt": ""}] * 16))
-
-    def play(prompts, trainer):
-        ids = [[5]] * len(prompts)
-        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}
-
-    arguments = {"train_dataset": stream, "rollout_func": play, "reward_funcs": share_of_a}
-    trainer = build(tmp_path, arguments=arguments, max_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 1
 
 
 @pytest.mark.parametrize("rows", [{"secret": ["x"] * 2}, {}])

@@ -23,7 +23,6 @@ from tests.hub.hub_kit import saved_base
 from tests.kit.builders import build, prompts, quick_config, share_of_a
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
-from trl_stppo.models.critic import SharedCritic
 from trl_stppo.rollout.reward_funcs import check_columns
 
 TOKENIZER = char_tokenizer()
@@ -34,13 +33,6 @@ PLAIN = {"use_cpu": True, "bf16": False, "report_to": "none"}
 class NoReset:
     def step(self, action: str):
         return "", 0.0, True, False, {}
-
-
-class ThreeValues(CountEnv):
-    """What `step` returns has neither truncated nor info."""
-
-    def step(self, action):
-        return "more", 0.0, True
 
 
 class Untold:
@@ -286,12 +278,6 @@ def test_the_saved_tokenizer_of_a_model_is_looked_at_too(tmp_path):
         build(tmp_path / "run", arguments={"model": name, "processing_class": None})
 
 
-def test_steps_of_another_form_end_the_run(tmp_path):
-    arguments = {"environment_factory": ThreeValues}
-    with pytest.raises(RuntimeError):
-        build(tmp_path, arguments=arguments, max_steps=10).train()
-
-
 @pytest.mark.parametrize("wanted", [True, "nowhere"])
 def test_a_checkpoint_that_is_not_there(wanted, tmp_path):
     with pytest.raises(ValueError, match=f"`resume_from_checkpoint.*{wanted!r}"):
@@ -383,25 +369,3 @@ def test_a_special_token_that_no_row_has_may_lack_one(tmp_path):
     tokenizer.pad_token = "<image>"
     with pytest.raises(ValueError, match="`processing_class`"):
         build(tmp_path, arguments={"processing_class": tokenizer})
-
-
-def test_a_shared_critic_trains_adapters_of_embeddings_too():
-    critic = SharedCritic(lora_policy(target_modules=["embed_tokens", "q_proj"]))
-    assert any("lora_embedding_A" in name for name in critic.parameter_names)
-
-
-NO_PROMPT = "no `prompt`: the model reads only"
-
-
-@pytest.mark.parametrize(("data", "arguments", "warning", "count"), [
-    (rows(prompt="say a "), {}, "plain text", 1),
-    (rows(prompt="<|im_start|>u say a "), {}, "plain text", 0),
-    (rows(prompt=[MESSAGE]), {}, "plain text", 0),
-    (rows(question="?"), COUNT, NO_PROMPT, 1),
-    (rows(prompt=[MESSAGE]), COUNT, NO_PROMPT, 0),
-])  # fmt: skip
-def test_rows_that_may_not_be_meant_are_warned_of(
-    data, arguments, warning, count, tmp_path, caplog
-):
-    build(tmp_path, arguments={"train_dataset": data, **arguments})
-    assert caplog.text.count(warning) == count

@@ -139,20 +139,6 @@ def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     assert names == ("", ""), "what a model is called stays"
 
 
-def test_the_best_weights_are_taken_back_whole(tmp_path):
-    run = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    run |= {"metric_for_best_model": "eval_reward", "eval_on_start": False}
-    trainer, recorder = scripted_trainer(
-        tmp_path, model=policy("Qwen3Moe"), trainer_class=STPPOTrainer,
-        eval_dataset=[{"prompt": "1"}], **{**OPTIONS, **run},
-    )  # fmt: skip
-    trainer.train()
-    assert trainer.state.best_global_step == 1
-    best = recorder.after[0]
-    for name, weight in trainer.model.named_parameters():
-        assert torch.equal(weight, best[f"policy/{name}"])
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"), zip(CONFIGS, ["float32", "bfloat16", "bfloat16"], strict=True)
 )
@@ -168,17 +154,6 @@ def test_the_backbone_is_the_policys_bit_by_bit(name, dtype):
         assert tensor.dtype == tensors[part].dtype, part
         assert torch.equal(tensor, tensors[part]), part
     assert own.get_input_embeddings().weight is not body.get_input_embeddings().weight
-
-
-def test_what_sharding_and_loading_need_to_know_is_carried_over():
-    causal = policy("Glm4Moe")
-    model = critic_from_policy(causal)
-    for name in ("_no_split_modules", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
-        assert set(getattr(model, name) or ()) == set(getattr(causal, name) or ())
-    assert model._no_split_modules == {"Glm4MoeDecoderLayer"}
-    assert model.is_gradient_checkpointing is False
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
 
 
 @pytest.mark.parametrize("name", ["Cohere2", "Qwen3Moe"])

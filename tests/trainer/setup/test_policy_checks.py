@@ -46,19 +46,6 @@ def test_the_context_of_a_models_text_part_limits_its_episodes(tmp_path):
         agent.act([{"role": "user", "content": "x" * 60}])
 
 
-def test_what_a_models_own_settings_do_to_the_samples_is_said_once(tmp_path, caplog):
-    model = tiny_policy(char_tokenizer())
-    model.generation_config.update(do_sample=True, min_p=0.1, typical_p=0.9, top_k=7)
-    build(tmp_path, arguments={"model": model})
-    (line,) = [r.getMessage() for r in caplog.records if "shapes what is sampled" in r.getMessage()]
-    assert "min_p=0.1, typical_p=0.9" in line
-    assert "top_k" not in line
-    caplog.clear()
-    build(tmp_path, arguments={"model": model}, min_p=0.0, generation_kwargs={"typical_p": 1.0})
-    build(tmp_path)
-    assert "shapes what is sampled" not in caplog.text
-
-
 def test_a_generation_configuration_that_cannot_be_saved_is_refused(tmp_path):
     model = tiny_policy(char_tokenizer())
     model.generation_config.temperature = 0.9

@@ -10,7 +10,6 @@ from peft import (
 )
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     BitsAndBytesConfig,
     Qwen2ForCausalLM,
 )
@@ -19,7 +18,6 @@ from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.kit.scripted import LEARNS, STEPS, scripted_trainer
 from tests.kit.tiers import quick
-from trl_stppo import STPPOConfig
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.setup.models import keep_trainable
 
@@ -213,58 +211,6 @@ def test_dora_in_8_bits_is_refused_on_the_cpu(checkpoint, tmp_path):
         quantised(tmp_path, way)
 
 
-class Passes:
-    """Forward passes through the first layer: by which adapter, and whether a gradient may follow."""
-
-    def __init__(self, trainer):
-        self.seen = []
-        layer = trainer.model.get_base_model().model.layers[0].self_attn.q_proj
-        layer.register_forward_pre_hook(self.note)
-
-    def note(self, layer, args):
-        adapter = None if layer.disable_adapters else layer.active_adapters[0]
-        self.seen.append((adapter, torch.is_grad_enabled()))
-
-
-def counted(folder, checkpoint, **options):
-    trainer, recorder = quantised(
-        folder,
-        by_name(in_4_bits())(checkpoint),
-        **{"max_steps": 2, "save_strategy": "no", **options},
-    )
-    passes = Passes(trainer)
-    trainer.train()
-    return passes.seen, recorder
-
-
-def test_without_kl_no_reference_pass_is_made(checkpoint, tmp_path):
-    plain, recorder = counted(tmp_path / "plain", checkpoint, kl_coef=0.0)
-    rewarded, _ = counted(tmp_path / "rewarded", checkpoint, kl_coef=0.05, max_steps=8)
-    lost, _ = counted(tmp_path / "lost", checkpoint, kl_coef=0.0, beta=0.1, max_steps=8)
-    assert {adapter for adapter, _ in plain} == {"default", "critic"}
-    assert "ref_per_token_logps" not in recorder.batches[0]
-    for seen in (rewarded, lost):
-        reference = [kept for adapter, kept in seen if adapter is None]
-        assert reference
-        assert not any(reference), "no graph is kept of it"
-
-
-def test_checkpointing_is_off_on_the_cpu_and_recomputes_in_both_passes(checkpoint, tmp_path):
-    assert STPPOConfig(output_dir=str(tmp_path), use_cpu=True).gradient_checkpointing is False
-    counts = []
-    for checkpointing in (False, True):
-        seen, _ = counted(
-            tmp_path / str(checkpointing),
-            checkpoint,
-            gradient_checkpointing=checkpointing,
-            variant="ppo",
-        )
-        counts.append({name: seen.count((name, True)) for name in ("default", "critic")})
-    assert counts[0]["default"] > 0
-    assert counts[0]["critic"] > 0
-    assert counts[1] == {name: 2 * count for name, count in counts[0].items()}
-
-
 def test_values_are_not_rounded_by_mixed_precision(checkpoint, tmp_path):
     """Rewards and returns take the dtype of the values; bfloat16 has three digits."""
     way = by_name(in_4_bits(torch.bfloat16), bf16=True)(checkpoint)
@@ -274,17 +220,3 @@ def test_values_are_not_rounded_by_mixed_precision(checkpoint, tmp_path):
         figures = recorder.batches[-1][name]
         assert figures.dtype == torch.float32, name
         assert (figures != figures.bfloat16().float()).any(), name
-
-
-def test_a_value_model_in_four_bits_is_kept_trainable_too(checkpoint, tmp_path):
-    """On CPUs with AVX-512 bitsandbytes would repack it in the first rollout."""
-    critic = AutoModelForSequenceClassification.from_pretrained(
-        checkpoint, num_labels=1, quantization_config=BitsAndBytesConfig(load_in_4bit=True)
-    )
-    critic = get_peft_model(critic, LoraConfig(target_modules="all-linear", task_type="SEQ_CLS"))
-    layers = [m for m in critic.modules() if hasattr(m, "support_avx512bf16_for_cpu")]
-    for layer in layers:
-        layer.support_avx512bf16_for_cpu = True
-    build(tmp_path, arguments={"value_model": critic})
-    assert layers
-    assert not any(layer.support_avx512bf16_for_cpu for layer in layers)

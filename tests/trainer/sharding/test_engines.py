@@ -267,33 +267,6 @@ def test_without_an_engine_nothing_is_refused():
     checks.check(run({"engine": "DDP", "plugin": None}, {"own_optimizer": True}))
 
 
-def test_a_trainer_is_read():
-    """What the constructor checks."""
-    critic, plugin = torch.nn.Linear(1, 1), zero(3)["plugin"]
-    plugin.zero_stage = 3
-    args = SimpleNamespace()
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)), args=args,
-        model=SimpleNamespace(is_loaded_in_4bit=True, peft_config={}), has_critic=True,
-        optimizer=None, optimizer_cls_and_kwargs=(), reward_funcs=["a"],
-    )  # fmt: skip
-    read = checks.run_of(trainer, "given", ["b"], copies_adapter=True)
-    assert read == checks.EngineRun(
-        engine="ZeRO-3", plugin=plugin, args=args, critic="given", lora=True, quantised=True,
-        own_optimizer=True, copies_adapter=True, rewards=["a", "b"],
-    )  # fmt: skip
-    kinds = [
-        checks.critic_kind(model, name, lora=lora)
-        for model, name, lora in (
-            (critic, None, True),
-            (None, None, True),
-            (None, None, False),
-            (None, "critic", True),
-        )
-    ]
-    assert kinds == ["given", "shared", "copied", "named"]
-
-
 @pytest.mark.parametrize("engine", ENGINES[1:])
 def test_the_checks_have_the_expected_table(engine):
     allowed = checks.CRITICS[engine]
@@ -310,13 +283,3 @@ def test_accelerate_reads_the_configurations(path):
     written = yaml.safe_load(path.read_text())
     assert config.num_processes == written["num_processes"]
     assert path.name in DOCS
-
-
-def test_there_is_a_configuration_for_every_engine():
-    stems = {path.stem for path in CONFIGS}
-    assert stems == {"multi_gpu", "zero1", "zero2", "zero3", "fsdp2", "multi_node"}
-    fsdp = yaml.safe_load((CONFIGS[0].parent / "fsdp2.yaml").read_text())["fsdp_config"]
-    assert (fsdp["fsdp_version"], fsdp["fsdp_cpu_ram_efficient_loading"]) == (2, False)
-    for stage in (1, 2, 3):
-        zero = yaml.safe_load((CONFIGS[0].parent / f"zero{stage}.yaml").read_text())
-        assert zero["deepspeed_config"]["zero_stage"] == stage

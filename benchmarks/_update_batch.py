@@ -41,6 +41,21 @@ def make_episodes(count: int, longest: int, eos: int, *, equal: bool = False) ->
     return episodes
 
 
+def prefix_episodes(
+    prefix: int, count: int, longest: int, eos: int, *, ragged: bool
+) -> list[Episode]:
+    """Make episodes of one turn behind a common prompt of `prefix` tokens, log-normal if `ragged`."""
+    draw = random.Random(1)
+    prompt = [draw.randint(FIRST_ID, LAST_ID) for _ in range(prefix)]
+    episodes = []
+    for length in episode_lengths(count, longest) if ragged else [longest] * count:
+        # Without a common prefix each row has a token of its own in front.
+        first = prompt or [draw.randint(FIRST_ID, LAST_ID)]
+        ids = [*(draw.randint(FIRST_ID, LAST_ID) for _ in range(length - 1)), eos]
+        episodes.append({"prompt_ids": first, "completion_ids": ids, "turn_spans": [[0, length]]})
+    return episodes
+
+
 def tokens(episodes: list[Episode]) -> int:
     """Prompt and completion, without padding."""
     return sum(len(e["prompt_ids"]) + len(e["completion_ids"]) for e in episodes)

@@ -22,7 +22,9 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
+
+PACKED = "perf/packed_share"
 
 
 def lora(task: TaskType) -> LoraConfig:
@@ -32,7 +34,7 @@ def lora(task: TaskType) -> LoraConfig:
 
 def rollout(job: dict[str, Any], episodes: list[dict[str, Any]], state: dict[str, str]) -> Any:
     """The rollout_func: always the same episodes."""
-    ours = job["kind"] == "ours"
+    ours = job["kind"] != "grpo"
 
     def play(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         if len(prompts) != len(episodes):
@@ -139,15 +141,19 @@ def separate_critic(job: dict[str, Any]) -> Any:
 def build(job: dict[str, Any], probe: Probe, folder: str) -> tuple[Any, list[dict[str, Any]]]:
     """The subject's trainer."""
     episodes, state = read_episodes(job), {}
-    ours = job["kind"] == "ours"
+    ours = job["kind"] != "grpo"
+    kind = {"ours": STPPOTrainer, "critic-free": STGRPOTrainer, "grpo": GRPOTrainer}[job["kind"]]
     args: Any
-    if ours:
-        args = STPPOConfig(variant=job["variant"], **settings(job, folder))
+    if job["kind"] == "critic-free":
+        args = STGRPOConfig(num_generations=2, **settings(job, folder))
+    elif ours:
+        kl = {"kl_coef": job["kl_coef"]} if "kl_coef" in job else {}
+        args = STPPOConfig(variant=job["variant"], **kl, **settings(job, folder))
     else:
         args = GRPOConfig(num_generations=2, **settings(job, folder))
     rows = [{"prompt": "one two"}] * (len(episodes) * job["updates"])
     value_model = separate_critic(job)
-    trainer_class = instrumented(STPPOTrainer if ours else GRPOTrainer, probe, job, episodes, state)
+    trainer_class = instrumented(kind, probe, job, episodes, state)
     trainer = trainer_class(
         model=job["model"],
         reward_funcs=lambda completions, **_: [float(i % 3) for i in range(len(completions))],
@@ -202,10 +208,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer, _ = build(job, probe, folder)
         lists = [list(trainer.model.parameters())]
-        if job["kind"] == "ours":
+        if job["kind"] != "grpo":
             time_phases(trainer, probe)
             lists.append(trainer.critic.parameters())
         trainer.train()
+    shares = [log[PACKED] for log in trainer.state.log_history if PACKED in log]
     name = "policy/clip_fraction"
     clipped = [float(log[name]) for log in trainer.state.log_history if name in log]
     send(
@@ -215,6 +222,7 @@ def main() -> None:
                 "phases": dict(probe.phases),
                 "clip_fractions": clipped,
                 "trainable": trainable(*lists),
+                **({"packed": min(shares)} if shares else {}),
             }
         }
     )

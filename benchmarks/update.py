@@ -9,9 +9,11 @@ With one thread on the CPU, seconds are the process's own (see
 
     main     every subject on the batch; for ours also where the time goes
     clip     the extra time of st-ppo over ppo, in turn, by how much is clipped
+    prefix   packed updates behind a common prompt, without and with a critic, beside TRL's GRPO
 
     python benchmarks/update.py             # about 20 minutes on one thread
     python benchmarks/update.py --quick     # under a minute
+    python benchmarks/update.py --model smollm2 --only prefix    # after `make pretrained`; 15 minutes
     python benchmarks/update.py --device cuda --model qwen2.5-1.5b --lengths 2048 8192 --qlora
 
 Under `lora` our policy and critic share one backbone.
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -36,13 +39,28 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 from _outcome import finish
-from _update_batch import Episode, make_episodes, tokens
+from _update_batch import Episode, make_episodes, prefix_episodes, tokens
 from _update_runs import clip_pairs, run, summarise
 from _update_tables import brief, show_clip, show_main, show_phases
 from geometries import GEOMETRIES, save_random_model
 from rich.console import Console
 
 Job = dict[str, Any]
+SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
+# Tokens of the common prompt, number of episodes, tokens of the longest; whether lengths are log-normal.
+PREFIXES = (
+    (400, 8, 100, False),
+    (400, 8, 180, True),
+    (100, 8, 60, False),
+    (43, 32, 15, False),
+    (0, 8, 225, True),
+)
+    (400, 8, 100, False),
+    (400, 8, 180, True),
+    (100, 8, 60, False),
+    (43, 32, 15, False),
+    (0, 8, 225, True),
+)
 VARIANTS = ("ppo", "turn-ppo", "s-ppo", "st-ppo")
 
 
@@ -116,6 +134,8 @@ def measure(
             f"({result['tokens']} in all), micro-batches of {options.micro_batch}",
         )
         show_phases(console, main)
+    if "prefix" in options.only:
+        result["prefix"] = measure_prefixes(options, console, job)
     if "clip" in options.only:
         length = min(longest, options.clip_length or max(128, longest // 4))
         short, batch = common_job(options, folder, length)
@@ -124,10 +144,34 @@ def measure(
     return result
 
 
+def measure_prefixes(
+    options: argparse.Namespace, console: Console, job: Job
+) -> dict[str, dict[str, Any]]:
+    """Update times behind a common prompt: TRL's GRPO, ours without a critic, and with one."""
+    results, eos = {}, transformers.AutoTokenizer.from_pretrained(job["model"]).eos_token_id
+    for prefix, count, longest, ragged in PREFIXES[2:4] if options.quick else PREFIXES:
+        episodes = prefix_episodes(prefix, count, longest, eos, ragged=ragged)
+        Path(job["episodes"]).write_text(json.dumps(episodes))
+        shape = {"num_episodes": count, "micro": count, "longest": longest, "kl_coef": 0.0}
+        done = {}
+        for name, kind in (("grpo", "grpo"), ("ours", "critic-free"), ("ours with critic", "ours")):
+            worker = run({**job, **shape, "kind": kind})
+            done[name] = figures = summarise(worker, tokens(episodes), options.warmup)
+            if figures.get("packed") == 0.0:
+                figures["error"] = f"{options.model} goes padded"
+            if "error" not in figures and "seconds" in done["grpo"]:
+                figures["times_as_fast"] = done["grpo"]["seconds"] / figures["seconds"]
+            case = f"prefix {prefix}, {count} episodes of {'up to ' * ragged}{longest}, {name}"
+            fast = f", {figures.get('times_as_fast', 0):.2f} x as fast as GRPO"
+            console.print(f"{case}: {brief(figures)}{fast}", highlight=False, markup=False)
+        results[f"{prefix}, {count} x {longest}"] = done
+    return results
+
+
 def parse() -> argparse.Namespace:
     """Command line, with the defaults that depend on each other filled in."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", choices=list(GEOMETRIES))
+    parser.add_argument("--model", choices=[*GEOMETRIES, "smollm2"])
     parser.add_argument("--lengths", type=int, nargs="+", help="longest episodes, 512 to 8192")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--episodes", type=int, default=24)
@@ -141,11 +185,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--qlora", action="store_true", help="4-bit subjects too; slow on the CPU")
     parser.add_argument("--quick", action="store_true", help="under a minute: a tiny model")
-    sections = ["main", "clip"]
-    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
+    sections = ["main", "clip", "prefix"]
+    parser.add_argument("--only", nargs="+", choices=sections)
     parser.add_argument("--subjects", nargs="+", help="only these of the main table, by name")
     options = parser.parse_args()
     cuda = options.device == "cuda"
+    options.only = options.only or (sections if options.quick else sections[:2])
     options.model = options.model or ("tiny" if options.quick else "small")
     options.lengths = options.lengths or ([128] if options.quick else [512])
     options.repeats = options.repeats or (3 if cuda else 1)
@@ -167,7 +212,10 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-        save_random_model(options.model, folder, dtype=dtype, device=options.device)
+        if options.model == "smollm2":
+            shutil.copytree(SMOLLM2, folder, dirs_exist_ok=True)
+        else:
+            save_random_model(options.model, folder, dtype=dtype, device=options.device)
         for longest in options.lengths:
             results[str(longest)] = measure(options, console, folder, longest)
     finish({**vars(options), "results": results})

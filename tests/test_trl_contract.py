@@ -344,7 +344,7 @@ if __name__ == "__main__":
 def test_a_mask_of_four_dimensions_reaches_attention_as_it_is(attention):
     model = tiny_policy(char_tokenizer())
     model.set_attn_implementation(attention)
-    mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool).fill_diagonal_(True)
+    mask = torch.eye(3, dtype=torch.bool)[None, None]
     made = create_causal_mask(model.config, torch.zeros(1, 3, 16), mask, None)
     assert made is mask
 

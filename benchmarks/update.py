@@ -55,12 +55,6 @@ PREFIXES = (
     (43, 32, 15, False),
     (0, 8, 225, True),
 )
-    (400, 8, 100, False),
-    (400, 8, 180, True),
-    (100, 8, 60, False),
-    (43, 32, 15, False),
-    (0, 8, 225, True),
-)
 VARIANTS = ("ppo", "turn-ppo", "s-ppo", "st-ppo")
 
 

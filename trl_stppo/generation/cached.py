@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import NonFiniteError
 from .protocol import TurnRequest, TurnResult
 from .sampling import Sampler, SamplingSettings, turn_random
-from .slots import SlotCache, Span, aligned, base_of, options_of, supports
+from .slots import SlotCache, Span, additive, aligned, base_of, options_of, supports
 
 
 @dataclass(eq=False)
@@ -322,8 +322,7 @@ class CachedBackend:
         seen = places.clamp(min=0) if padded else places
         mask = torch.arange(longest, device=self._device) <= seen[:, None, :, None]
         if self._mask_dtype is not None:
-            blocked = torch.finfo(self._mask_dtype).min
-            mask = torch.zeros_like(mask, dtype=self._mask_dtype).masked_fill_(~mask, blocked)
+            mask = additive(mask, self._mask_dtype)
         output = self.model(
             input_ids=tokens,
             attention_mask=mask,

@@ -249,6 +249,12 @@ def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
+def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bool mask, True where a token attends, as "eager" attention adds it to its scores."""
+    blocked = torch.finfo(dtype).min
+    return torch.zeros_like(attends, dtype=dtype).masked_fill_(~attends, blocked)
+
+
 def base_of(model: nn.Module) -> Any:
     """Return the base model, without the wrapper of PEFT adapters."""
     unwrap: Any = getattr(model, "get_base_model", None)

@@ -5,7 +5,7 @@ Its rows are contexts; an episode that never rewrote its context is one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -272,22 +272,26 @@ def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
 
 def group_by_length(batches: list[Batch]) -> list[Batch]:
     """Sort a mini-batch's rows by length into its micro-batches, shortest first, to save padding."""
-    if len(batches) == 1:
-        return batches
-    joined = join(batches)
-    order = row_tokens(joined).argsort(stable=True)
-    return [take_rows(joined, rows) for rows in order.tensor_split(len(batches))]
+    return _regrouped(batches, lambda joined: row_tokens(joined).argsort(stable=True))
 
 
 def group_by_beginning(batches: list[Batch]) -> list[Batch]:
     """Sort a mini-batch's rows by their tokens into its micro-batches, so that equal beginnings meet."""
+
+    def order(joined: Batch) -> Tensor:
+        ids, mask, _ = full_sequence(joined)
+        rows = [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+        return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=ids.device)
+
+    return _regrouped(batches, order)
+
+
+def _regrouped(batches: list[Batch], order: Callable[[Batch], Tensor]) -> list[Batch]:
+    """Put the rows of batches into as many batches, in the order of `order`; leave a single batch alone."""
     if len(batches) == 1:
         return batches
     joined = join(batches)
-    ids, mask, _ = full_sequence(joined)
-    rows = [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
-    order = torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=ids.device)
-    return [take_rows(joined, part) for part in order.tensor_split(len(batches))]
+    return [take_rows(joined, rows) for rows in order(joined).tensor_split(len(batches))]
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:

@@ -406,7 +406,7 @@ class TrainingLoop:
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Reset gradients and metrics, also after an interrupted or refused step."""
         self.optimizers.critic_grads.clear()
-        self.metrics = MiniBatchMetrics()
+        self.metrics, self.first_logprobs = MiniBatchMetrics(), []
         self.guards.start_mini_batch(empty=empty)
         self.second_pass = None
         for bias in (self.correction, self.estimate):
@@ -682,7 +682,6 @@ class TrainingLoop:
             padded = nn.utils.rnn.pad_sequence(own, batch_first=True)
             missing = batch["completion_ids"].size(1) - padded.size(1)
             batch["old_per_token_logps"] = nn.functional.pad(padded, (0, missing))
-        self.first_logprobs = []
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""

@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
     Attributes:
         width: width of the column, with the spaces before it.
-        meaning: for the legend.
+        meaning: text of the legend.
     """
 
     label: str
@@ -95,8 +95,9 @@ class ProgressLines(TrainerCallback):
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
-        # Whether `rollout_overlap` is supported.
+        # How forward passes go, for the first lines.
         self.passes = ""
+        # Whether `rollout_overlap` is supported.
         self.can_overlap: Callable[[], bool] = lambda: False
         self._steps = 1
         self._lines = 0

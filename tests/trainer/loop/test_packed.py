@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.kit.builders import build, quick_config, train
@@ -12,7 +13,7 @@ from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.generation.slots import supports
 from trl_stppo.rollout.episode import Context
 from trl_stppo.trainer.batch import collate, take_rows
-from trl_stppo.trainer.loop.packed import Rows
+from trl_stppo.trainer.loop.packed import Costs, Rows
 
 VOCABULARY = len(char_tokenizer())
 HIDDEN = [9, 9]
@@ -223,3 +224,18 @@ def test_a_compiled_model_goes_padded(tmp_path):
     args = quick_config(tmp_path, torch_compile=True)
     trainer = build(tmp_path, STPPOTrainer, arguments={"args": args})
     assert "torch_compile" in trainer._forward.why_padded
+
+
+def test_who_counts_passes_gets_one_pack(tmp_path):
+    """DDP that searches for unused weights counts its last pass alone."""
+    forward = trainer_of(tmp_path, policy())._forward
+    rows = Rows(
+        batch := batch_of([([3, 4], [5] * 40), ([6], [7])]), batch["completion_mask"].bool()
+    )
+    costs = Costs(quadratic=1.0, head=0.0, pass_=0.0)
+    assert len(rows.plan(costs, None)) == 2
+    assert len(rows.plan(costs, None, equal=True)) == 1
+    for searches in (False, True):
+        ddp = DistributedDataParallel.__new__(DistributedDataParallel)
+        vars(ddp).update(find_unused_parameters=searches, static_graph=False)
+        assert forward._counts_passes(ddp) is searches

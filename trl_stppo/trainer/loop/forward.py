@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
+from ...generation.cached import inference
 from ...generation.slots import base_of, supports
 from ...models.critic import SeparateCritic
 from ...rollout.episode import Context
@@ -74,21 +75,16 @@ class ForwardPasses:
         device = host.model.get_input_embeddings().weight.device
         batch = collate(contexts, device=device, hidden=[False] * len(PROBE), **options)
         rows, plan = self._rows(batch), [[*range(len(PROBE))]]
-        models = [m for m in (host.model, getattr(host.critic, "model", None)) if m is not None]
-        modes = [model.training for model in models]
         try:
-            for model in models:
-                model.eval()
-            packed = self._packed_logprobs(host.model, rows, plan)[0]
-            padded = host.internals.logprobs(host.model, *full_sequence(batch))[0]
-            gaps = [(packed - padded)[batch["completion_mask"].bool()]]
+            with inference(host.model):
+                packed = self._packed_logprobs(host.model, rows, plan)[0]
+                padded = host.internals.logprobs(host.model, *full_sequence(batch))[0]
+                gaps = [(packed - padded)[batch["completion_mask"].bool()]]
             if host.has_critic:
-                gaps.append(self._critic_gap(rows, plan[0]))
+                with inference(host.critic.model):
+                    gaps.append(self._critic_gap(rows, plan[0]))
         except Exception as error:
             return f"A packed pass raises {type(error).__name__}: {error}"
-        finally:
-            for model, mode in zip(models, modes, strict=True):
-                model.train(mode)
         gap = max(float(gap.abs().max()) for gap in gaps)
         limit = TOLERANCE[host.model.dtype.itemsize]
         return None if gap <= limit else f"Packed and padded passes differ by {gap:.2g}."
@@ -116,16 +112,14 @@ class ForwardPasses:
         aux_loss: bool = False,
     ) -> Logprobs:
         """Return log-probabilities of a batch's tokens under a policy; packed, of sampled tokens alone."""
-        plan, rows = [], None
+        self.was_packed = False
         if self.why_padded is None and not self._is_overridden:
             rows = self._rows(batch)
-            plan = rows.plan(
-                self._costs(model), batch_size, equal=runtime.is_sharded(self._host.accelerator)
-            )
-        self.was_packed = bool(plan)
-        if rows is not None and plan:
-            logprobs, entropies = self._packed_logprobs(model, rows, plan)
-            return logprobs, entropies if entropy else None, None
+            plan = rows.plan(self._costs(model), batch_size, equal=self._counts_passes(model))
+            self.was_packed = bool(plan)
+            if plan:
+                logprobs, entropies = self._packed_logprobs(model, rows, plan)
+                return logprobs, entropies if entropy else None, None
         result: Logprobs = self._host.internals.logprobs(
             model,
             *full_sequence(batch),
@@ -139,6 +133,17 @@ class ForwardPasses:
     def _is_overridden(self) -> bool:
         """Whether the trainer has another method for log-probabilities than ours."""
         return getattr(self._host.internals.logprobs, "__func__", None) is not self._own_hook
+
+    def _counts_passes(self, model: nn.Module) -> bool:
+        """Whether the number of passes must not follow from the rows.
+
+        An engine may communicate in every pass, and processes may differ in their rows. DDP communicates in
+        the last pass; if it searches for unused weights (experts without a token), it counts only that one.
+        """
+        if runtime.is_sharded(self._host.accelerator):
+            return True
+        ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+        return ddp and bool(model.find_unused_parameters or model.static_graph)
 
     def _rows(self, batch: Batch) -> Rows:
         """Return the rows of a batch with their sampled tokens."""
@@ -188,13 +193,10 @@ class ForwardPasses:
         **images: Any,
     ) -> Logprobs:
         """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time."""
-        # There is one group if the router's loss is not a sum over rows, or if an engine communicates in
-        # every pass, because processes may differ in their number of groups. DDP communicates in the last
-        # pass, after which it expects gradients. If it searches for unused weights (experts without a
-        # token), it counts only that pass.
+        # DDP expects gradients after the pass in which it communicates, the last one. The router's loss is
+        # not a sum over rows.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        single = compute_aux_loss or runtime.is_sharded(self._host.accelerator)
-        single = single or (ddp is not None and (ddp.find_unused_parameters or ddp.static_graph))
+        single = compute_aux_loss or self._counts_passes(model)
         overhead = float("inf") if single else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...core.layout import group_rows, row_spans
 from ...core.packing import Pack, build_pack, plan_packs, shared_lengths
+from ...generation.slots import additive
 from ..batch import Batch, full_sequence
 
 # Cost of an operation of masked attention in units of one of a matrix product. The CPU's was measured with
@@ -123,8 +124,7 @@ def attention_mask(pack: Pack, model: Any) -> Tensor:
     if model.config.get_text_config()._attn_implementation != "eager":
         return pack.attends
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    blocked = torch.finfo(dtype).min
-    return torch.zeros_like(pack.attends, dtype=dtype).masked_fill(~pack.attends, blocked)
+    return additive(pack.attends, dtype)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def trained(folder, loop, **options):
     if options.pop("lora", False):
         peft = pytest.importorskip("peft")
         arguments["peft_config"] = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
-    trainer = build(folder, kind, arguments=arguments, **SGD, **options)
+    trainer = build(folder, kind, arguments=arguments, **{**SGD, **options})
     trainer.train()
     return trainer
 
@@ -72,6 +72,13 @@ def test_a_run_that_goes_on_after_the_first_step_is_the_whole_one(tmp_path):
     )  # fmt: skip
     again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
     assert torch.equal(weights(whole), weights(again))
+
+
+def test_later_mini_batches_need_the_old_ones_before_the_update(tmp_path):
+    trainer = trained(
+        tmp_path, Loop, kl_coef=0.0, num_mini_batches=2, num_ppo_epochs=1, max_steps=4
+    )
+    assert trainer._loop.olds == 2
 
 
 def test_the_kl_needs_the_old_ones_before_the_update(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Rollout:
     durations: Durations
     seed: tuple[int, ...] | None
     has_logprobs: bool
-    names: list[EpisodeKey] | None = None
+    names: Sequence[EpisodeKey] | None = None
     repeated: frozenset[int] = frozenset()
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     turn_rewards: list[list[float]] | None = None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from ..envs._check_values import described
 from ..generation.protocol import Backend, TurnRequest, TurnResult
-from ..redaction import redacted
 from ..threads import DaemonThread
 from .agent_driver import AgentDriver
 from .calls import CallResult
@@ -30,7 +28,6 @@ MAX_CHARS_PER_TOKEN = 256
 OPENING_CHARS_PER_TOKEN = 8
 # Seconds for more episodes to become ready before a backend samples a batch at once.
 LINGER_SECONDS = 0.05
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(eq=False, repr=False)
@@ -397,24 +394,3 @@ class EpisodeLoop:
             if not context.ids:
                 context.append_observation([self._renderer.tokenizer.eos_token_id])
             context.check_prefix()
-
-
-def described(error: BaseException) -> str:
-    """Return the text of an error, with its place in the code of an environment or agent."""
-    try:
-        text = str(error)
-    except Exception:
-        # An environment's own exception class may fail even here.
-        text = "(its message cannot be read)"
-    text = redacted(text)
-    text = text if len(text) <= 500 else text[:500] + "..."
-    # A tool sets signal handlers beside an update.
-    if "only works in main thread" in text:
-        text += " (give environment_factory=isolated(...))"
-    # This is sqlite3's message.
-    if "same thread" in text:
-        text += " (give check_same_thread=False, or environment_factory=isolated(...))"
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
-    place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
-    return f"{type(error).__name__}: {text}{place}"

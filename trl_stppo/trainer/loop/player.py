@@ -10,6 +10,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from ...envs._check_values import described
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...generation.protocol import Backend
 from ...rollout.agent_driver import AgentDriver
@@ -17,7 +18,6 @@ from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
-from ...rollout.loop import described
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate

@@ -26,11 +26,10 @@ from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from ..rollout.agent_driver import ADDRESS, AgentSession, episode_over, outcome_of
-from ..rollout.calls import CallResult
 from ..rollout.contexts import AgentRequest
 from ..rollout.openai_wire import answer_message, completion
 from ..rollout.record import StopReason
-from ..rollout.workers import EnvironmentCalls
+from ..rollout.workers import CallResult, EnvironmentCalls
 from .objects import named_factory, rows_for
 from .play import tool_call
 

@@ -24,8 +24,7 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Limits
-from ..rollout.reward_funcs import CurrentEpisodes, guarded, name_of, turn_sums
-from ..rollout.turns import RESERVED
+from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, turn_sums
 from ._trl import prepare_tool_tokenizer
 from .evaluation.metrics import EvaluationRun
 from .loop.player import play_rows, raise_first

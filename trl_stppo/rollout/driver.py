@@ -1,8 +1,8 @@
 """The interface between the rollout engine and environments of every kind.
 
 A driver turns one step of an episode into a call for a worker: a function without arguments, or a
-coroutine function, that returns an `Opening` or an `Outcome`. The call checks the environment's return
-values, so that a broken contract is an error of this episode alone.
+coroutine function, that returns an `Opening` or an `Outcome`. The call checks what the environment
+returns, so that a broken contract is an error of this episode alone.
 """
 
 from __future__ import annotations

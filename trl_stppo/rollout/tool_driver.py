@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ..envs._check_values import check_opening
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
@@ -106,10 +107,7 @@ class ToolDriver(Driver):
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)
-            if not isinstance(result, str | list | None):
-                raise EnvironmentContractError(
-                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
-                )
+            check_opening(f"{self.type_name}.reset", result, tools=True)
             _check_text(result, f"{self.type_name}.reset")
             text = result_text(result) if result else ""
             return Opening(env, text, getattr(env, TURN_REWARDS, None) is not None)
@@ -128,14 +126,6 @@ class ToolDriver(Driver):
         turn = _ToolTurn(self._tools_of(episode.env), self._signatures, self._run_tool)
         turn.sort(requests)
 
-        if turn.waiting and not turn.now:
-
-            async def carrying_out_together() -> Outcome:
-                await turn.run_waiting()
-                return self._outcome(episode, turn)
-
-            return carrying_out_together
-
         def carrying_out() -> Outcome:
             turn.run_now()
             if turn.waiting:
@@ -149,21 +139,15 @@ class ToolDriver(Driver):
         if episode.env is None or not (self._scores or episode.has_turn_rewards):
             return None
 
-        def checked(reward: Any) -> tuple[float | None, float | None]:
+        def scoring() -> tuple[float | None, float | None]:
+            reward = episode.env.get_reward() if self._scores else None
+            if self._scores and self._is_async(episode.env.get_reward):
+                reward = self._run_async(reward)
             name = f"{self.type_name}.get_reward()"
             final = None if reward is None else check_reward(reward, name)
             return final, self._new_turn_reward(episode)
 
-        if not self._scores:
-            return lambda: checked(None)
-        get_reward = episode.env.get_reward
-        if self._is_async(get_reward):
-
-            async def scoring() -> tuple[float | None, float | None]:
-                return checked(await get_reward())
-
-            return scoring
-        return lambda: checked(get_reward())
+        return scoring
 
     def _is_async(self, method: Any) -> bool:
         return inspect.iscoroutinefunction(method) and not self._isolated

@@ -25,7 +25,7 @@ from .driver import Driver, Opening, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Durations, Episode, Limits
 from .messages import check_turn
-from .record import FINAL, StopReason, culprit
+from .record import FAILURES, FINAL, StopReason
 from .tool_driver import is_valid
 from .workers import CallResult, EnvironmentCalls
 
@@ -124,15 +124,17 @@ class RolloutEngine:
         agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
         plain = not any(driver.type_name for driver in self.drivers.values())
         source = "agent" if agents else "prompt" if plain else "environment"
-        who = culprit((e.stop_reason for e in episodes), source)
+        failures = {episode.stop_reason for episode in episodes} & {*FAILURES}
+        if StopReason.SAMPLER_ERROR in failures:
+            source = "sampler" if len(failures) == 1 else f"{source} or sampler"
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             text = "%d of %d episodes ended in a failure of their %s: %s"
-            logger.warning(text, len(errors), len(episodes), who, common)
+            logger.warning(text, len(errors), len(episodes), source, common)
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0
             raise EnvironmentFailureError(
-                f"The last {count} episodes all ended in a failure of their {who}. The newest: "
+                f"The last {count} episodes all ended in a failure of their {source}. The newest: "
                 f"{errors[-1].rstrip('.')}. Try `trl-stppo env check`."
             )
 

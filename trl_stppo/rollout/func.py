@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..errors import TurnSpanError
 from .chat import Message
 from .episode import Context, Episode
-from .record import check_reward, check_spans, mask_from_spans, spans_from_mask
+from .record import check_reward
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
 # Required keys of a result, in TRL's form.
@@ -118,15 +119,27 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
 
 def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:
     """Return each row's turn spans: the given spans, or else the mask's runs, or else the whole row."""
-    spans, masks = output.get("turn_spans"), output.get("env_mask")
-    if spans is None:
-        if masks is None:
-            return [[(0, len(ids))] for ids in completions]
-        return [spans_from_mask(mask) for mask in masks]
-    for episode, (turns, ids) in enumerate(zip(spans, completions, strict=True)):
-        check_spans(turns, len(ids), episode)
-    for episode, mask in enumerate([] if masks is None else masks):
-        cover = mask_from_spans(spans[episode], len(completions[episode]))
-        if [int(flag) for flag in mask] != cover:
-            raise TurnSpanError(f"`turn_spans[{episode}]` contradicts `env_mask[{episode}]`.")
-    return [[(int(start), int(end)) for start, end in turns] for turns in spans]
+    given, masks = output.get("turn_spans"), output.get("env_mask")
+    if given is None and masks is None:
+        return [[(0, len(ids))] for ids in completions]
+    if given is None:
+        return [_runs([bool(flag) for flag in mask]) for mask in output["env_mask"]]
+    for row, (spans, ids) in enumerate(zip(given, completions, strict=True)):
+        previous = 0
+        for turn, (start, end) in enumerate(spans):
+            if not (previous <= start < end <= len(ids)):
+                raise TurnSpanError(
+                    f"`turn_spans[{row}][{turn}]` is ({start}, {end}); allowed are half-open spans of the "
+                    f"completion with {previous} <= start < end <= {len(ids)}."
+                )
+            previous = end
+        cover = {position for start, end in spans for position in range(start, end)}
+        if masks is not None and {at for at, flag in enumerate(masks[row]) if flag} != cover:
+            raise TurnSpanError(f"`turn_spans[{row}]` contradicts `env_mask[{row}]`.")
+    return [[(int(start), int(end)) for start, end in spans] for spans in given]
+
+
+def _runs(mask: list[bool]) -> list[tuple[int, int]]:
+    """Return the runs of True in a mask, as half-open spans."""
+    edges = [n for n, (a, b) in enumerate(pairwise([False, *mask, False])) if a != b]
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -157,13 +157,8 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
     """Return mean score and success rate, with their confidence intervals."""
     result: dict[str, float] = {}
     reporting = {e.env_type for e in every if e.success is not None}
-    success = cut_off_as_failed(
-        [e.success for e in every],
-        [e.stop_reason for e in every],
-        [e.env_type for e in every],
-        reporting,
-    )
-    known = [(e, float(s)) for e, s in zip(every, success, strict=True) if s is not None]
+    outcomes = zip(every, cut_off_as_failed(every, reporting), strict=True)
+    known = [(e, float(success)) for e, success in outcomes if success is not None]
     if known:
         totals, counts = _by_row(known)
         low, high = rate_interval(totals, counts)

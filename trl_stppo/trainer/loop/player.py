@@ -210,13 +210,8 @@ def count_cut_off_as_failed(rollout: Rollout) -> None:
         return
     episodes = rollout.episodes
     reporting = sorted({str(e.env_type) for e in episodes if e.success is not None})
-    outcomes = cut_off_as_failed(
-        [e.success for e in episodes],
-        [e.stop_reason for e in episodes],
-        [e.env_type for e in episodes],
-        {kind for kinds in gather_object([reporting]) for kind in kinds},
-    )
-    for episode, success in zip(episodes, outcomes, strict=True):
+    every = {kind for kinds in gather_object([reporting]) for kind in kinds}
+    for episode, success in zip(episodes, cut_off_as_failed(episodes, every), strict=True):
         episode.success = success
 
 

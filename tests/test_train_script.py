@@ -14,7 +14,7 @@ from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
 from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
-from trl_stppo.cli import agent_models, agents, arguments, objects, train
+from trl_stppo.cli import agents, arguments, objects, train
 from trl_stppo.cli.main import main
 
 local_hub = hub_fixtures.hub
@@ -145,7 +145,7 @@ def test_a_counter_that_is_given_stays():
 
 
 def test_the_counter_counts_the_models_tokens_and_travels():
-    counter = agent_models.TokenCounter(AGENT)
+    counter = agents.TokenCounter(AGENT)
     text = "Which class defines the method writerow?"
     expected = len(AutoTokenizer.from_pretrained(AGENT)(text, add_special_tokens=False).input_ids)
     assert counter(text) == expected > 1
@@ -154,7 +154,7 @@ def test_the_counter_counts_the_models_tokens_and_travels():
 
 
 def test_the_search_environment_keeps_its_observations_to_the_models_tokens():
-    counter = agent_models.TokenCounter(AGENT)
+    counter = agents.TokenCounter(AGENT)
     cap = '{"retriever": "stdlib", "max_observation_tokens": 40}'
     environment = objects.factory_of("trl_stppo.recipes.search:SearchEnv", cap, counter)()
     environment.reset(answers=["csv"])

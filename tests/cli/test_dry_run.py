@@ -10,7 +10,7 @@ import pytest
 from tests.kit.dry_run_kit import processes_of
 from tests.kit.script_kit import AGENT, DEMO, ROOT, small_data
 from tests.kit.tiers import quick
-from trl_stppo.cli import agent_models, agents
+from trl_stppo.cli import agents
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
@@ -57,7 +57,7 @@ def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
 
 def test_the_options_of_loading_are_merged(dry_run):
     """A flag that was set wins over `model_init_kwargs`, and its default does not."""
-    options, model_config = agent_models.model_options, agents.ModelConfig
+    options, model_config = agents.model_options, agents.ModelConfig
     given = {"dtype": "bfloat16", "low_cpu_mem_usage": True}
     assert options(model_config(), given) == {**given, "revision": "main"}
     assert options(model_config(dtype="float16"), given)["dtype"] == "float16"

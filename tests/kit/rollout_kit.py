@@ -16,10 +16,10 @@ from tests.kit.episodes import EOS, TOKENIZER, ids, text
 from tests.kit.waiting import PATIENCE
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 from trl_stppo.rollout.chat import ChatRenderer
+from trl_stppo.rollout.driver import TextDriver
 from trl_stppo.rollout.engine import RolloutEngine
 from trl_stppo.rollout.environments import EnvironmentPool, split_environments
 from trl_stppo.rollout.episode import Durations, Episode, Limits
-from trl_stppo.rollout.text_driver import TextDriver
 from trl_stppo.rollout.tool_driver import Parse, ToolDriver
 from trl_stppo.rollout.workers import EnvironmentCalls
 

@@ -28,7 +28,7 @@ from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from . import agents
-from .agent_models import TokenCounter, check_models, model_options
+from .agents import TokenCounter, check_models, model_options
 from .arguments import TrainArguments
 from .flags import peeked
 from .usage import UsageError

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ..envs._check_values import described
-from ..envs.base import is_text_environment
+from ..envs.base import described, is_text_environment
 from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted

@@ -46,8 +46,15 @@ from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
 from . import agents
-from .agent_models import TokenCounter, model_options
-from .agents import drawn, load_environment, load_eval_environment, load_splits, parse_flags
+from .agents import (
+    TokenCounter,
+    drawn,
+    load_environment,
+    load_eval_environment,
+    load_splits,
+    model_options,
+    parse_flags,
+)
 from .arguments import EvaluateArguments
 from .evaluation_tables import Figures, Results, figures_of, print_table, with_averages
 from .objects import load_reward, offered_by

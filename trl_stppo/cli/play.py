@@ -14,8 +14,7 @@ import argparse
 import inspect
 from typing import Any
 
-from ..envs._check_values import Step
-from ..envs.base import is_text_environment
+from ..envs.base import Step, is_text_environment
 from ..envs.check import HandPlayer, tools_of
 from ..errors import EnvironmentContractError
 from .objects import named_factory, rows_for

@@ -54,7 +54,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..watch.lines import say
-from . import agent_models, agents
+from . import agents
 from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
 from .flags import accelerate_line
@@ -66,17 +66,17 @@ def make_trainer(
 ) -> Any:
     """Make the trainer that the flags describe."""
     critic = args.value_model_name_or_path
-    agent_models.check_models(model_args, critic, trainer_class.has_critic)
+    agents.check_models(model_args, critic, trainer_class.has_critic)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name
     if held_out is not None and args.eval_episodes:
         held_out = agents.drawn(held_out, args.eval_episodes)
         held_out.info.dataset_name = args.rows_name
-    training_args.model_init_kwargs = agent_models.model_options(
+    training_args.model_init_kwargs = agents.model_options(
         model_args, training_args.model_init_kwargs
     )
-    counter = agent_models.TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+    counter = agents.TokenCounter(model_args.model_name_or_path, model_args.model_revision)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,

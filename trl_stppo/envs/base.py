@@ -6,8 +6,16 @@ methods private: a trainer may offer public ones as tools. The commands use two 
 """
 
 import inspect
+import math
+import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from decimal import Decimal
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from trl_stppo.errors import EnvironmentContractError
+from trl_stppo.redaction import redacted
 
 
 @runtime_checkable
@@ -79,3 +87,113 @@ def tool_names(env: Any) -> list[str]:
     """Return the names of the class's public functions, which TRL offers to the model as tools."""
     names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
     return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class Step(NamedTuple):
+    """Checked result of an environment's `step`, in the form with five values."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+def short(value: Any) -> str:
+    """Return a value's repr for an error message, cut after 200 characters."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _wrong(what: str, value: Any, allowed: str) -> EnvironmentContractError:
+    return EnvironmentContractError(f"{what} {short(value)}; allowed: {allowed}.")
+
+
+def check_opening(name: str, result: Any, *, tools: bool) -> str:
+    """Check the result of `reset` and return its text."""
+    kinds: Any = str | list | None if tools else str | None
+    if not tools and isinstance(result, tuple) and len(result) == 2:
+        if not isinstance(result[1], dict):
+            raise _wrong(f"{name} returned the info", result[1], "a dict")
+        result = result[0]
+    if not isinstance(result, kinds):
+        other = "a list of content blocks" if tools else "(observation, info)"
+        raise _wrong(f"{name} returned", result, f"a str, None, or {other}")
+    return result if isinstance(result, str) else str(result or "")
+
+
+def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
+    """Check the four or five values that `step` returned. `strict` rejects flags that are not bool."""
+    if not isinstance(result, tuple) or len(result) not in (4, 5):
+        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
+        raise _wrong(f"{name} returned {got}:", result, forms)
+    observation, reward, *flags, info = result
+    if not isinstance(observation, str):
+        raise _wrong(f"{name} returned the observation", observation, 'a str, "" for nothing')
+    if not isinstance(info, dict):
+        raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
+    number = check_number(f"{name} returned the reward", reward)
+    if strict:
+        names = ("terminated", "truncated") if len(flags) == 2 else ("done",)
+        for flag, value in zip(names, flags, strict=True):
+            _check_flag(f"{name} returned {flag} =", value)
+        for key in ("valid_action", "success"):
+            if info.get(key) is not None:
+                _check_flag(f"{name} returned info[{key!r}] =", info[key])
+    terminated, truncated = bool(flags[0]), bool(flags[-1])
+    # Gym's old form marks a time limit in `info`.
+    if len(flags) == 1:
+        truncated = terminated and bool(info.get("TimeLimit.truncated"))
+        terminated = terminated and not truncated
+    return Step(observation, number, terminated, truncated, info)
+
+
+def check_number(what: str, value: Any) -> float:
+    """Return a reward as a float, or raise an error if it is not a finite number."""
+    # `float` accepts arrays and tensors of one element, but also texts, which are no rewards.
+    number = math.nan
+    is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)
+    if isinstance(value, Real | Decimal) or is_scalar:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+    if not math.isfinite(number):
+        raise _wrong(what, value, "a finite number, 0.0 for nothing")
+    return number
+
+
+def _check_flag(what: str, value: Any) -> None:
+    is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+    if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
+        raise _wrong(what, value, "True or False, numpy's too")
+
+
+def described(error: BaseException) -> str:
+    """Return the text of an error, with its place in the code of an environment or agent."""
+    try:
+        text = str(error)
+    except Exception:
+        # An environment's own exception class may fail even here.
+        text = "(its message cannot be read)"
+    text = redacted(text)
+    text = text if len(text) <= 500 else text[:500] + "..."
+    # A tool sets signal handlers beside an update.
+    if "only works in main thread" in text:
+        text += " (give environment_factory=isolated(...))"
+    # This is sqlite3's message.
+    if "same thread" in text:
+        text += " (give check_same_thread=False, or environment_factory=isolated(...))"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
+    place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    return f"{type(error).__name__}: {text}{place}"

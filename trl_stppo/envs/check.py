@@ -14,8 +14,18 @@ from typing import Any
 
 from trl_stppo.errors import EnvironmentContractError
 
-from ._check_values import Step, check_number, check_opening, check_step, described, short
-from .base import is_text_environment, taken_columns, tool_names, without_prompt
+from .base import (
+    Step,
+    check_number,
+    check_opening,
+    check_step,
+    described,
+    is_text_environment,
+    short,
+    taken_columns,
+    tool_names,
+    without_prompt,
+)
 
 MAX_ROWS = 8
 ODD_ACTIONS = ("", " \n", "\x00", "<answer>", '{"name": ', "9" * 400, "no such thing \u2603")

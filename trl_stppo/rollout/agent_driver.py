@@ -20,12 +20,12 @@ from typing import Any
 
 from ..generation.protocol import TurnResult
 from ..threads import DaemonThread
-from .agent_endpoint import AgentEndpoint
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
 from .driver import Call, Driver, Outcome
 from .episode import Episode, Limits
 from .openai_wire import (
+    AgentEndpoint,
     Answers,
     RefusedRequest,
     Response,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..envs._check_values import described
+from ..envs.base import described
 from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..threads import DaemonThread

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..envs._check_values import check_opening
-from ..envs.base import tool_names
+from ..envs.base import check_opening, tool_names
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Opening, Outcome, trusts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..models.critic import SharedCritic
 from .agent_trainer import AgentTrainer
-from .evaluation.settings import evaluation_settings, undisturbed
+from .evaluation.evaluator import evaluation_settings, undisturbed
 from .ppo_config import PPOConfig
 from .watching import display
 

@@ -28,7 +28,7 @@ from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server
-from trl_stppo.generation.policy_copy import PolicyCopy
+from trl_stppo.generation.cached import PolicyCopy
 from trl_stppo.rollout import engine
 
 PER_BLOCK = 2
@@ -384,7 +384,7 @@ def test_a_sampler_with_other_weights_is_named_and_ends_the_run(tmp_path, monkey
 
 
 def test_a_copy_bound_to_the_policy_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_stppo.generation.policy_copy.PATCHES", ())
+    monkeypatch.setattr("trl_stppo.generation.cached.PATCHES", ())
     trainer = trainer_for(tmp_path, "full", **OVERLAP)
     with pytest.raises(ValueError, match="rollout_overlap"):
         trainer.train()

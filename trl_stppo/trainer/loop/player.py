@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from ...envs._check_values import described
+from ...envs.base import described
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...generation.protocol import Backend
 from ...rollout.agent_driver import AgentDriver

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ...generation.batched import BatchedBackend, CollectiveBackend, GenerateBatch
-from ...generation.cached import CachedBackend
-from ...generation.policy_copy import PolicyCopy
+from ...generation.cached import CachedBackend, PolicyCopy
 from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings, shaping

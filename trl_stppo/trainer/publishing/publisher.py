@@ -22,7 +22,7 @@ from .._trl import replaced, uploads_without
 from ..bridge import Bridge, Wrapped
 from ..checkpoints.checkpoints import Checkpoints
 from ..describe import algorithm_settings, dataset_of, name_of
-from ..evaluation.settings import SAMPLING
+from ..evaluation.evaluator import SAMPLING
 from ..loop.sampler import sampling_settings
 from ..planning.plan import RolloutPlan
 from ..sharding.critics import gathered

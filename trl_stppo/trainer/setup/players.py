@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 
 from ...rollout.agent_driver import AgentDriver
-from ...rollout.agent_endpoint import AgentEndpoint
 from ...rollout.chat import ChatRenderer
-from ...rollout.driver import Driver
+from ...rollout.driver import Driver, TextDriver
 from ...rollout.engine import RolloutEngine
 from ...rollout.environments import EnvironmentPool
 from ...rollout.episode import Limits
-from ...rollout.text_driver import TextDriver
+from ...rollout.openai_wire import AgentEndpoint
 from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
 from .._trl import (

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..core import TOKEN_CLIPRANGE
 from .config.names import Preset, option, takes_ignored
 from .ppo_config import PPOConfig
-from .stabilizers import STABILIZERS, STEP, Stabilizer, check_linear, weighs
+from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
 
 # Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is
 # not yet found (docs/stability.md).
@@ -66,6 +66,9 @@ class STPPOConfig(PPOConfig):
         "Any of these, or none; set by variant: "
         + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())
         + ".",
+    )
+    desired_kl: float = option(
+        0.1, "Of 'kl': the change of the policy by an update, KL in nats per turn, > 0."
     )
 
     def __post_init__(self) -> None:
@@ -143,7 +146,7 @@ class STPPOConfig(PPOConfig):
     @property
     def scales_step(self) -> bool:
         """Whether a stabilizer scales the learning rate of optimizer steps."""
-        return self.scaling_stabilizer is not None and self.scaling_stabilizer.scale_target == STEP
+        return any(map(scales, self._kinds))
 
     @property
     def weighs_episodes(self) -> bool:

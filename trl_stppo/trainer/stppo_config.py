@@ -78,6 +78,8 @@ class STPPOConfig(PPOConfig):
         if of_tokens and self.cliprange is None and self.epsilon is None:
             self.epsilon = TOKEN_CLIPRANGE
         super().__post_init__()
+        if not self.desired_kl > 0:
+            raise ValueError(f"`desired_kl={self.desired_kl}`: must satisfy desired_kl > 0.")
         if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:

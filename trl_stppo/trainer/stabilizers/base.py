@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..gradients.buffers import Reduce
+Reduce = Callable[[Tensor], Tensor]
 
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from ...core.desired_kl import SMALLEST_FACTOR, kl_per_turn, next_step_factor
 from ...core.masking import widest
-from ..gradients.buffers import Reduce
-from .base import Stabilizer, register
+from .base import Reduce, Stabilizer, register
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +66,6 @@ class Kl(Stabilizer):
                 "are scaled by %s. Set num_iterations or num_mini_batches above 1.",
                 FIRST_FACTOR,
             )
-
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Raise ValueError if `desired_kl` is not a positive number."""
-        if not 0 < config.desired_kl < math.inf:
-            raise ValueError(f"`desired_kl={config.desired_kl}`: allowed is a finite number > 0.")
 
     def start_mini_batch(self, step: int) -> None:
         """Reset the sums of a mini-batch, and before an update's first one those of the update."""

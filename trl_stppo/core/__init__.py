@@ -21,6 +21,7 @@ from trl_stppo.core.clip_bias import (
     logit_space_squares,
     normalization_scale,
 )
+from trl_stppo.core.desired_kl import kl_per_turn, next_step_factor
 from trl_stppo.core.joined import JoinedView
 from trl_stppo.core.losses import (
     KL_ESTIMATORS,
@@ -68,11 +69,13 @@ __all__ = [
     "group_advantages",
     "importance_ratio",
     "kl_penalty",
+    "kl_per_turn",
     "leave_one_out_advantages",
     "log_importance_ratio",
     "logit_space_squares",
     "masked_mean",
     "masked_sum",
+    "next_step_factor",
     "normalization_scale",
     "num_turns",
     "reduce_turns",

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..core import TOKEN_CLIPRANGE
 from .config.names import Preset, option, takes_ignored
 from .ppo_config import PPOConfig
-from .stabilizers import STABILIZERS, STEP, Stabilizer, check_linear, weighs
+from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
 
 # Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is
 # not yet found (docs/stability.md).
@@ -67,6 +67,9 @@ class STPPOConfig(PPOConfig):
         + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())
         + ".",
     )
+    desired_kl: float = option(
+        0.1, "Of 'kl': the change of the policy by an update, KL in nats per turn, > 0."
+    )
 
     def __post_init__(self) -> None:
         self.stabilizers = _listed(self.stabilizers)
@@ -75,6 +78,8 @@ class STPPOConfig(PPOConfig):
         if of_tokens and self.cliprange is None and self.epsilon is None:
             self.epsilon = TOKEN_CLIPRANGE
         super().__post_init__()
+        if not self.desired_kl > 0:
+            raise ValueError(f"`desired_kl={self.desired_kl}`: must satisfy desired_kl > 0.")
         if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:
@@ -143,7 +148,7 @@ class STPPOConfig(PPOConfig):
     @property
     def scales_step(self) -> bool:
         """Whether a stabilizer scales the learning rate of optimizer steps."""
-        return self.scaling_stabilizer is not None and self.scaling_stabilizer.scale_target == STEP
+        return any(map(scales, self._kinds))
 
     @property
     def weighs_episodes(self) -> bool:

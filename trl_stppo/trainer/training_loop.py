@@ -155,6 +155,8 @@ class TrainingLoop:
         self.correction: ClipBiasCorrection | None = None
         self.estimate: ClipBiasEstimate | None = None
         self.second_pass: tuple[Batch, Tensor] | None = None
+        # Factor on the optimizer step, without that of exact gradient norms.
+        self.step_factor = 1.0
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
         # Rows and log-probabilities of the passes of a rollout's first step.
@@ -403,6 +405,12 @@ class TrainingLoop:
             width = default_cliprange(float(self.totals.policy_tokens), float(ratios))
             self.host.epsilon_low = self.host.epsilon_high = width
 
+    @property
+    def step_of_rollout(self) -> int:
+        """Return the number of the optimizer step among those of its rollout batch, from 0."""
+        done = self.host.internals.step % self.args.micro_batches_per_rollout
+        return int(done // self.args.gradient_accumulation_steps)
+
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Reset gradients and metrics, also after an interrupted or refused step."""
         self.optimizers.critic_grads.clear()
@@ -412,6 +420,8 @@ class TrainingLoop:
         for bias in (self.correction, self.estimate):
             if bias is not None:
                 bias.clear()
+        for each in self.stabilizers:
+            each.start_mini_batch(self.step_of_rollout)
 
     # ------------------------------------------------------------- update: one micro-batch
 
@@ -431,8 +441,8 @@ class TrainingLoop:
         if is_warming_up(self.host):
             return loss
         # The last micro-batch: DeepSpeed steps inside its backward pass.
-        if self.estimate is not None and self.accelerator.sync_gradients:
-            self._finish_estimate(self.estimate)
+        if self.accelerator.sync_gradients:
+            self._decide_step()
         if self.host.is_deepspeed_enabled:
             weighs_in = self.guards.check_before_backward(loss)
             loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
@@ -504,8 +514,10 @@ class TrainingLoop:
         packed = torch.full_like(surrogate.kept, float(self.forward.was_packed))
         self.metrics.add_mean("perf/packed_share", packed, loss_mask)
         self.metrics.add_drift(inputs, logprobs)
-        done = self.host.internals.step % self.args.micro_batches_per_rollout
-        if self.args.rollout_staleness and done < self.args.gradient_accumulation_steps:
+        old_logprobs = inputs.get("old_per_token_logps", logprobs)
+        for each in self.stabilizers:
+            each.observe(logprobs, old_logprobs, inputs["turn_index"], loss_mask)
+        if self.args.rollout_staleness and self.step_of_rollout == 0:
             # No step was taken yet: this is the policy from before the update.
             change = (logprobs - inputs["old_per_token_logps"]).abs()
             self.metrics.add_mean("sampling/drift", change, loss_mask)
@@ -633,21 +645,33 @@ class TrainingLoop:
         """Whether the clipping bias is only estimated, not measured from gradients."""
         return is_sharded(self.accelerator) or not self.args.takes_second_gradient
 
-    def _finish_estimate(self, estimate: ClipBiasEstimate) -> None:
-        """Log the estimated gradient norms; without exact norms, scale the optimizer step by estimates."""
+    def _decide_step(self) -> None:
+        """Scale the optimizer step by what is known before the last backward pass."""
+        self.step_factor = 1.0
+        for each in self.stabilizers:
+            factor, figures = each.before_step(self.accelerator.reduce, self.accelerator.device)
+            self.step_factor *= factor
+            for name, value in figures.items():
+                self.metrics.add_scalar(name, value)
+        if self.estimate is not None:
+            self.step_factor *= self._finish_estimate(self.estimate)
+        self.optimizers.scale_step(self.step_factor)
+
+    def _finish_estimate(self, estimate: ClipBiasEstimate) -> float:
+        """Log the estimated gradient norms; without exact norms, return their factor on the step, else 1."""
         kept, clipped = estimate.finish(self.accelerator.reduce, self.accelerator.num_processes)
         share = normalization_scale(kept, clipped, "share")
         figures: dict[str, Tensor | float] = {
             "estimated_share": share,
             "is_estimate": float(self._has_estimate_only),
         }
+        scale: Tensor | float = 1.0
         if self._has_estimate_only:
             scale = 1.0 if self.scaler is None else self.scaler.scale(kept, clipped)
             figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
-            if self.args.scales_step:
-                self.optimizers.scale_step(float(scale))
         for name, value in figures.items():
             self.metrics.add_scalar(f"clip_bias/{name}", value)
+        return float(scale)
 
     def _before_step(self) -> None:
         """Reduce and clip the critic's gradient, and correct the policy's gradient for the clipping bias."""
@@ -664,7 +688,7 @@ class TrainingLoop:
             return
         factor, figures = self.correction.finish(mean, self.scaler)
         # The factor is for the next step alone, also if a guard empties that.
-        self.optimizers.scale_step(factor)
+        self.optimizers.scale_step(self.step_factor * factor)
         for name, value in figures.items():
             self.metrics.add_scalar(name, value)
 
@@ -696,7 +720,11 @@ class TrainingLoop:
         self.keep_first_logprobs()
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
-        if not self.guards.admit(metrics):
+        admitted = self.guards.admit(metrics)
+        taken = admitted and not is_warming_up(self.host)
+        for each in self.stabilizers:
+            each.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
+        if not admitted:
             # Without gradients the optimizer does nothing. The critic keeps its own if only the policy had
             # nothing to learn.
             self.host.model.zero_grad(set_to_none=True)

@@ -3,9 +3,18 @@
 import importlib
 import pkgutil
 
-from .base import GRADIENT, STABILIZERS, STEP, Stabilizer, check_linear, register, weighs
+from .base import GRADIENT, STABILIZERS, STEP, Stabilizer, check_linear, register, scales, weighs
 
-__all__ = ["GRADIENT", "STABILIZERS", "STEP", "Stabilizer", "check_linear", "register", "weighs"]
+__all__ = [
+    "GRADIENT",
+    "STABILIZERS",
+    "STEP",
+    "Stabilizer",
+    "check_linear",
+    "register",
+    "scales",
+    "weighs",
+]
 
 for _file in pkgutil.iter_modules(__path__):
     _before = len(STABILIZERS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
+
+Reduce = Callable[[Tensor], Tensor]
 
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
@@ -18,6 +22,8 @@ STEP, GRADIENT = "step", "gradient"
 
 class Stabilizer:
     """One entry of `stabilizers`: it weighs episodes, scales optimizer steps, or both.
+
+    The loop calls `start_mini_batch`, `observe` for each pass of the loss, `before_step`, and `end_step`.
 
     An instance belongs to one run. What it keeps from step to step goes into `state_dict`.
 
@@ -62,6 +68,36 @@ class Stabilizer:
         """
         raise NotImplementedError
 
+    def start_mini_batch(self, step: int) -> None:
+        """Prepare for a mini-batch; `step` counts the optimizer steps of its rollout batch from 0."""
+
+    def observe(
+        self, logprobs: Tensor, old_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
+    ) -> None:
+        """Look at a pass of the policy's loss.
+
+        Args:
+            logprobs: [B, T] nats.
+            old_logprobs: [B, T] nats, of the policy that played.
+            turn_index: [B, T] int64, -1 outside turns.
+            loss_mask: [B, T] bool, True = counts.
+        """
+
+    def before_step(self, reduce: Reduce, device: torch.device) -> tuple[float, dict[str, float]]:
+        """Return a factor on the optimizer step, equal on all processes, and metrics by name.
+
+        It is called before the last backward pass of a mini-batch. `reduce` sums over processes.
+        """
+        return 1.0, {}
+
+    def end_step(self, *, taken: bool, clip_fraction: float) -> None:
+        """End a mini-batch.
+
+        Args:
+            taken: whether the policy has stepped.
+            clip_fraction: share of tokens whose terms the clip removed.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return the stabilizer's state as plain data for checkpoints."""
         return {}
@@ -79,6 +115,11 @@ def weighs(kind: type[Stabilizer]) -> bool:
     return kind.episode_weights is not Stabilizer.episode_weights
 
 
+def scales(kind: type[Stabilizer]) -> bool:
+    """Whether a stabilizer scales optimizer steps."""
+    return kind.scale_target == STEP or kind.before_step is not Stabilizer.before_step
+
+
 def register(kind: Kind) -> Kind:
     """Register a stabilizer class, so that `stabilizers` may name it.
 
@@ -89,7 +130,9 @@ def register(kind: Kind) -> Kind:
     problems = {
         "needs a `name` and a `meaning`": not (kind.name and kind.meaning),
         f"has the name {kind.name!r} of another one": kind.name in (*STABILIZERS, "none"),
-        "overrides neither `episode_weights` nor `scale`": not (weighs(kind) or has_scale),
+        "overrides none of `episode_weights`, `scale` and `before_step`": (
+            not (weighs(kind) or has_scale or scales(kind))
+        ),
         "needs both, `scale` and `scale_target` ('step' or 'gradient'), or neither": (
             has_scale != (kind.scale_target in (STEP, GRADIENT))
         ),

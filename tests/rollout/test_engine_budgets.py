@@ -12,7 +12,7 @@ from tests.kit.episodes import EOS, ScriptedEnv, done, going, ids, text
 from tests.kit.fakes import char_tokenizer
 from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo.rollout.chat import ChatRenderer
-from trl_stppo.rollout.engine import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
+from trl_stppo.rollout.engine import MAX_CHARS_PER_TOKEN
 from trl_stppo.rollout.record import StopReason
 
 BARE = "go "
@@ -125,7 +125,7 @@ def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
     assert time.monotonic() - started < 3.0
     assert played.reasons == ["env_error", "env_error", "terminated"]
     for error in played.record.errors[:2]:
-        assert "has at least 80" in error
+        assert "has at least 256" in error
         assert "the model's context has 1000" in error
     assert shown(played.episodes[0]) == "[u q][a |]"
 
@@ -139,12 +139,11 @@ class Greeting(Tools):
 
 
 def test_a_long_opening_of_few_tokens_is_read_whole(monkeypatch):
-    """More characters than are looked at first, and fewer tokens than fit."""
+    """More characters than tokens fit, and fewer tokens."""
     tokenizer, word = char_tokenizer(), "x" * 100
     tokenizer.add_tokens([word])
     monkeypatch.setattr(rollout_kit, "RENDERER", ChatRenderer(tokenizer, [EOS]))
     opening = word * 40
-    assert len(opening) > 60 * OPENING_CHARS_PER_TOKEN
     factory = lambda: ScriptedEnv(done(), opening=opening)  # noqa: E731
     played = play_once(factory, says(["a]"]), max_context_tokens=60)
     assert played.reasons == ["terminated"]

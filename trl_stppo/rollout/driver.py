@@ -1,7 +1,7 @@
 """The interface between the rollout engine and environments of every kind.
 
 A driver turns one step of an episode into a call for a worker: a function without arguments, or a
-coroutine function, that returns an `Opening` or an `Outcome`. The call checks what the environment
+coroutine function, that returns an `Outcome`. The call checks what the environment
 returns, so that a broken contract is an error of this episode alone.
 """
 
@@ -31,27 +31,13 @@ def trusts(*speakers: Any) -> bool:
 
 
 @dataclass
-class Opening:
-    """Result of an environment's reset.
-
-    Attributes:
-        env: the environment.
-        text: the opening text, appended to the last message of the prompt.
-        has_turn_rewards: whether it gives turn rewards.
-        picture: the environment as text or SVG.
-    """
-
-    env: Any
-    text: Any = ""
-    has_turn_rewards: bool = False
-    picture: str | None = None
-
-
-@dataclass
 class Outcome:
-    """The environment's response to one turn.
+    """The environment's response to a reset or to one turn.
 
     Attributes:
+        env: the environment after its reset.
+        text: the opening text, appended to the last message of the prompt.
+        has_turn_rewards: whether a tool environment gives turn rewards, after its reset.
         messages: the observation, as messages.
         reward: the reward of this turn alone, None without turn rewards.
         terminated, truncated: whether the episode ends here, by the task or from outside.
@@ -64,6 +50,9 @@ class Outcome:
         over: the limit that has ended an agent's episode.
     """
 
+    env: Any = None
+    text: str = ""
+    has_turn_rewards: bool = False
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
     terminated: bool = False
@@ -95,10 +84,7 @@ class Driver:
     type_name: str | None
 
     def opening(self, episode: Episode, seed: int) -> Call | None:
-        """Return the call that resets the environment, or None without a reset.
-
-        It returns an `Opening`; of an agent the `Outcome` with its first request, or its end.
-        """
+        """Return the call that resets the environment or starts the agent, or None without a reset."""
         return None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
@@ -155,7 +141,7 @@ class TextDriver(Driver):
         # This holds also if `reset` fails.
         episode.has_turn_rewards = True
 
-        def opening() -> Opening:
+        def opening() -> Outcome:
             env = self._pool.take(self._name, episode.instance)
             result = env.reset(**columns)
             if self._reset_async:
@@ -163,7 +149,7 @@ class TextDriver(Driver):
             # A training reads no info.
             result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
             observation = check_opening(f"{self.type_name}.reset", result, tools=False)
-            return Opening(env, readable(observation), picture=self._picture(env))
+            return Outcome(env, readable(observation), picture=self._picture(env))
 
         return opening
 
@@ -182,13 +168,13 @@ class TextDriver(Driver):
             step = check_step(f"{self.type_name}.step", result, strict=False)
             valid, success = step.info.get("valid_action"), step.info.get("success")
             return Outcome(
-                [{"role": "user", "content": readable(step.observation)}],
-                step.reward,
-                step.terminated,
-                step.truncated,
-                None if valid is None else bool(valid),
-                None if success is None else bool(success),
-                self._picture(env),
+                messages=[{"role": "user", "content": readable(step.observation)}],
+                reward=step.reward,
+                terminated=step.terminated,
+                truncated=step.truncated,
+                valid_action=None if valid is None else bool(valid),
+                success=None if success is None else bool(success),
+                picture=self._picture(env),
             )
 
         return stepping

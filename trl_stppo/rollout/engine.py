@@ -21,7 +21,7 @@ from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..threads import DaemonThread
 from .agent_driver import AgentDriver
 from .chat import ChatRenderer, Message, with_opening
-from .driver import Driver, Opening, Outcome
+from .driver import Driver, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Durations, Episode, Limits
 from .messages import check_turn
@@ -37,10 +37,8 @@ Proceed = Callable[[Episode, Any], None]
 MAX_FAILURES_IN_A_ROW = 64
 # Time for all environments together to close, in seconds.
 CLOSE_SECONDS = 2.0
-# Longest observation that is tokenised, in characters per token of room; the rest is cut before.
+# Longest opening or observation that is tokenised, in characters per token of room.
 MAX_CHARS_PER_TOKEN = 256
-# Characters of an opening that are tokenised first, per token of the context, to check that it fits.
-OPENING_CHARS_PER_TOKEN = 8
 # Seconds for more episodes to become ready before a backend samples a batch at once.
 LINGER_SECONDS = 0.05
 
@@ -188,7 +186,7 @@ class _Rollout:
             self._running[episode.row] = episode
             opening = self._driver(episode).opening(episode, self._episode_seed(episode))
             if opening is None:
-                self._opened(episode, Opening(None))
+                self._opened(episode, Outcome())
             else:
                 self._call(episode, self._played if episode.env else self._opened, opening)
 
@@ -248,51 +246,35 @@ class _Rollout:
         else:
             proceed(episode, result.value)
 
-    def _opened(self, episode: Episode, opening: Opening) -> None:
+    def _opened(self, episode: Episode, opening: Outcome) -> None:
         episode.env = opening.env
         episode.pictures.append(opening.picture)
         episode.has_turn_rewards |= opening.has_turn_rewards
-        prompt = with_opening(episode.prompt, opening.text)
+        prompt, context = (
+            with_opening(episode.prompt, opening.text),
+            self._limits.max_context_tokens,
+        )
+        most = None if context is None else context * MAX_CHARS_PER_TOKEN
+        least = "at least " if most is not None and len(opening.text) > most else ""
         try:
             check_turn(prompt)
-            complete = self._read_opening(episode, opening.text)
+            if not episode.prompt_ids:
+                episode.prompt_ids = self._prompt_ids(episode, opening.text[:most])
         except Exception as error:
             # Chat templates raise various errors for prompts.
             why = f"cannot be rendered: {described(error)}"
         else:
-            if episode.turn_limit(self._limits) >= 1:
+            if episode.turn_limit(self._limits) >= 1 and not least:
                 episode.prompt = prompt
                 self._request(episode)
                 return
             why = (
-                f"has {'' if complete else 'at least '}{len(episode.prompt_ids)} tokens and leaves none to "
-                f"sample: the model's context has {self._limits.max_context_tokens}. Shorten the prompt, or "
-                f"use a model with a longer context."
+                f"has {least}{len(episode.prompt_ids)} tokens and leaves none to sample: the model's context "
+                f"has {context}. Shorten the prompt, or use a model with a longer context."
             )
         episode.prompt_ids = []
         name = self._label(episode.row)
         self._fail(episode, StopReason.ENV_ERROR, f"The prompt of {name} {why}")
-
-    def _read_opening(self, episode: Episode, opening: str) -> bool:
-        """Tokenise the prompt with the environment's opening, but stop early if a long opening does not fit.
-
-        Returns:
-            Whether the complete opening was tokenised.
-        """
-        if episode.prompt_ids:
-            return True
-        context = self._limits.max_context_tokens
-        shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
-        while True:
-            if context is not None:
-                shown = opening[:most]
-            episode.prompt_ids = self._prompt_ids(episode, shown)
-            if context is None or shown == opening:
-                return True
-            # The cut may split a long token into many short ones.
-            if len(episode.prompt_ids) >= context + MAX_CHARS_PER_TOKEN:
-                return False
-            most *= 4
 
     def _prompt_ids(self, episode: Episode, opening: str = "") -> list[int]:
         driver, render = self._driver(episode), self._renderer.prompt_ids

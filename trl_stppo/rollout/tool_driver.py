@@ -16,7 +16,7 @@ from typing import Any
 from ..envs.base import check_opening, tool_names
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
-from .driver import Call, Driver, Opening, Outcome, trusts
+from .driver import Call, Driver, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied
@@ -101,7 +101,7 @@ class ToolDriver(Driver):
             return None
         pool, columns = self._pool, episode.columns
 
-        def opening() -> Opening:
+        def opening() -> Outcome:
             env = pool.take(self._name, episode.instance)
             result = env.reset(**columns)
             if self._reset_async:
@@ -109,7 +109,7 @@ class ToolDriver(Driver):
             check_opening(f"{self.type_name}.reset", result, tools=True)
             _check_text(result, f"{self.type_name}.reset")
             text = result_text(result) if result else ""
-            return Opening(env, text, getattr(env, TURN_REWARDS, None) is not None)
+            return Outcome(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
 
@@ -212,7 +212,7 @@ class ToolDriver(Driver):
             for (name, _, _), (result, error) in zip(waiting, answers, strict=True):
                 answer(name, result, error)
         return Outcome(
-            results,
+            messages=results,
             reward=self._new_turn_reward(episode),
             valid_action=not malformed,
             tool_calls=len(requests),

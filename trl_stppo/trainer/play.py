@@ -22,7 +22,7 @@ from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
 from ._trl import prepare_tool_tokenizer
 from .planning import plan
-from .planning.rows import rows_with_prompts
+from .planning.data import rows_with_prompts
 from .setup.players import agent_template, assemble, growing_template
 
 logger = logging.getLogger(__name__)

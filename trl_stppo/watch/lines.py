@@ -24,7 +24,7 @@ from transformers.utils.logging import (
 )
 
 from ..redaction import redacted
-from .figures import FALLS, SCORE, SUCCESS, duration, number, shown
+from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,85 @@
-"""The interface `Retriever`, and BM25 in memory with the optional package bm25s."""
+"""Retrievers by name, the interface `Retriever`, BM25 in memory (bm25s), and the corpus of its recipe."""
 
+from __future__ import annotations
+
+import gzip
+import json
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import datasets
+
+Split = Literal["train", "test"]
+
+
+def _lines(name: str) -> list[Any]:
+    with gzip.open(Path(__file__).parent / "stdlib" / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@lru_cache(maxsize=1)
+def passages() -> tuple[Passage, ...]:
+    """Return the corpus: one short passage per documented name of the library."""
+    return tuple(Passage(*line) for line in _lines("passages"))
+
+
+def questions(split: Split) -> list[dict[str, Any]]:
+    """Return a split's rows, with prompt (one user message), answers, hops (1 or 2), kind and name.
+
+    No name is in both splits.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split is {split!r}; allowed are 'train' and 'test'.")
+    return _lines(split)
+
+
+def stdlib_search_dataset(split: Split) -> datasets.Dataset:
+    """Return the questions of a split as a data set for `SearchEnv`."""
+    import datasets
+
+    return datasets.Dataset.from_list(questions(split))
+
+
+STDLIB = "stdlib"
+# `cache` alone would open a name once per thread.
+_lock = threading.Lock()
+
+
+def open_retriever(name: str) -> Retriever:
+    """Return the retriever with the name `name`. A process opens each name once.
+
+    Args:
+        name: `"http://host:8000/retrieve"` (or https) for a server, `"stdlib"` for the documentation of
+            Python's library.
+
+    Raises:
+        ValueError: a name of another form.
+    """
+    kind, _, rest = name.partition(":")
+    if name != STDLIB and not (kind in ("http", "https") and rest.strip("/")):
+        raise ValueError(
+            f'retriever is {name!r}; allowed are "http://HOST:PORT/retrieve", "stdlib" or an object.'
+        )
+    with _lock:
+        return _open(name)
+
+
+@cache
+def _open(name: str) -> Any:
+    if name == STDLIB:
+        from trl_stppo.recipes.search.retrieval import passages
+
+        return BM25Retriever(passages())
+    from trl_stppo.recipes.search.remote import HttpRetriever
+
+    return HttpRetriever(name)
+
 
 _WORD = re.compile(r"[a-z0-9_]+")
 

@@ -20,6 +20,14 @@ from typing import Any
 
 from .tags import TAG, last_answer, read_turn, turns_of
 
+__all__ = [
+    "exact_match_reward",
+    "f1_reward",
+    "final_answer",
+    "format_reward",
+    "multiple_choice_reward",
+]
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -24,7 +24,7 @@ RECIPE_PACKAGES = {"bm25s", "datasets"}
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
+    "envs": ({"envs", "errors", "redaction"}, set(), ENV_PACKAGES),
     # Whole tasks on top of everything; nothing else imports them.
     "recipes": ({"recipes", "envs", "errors"}, {"httpx", "httpx2"}, RECIPE_PACKAGES),
     "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),

@@ -152,7 +152,7 @@ class Agent:
                 part = every[start : start + size]
                 names = [(start + i, 0) for i in range(len(part))]
                 seeds = (seed, EVALUATION)
-                episodes += player.play(part, sampling, seeds, names=names)
+                episodes += player.play(part, sampling, seeds, names=names).episodes
         return [AgentEpisode.of(episode, self.tokenizer.decode) for episode in episodes]
 
     def evaluate(
@@ -186,7 +186,7 @@ class Agent:
         Returns:
             The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
         """
-        from .trainer.evaluation.agents import evaluated
+        from .trainer.play import evaluated
 
         weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
         scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}

@@ -76,7 +76,7 @@ class Rollouts:
     def _played(self, rows: list[Row], seed: int) -> list[Episode]:
         names = [(number,) for number in range(len(rows))]
         sampled = SamplingSettings(temperature=1.0)
-        return self._player.play(rows, sampled, (self._seed, seed), names=names)
+        return self._player.play(rows, sampled, (self._seed, seed), names=names).episodes
 
 
 def rate(episodes: list[Episode]) -> float:

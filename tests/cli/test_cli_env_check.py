@@ -8,7 +8,7 @@ import openai
 import pytest
 from datasets import Dataset
 
-from trl_stppo.cli import agent_check
+from trl_stppo.cli import env_check
 from trl_stppo.cli.main import main
 
 
@@ -198,7 +198,7 @@ def test_an_agent_that_does_not_end_is_told_so_once(check):
 ])  # fmt: skip
 def test_what_an_agent_does_wrong_is_an_error(check, monkeypatch, name, part):
     if name == "hanging":
-        monkeypatch.setattr(agent_check, "SECONDS", 0.2)
+        monkeypatch.setattr(env_check, "SECONDS", 0.2)
     code, shown = check(name)
     assert code == 1
     assert part in shown

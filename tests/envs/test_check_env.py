@@ -281,5 +281,5 @@ def test_a_tool_that_needs_the_main_thread_gets_it_and_a_step_does_not() -> None
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return Clean.step(self, action)
 
-    with pytest.raises(EnvironmentContractError, match="several threads"):
+    with pytest.raises(EnvironmentContractError, match="isolated"):
         check_env(env_with(Clean, step=step))

@@ -164,7 +164,7 @@ class Played:
         names = {
             "turn_spans": "turn_spans", "terminated": "terminated", "stop_reasons": "stop_reason",
             "success": "success", "valid_actions": "valid_actions", "messages": "messages",
-            "final_rewards": "final_reward", "env_types": "env_type", "pays_turns": "pays_turns",
+            "final_rewards": "final_reward", "env_types": "env_type", "has_turn_rewards": "has_turn_rewards",
             "trains": "trains", "errors": "error",
         }  # fmt: skip
         lists = {name: [getattr(e, of) for e in self.episodes] for name, of in names.items()}
@@ -172,7 +172,7 @@ class Played:
         paid = [episode.turn_rewards for episode in self.episodes]
         return SimpleNamespace(
             **lists,
-            turn_rewards=paid if any(lists["pays_turns"]) else None,
+            turn_rewards=paid if any(lists["has_turn_rewards"]) else None,
             tool_calls=sum(episode.tool_calls for episode in self.episodes),
             tool_failures=sum(episode.tool_failures for episode in self.episodes),
             wait_seconds=self.durations.waiting,

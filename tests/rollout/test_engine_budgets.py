@@ -12,7 +12,7 @@ from tests.kit.episodes import EOS, ScriptedEnv, done, going, ids, text
 from tests.kit.fakes import char_tokenizer
 from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo.rollout.chat import ChatRenderer
-from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
+from trl_stppo.rollout.engine import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
 from trl_stppo.rollout.record import StopReason
 
 BARE = "go "

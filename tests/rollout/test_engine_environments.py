@@ -237,7 +237,7 @@ def test_both_kinds_play_in_one_batch_and_the_column_that_chose_is_not_passed_on
     assert [shown(e) for e in played.episodes] == [tools, text, "[u q 1][a |d]", text, tools]
     assert played.record.env_types == ["Tools", "ScriptedEnv", "AsyncTools", "ScriptedEnv", "Tools"]
     assert played.record.turn_rewards == [[0, 0], [0, 2.0], [0], [0, 2.0], [0, 0]]
-    assert played.record.pays_turns == [False, True, False, True, False]
+    assert played.record.has_turn_rewards == [False, True, False, True, False]
     assert [e.columns for e in played.episodes] == [{"n": i} for i in range(5)]
     assert [played.episodes[i].env.row["n"] for i in (0, 2, 4)] == [0, 2, 4]
     assert len({id(e.env) for e in played.episodes}) == 5

@@ -71,7 +71,7 @@ def check_record(record, episodes, rows):
     for i, (row, episode, bad) in enumerate(zip(rows, episodes, failed, strict=True)):
         assert record.trains[i] == (not bad)
         assert record.turn_rewards[i] == episode.turn_rewards
-        assert record.pays_turns[i] or (bad and not episode.turn_spans)
+        assert record.has_turn_rewards[i] or (bad and not episode.turn_spans)
         if bad and row["kind"].startswith("text") and episode.turn_spans:
             paid = [float(turn) for turn in range(1, len(episode.turn_spans))]
             assert episode.turn_rewards == [*paid, 0.0]

@@ -14,7 +14,7 @@ from tests.kit.rollout_kit import ScriptedBackend, build, play, shown
 from tests.kit.tiers import quick
 from tests.kit.waiting import PATIENCE
 from trl_stppo.generation.protocol import TurnResult
-from trl_stppo.rollout import loop
+from trl_stppo.rollout import engine as engine_module
 
 
 def steady(row, turn):
@@ -144,7 +144,7 @@ def test_a_slow_reset_holds_nobody_up():
 
 def test_whole_batches_gather(monkeypatch):
     # It ends once nobody else is expected, so what a busy machine takes does not matter.
-    monkeypatch.setattr(loop, "LINGER_SECONDS", PATIENCE)
+    monkeypatch.setattr(engine_module, "LINGER_SECONDS", PATIENCE)
 
     def batches(whole):
         # Answers come a few milliseconds apart.
@@ -162,7 +162,7 @@ def test_whole_batches_gather(monkeypatch):
 
 def test_gathering_ends_when_nobody_else_is_expected(monkeypatch):
     engine = build(Counting, max_completion_tokens=2000)
-    monkeypatch.setattr(loop, "LINGER_SECONDS", PATIENCE)
+    monkeypatch.setattr(engine_module, "LINGER_SECONDS", PATIENCE)
     started = time.monotonic()
     play(engine, ScriptedBackend(steady, whole_batches=True), [{"n": 1, "turns": 100}])
     assert time.monotonic() - started < PATIENCE

@@ -52,7 +52,10 @@ def test_tokens_and_rows_are_kept_and_unknown_keys_are_columns():
         (1, {"n": 2}, "q"),
     ]
     assert [e.turn_spans for e in episodes] == [[(0, 5)], [(0, 3)]]
-    assert [(e.turn_rewards, e.pays_turns) for e in episodes] == [([1.0], True), ([0.0], True)]
+    assert [(e.turn_rewards, e.has_turn_rewards) for e in episodes] == [
+        ([1.0], True),
+        ([0.0], True),
+    ]
     assert episodes[1].messages == [message([8, 9, 3], [2])]
     assert not any(e.stop_reason or e.env_type or e.failed for e in episodes)
 

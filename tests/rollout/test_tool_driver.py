@@ -208,7 +208,11 @@ def test_a_call_that_was_given_up_changes_nothing_when_it_ends():
     assert left.wait(PATIENCE)
     time.sleep(0.05)
     episode = played.only
-    assert (episode.pays_turns, episode.turn_rewards, episode.messages[1:]) == (False, [0.0], [])
+    assert (episode.has_turn_rewards, episode.turn_rewards, episode.messages[1:]) == (
+        False,
+        [0.0],
+        [],
+    )
 
 
 def test_asynchronous_calls_after_a_synchronous_one_are_cancelled_when_given_up():

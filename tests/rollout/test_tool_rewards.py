@@ -66,7 +66,7 @@ class ScoringLater(Scoring):
 def test_entries_belong_to_the_turn_in_which_they_were_appended():
     played = play_once(Paying, says(["!pay 1,0.5;pay 2]", "!look a]", "!pay -1]", "end]"]))
     assert played.record.turn_rewards == [[3.5, 0.0, -1.0, 0.0]]
-    assert (played.record.pays_turns, played.record.final_rewards) == ([True], [None])
+    assert (played.record.has_turn_rewards, played.record.final_rewards) == ([True], [None])
 
 
 def test_what_reset_appends_belongs_to_the_first_turn():
@@ -146,7 +146,7 @@ def test_environments_without_the_attribute_pay_no_turn():
     engine = build({"none": Tools, "score": ScoreOnly, "pays": Paying, "later": LaterOnly})
     rows = [{"environment": name} for name in ("none", "score", "pays", "later")]
     played = play(engine, lambda row, turn: "!look a]" if turn == 0 else "end]", rows)
-    assert played.record.pays_turns == [False, False, True, True]
+    assert played.record.has_turn_rewards == [False, False, True, True]
     assert played.record.final_rewards == [None, 2.0, None, None]
     assert played.record.turn_rewards == [[0, 0], [0, 0], [0, 0], [5.0, 0]]
     alone = play(engine, says(["end]"]), [{"environment": "score"}])

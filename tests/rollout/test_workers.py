@@ -11,8 +11,8 @@ import pytest
 
 from tests.kit.rollout_kit import collect, environment_threads
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import calls as calls_module
 from trl_stppo.rollout import workers
+from trl_stppo.rollout import workers as calls_module
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 

@@ -14,15 +14,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import warnings
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from ..envs._check_values import described
 from ..envs.base import is_text_environment
 from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
+from ..errors import EnvironmentContractError
 from ..redaction import redacted
-from .agent_check import is_agent, play_agent
+from ..rollout.agent_driver import ADDRESS, AgentSession, episode_over, outcome_of
+from ..rollout.contexts import AgentRequest
+from ..rollout.openai_wire import answer_message, completion
+from ..rollout.record import StopReason
+from ..rollout.workers import CallResult, EnvironmentCalls
 from .objects import named_factory, rows_for
 from .play import tool_call
+
+# Longest time of an agent's episode.
+SECONDS = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,31 +54,87 @@ def run(options: argparse.Namespace) -> int:
     """Check the environment and print warnings; return 1 for warnings with --strict, else 0."""
     factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
+    actions, found = list[Any](options.action or []), list[str]()
     if is_agent(factory):
         made_up = {"prompt": [{"role": "user", "content": "hello"}], "seed": options.seed}
-        words = options.action or DEFAULT_ACTIONS
-        played = (rows or [made_up])[:MAX_ROWS]
-        lines = [play_agent(factory, row, words, options.steps) for row in played]
-        print(f"{options.environment}: agent", *(line for line, _ in lines), sep="\n")
-        return _report([*dict.fromkeys(m for _, found in lines for m in found)], options.strict)
-    is_text, actions = True, list[Any](options.action or [])
-    # `check_env` reports what a factory raises.
-    with contextlib.suppress(Exception):
-        is_text = is_text_environment(factory())
-    if not is_text:
-        actions = [tool_call(word) for word in actions]
-        if not actions:
-            print("No tool is called: name calls with `--action 'name {\"argument\": ...}'`.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        named = {"actions": actions or None, "steps": options.steps, "seed": options.seed}
-        found = check_env(factory, rows, **named)
-    print(f"{options.environment}: played {min(len(rows or [{}]), MAX_ROWS)} rows")
-    return _report(found, options.strict)
-
-
-def _report(found: list[str], strict: bool) -> int:
+        print(f"{options.environment}: agent")
+        for row in (rows or [made_up])[:MAX_ROWS]:
+            line, warned = play_agent(factory, row, actions or DEFAULT_ACTIONS, options.steps)
+            print(line)
+            found += [message for message in warned if message not in found]
+    else:
+        is_text = True
+        # `check_env` reports what a factory raises.
+        with contextlib.suppress(Exception):
+            is_text = is_text_environment(factory())
+        if not is_text:
+            actions = [tool_call(word) for word in actions]
+            if not actions:
+                print("No tool is called: name calls with `--action 'name {\"argument\": ...}'`.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            named = {"actions": actions or None, "steps": options.steps, "seed": options.seed}
+            found = check_env(factory, rows, **named)
+        print(f"{options.environment}: played {min(len(rows or [{}]), MAX_ROWS)} rows")
     for message in found:
         print(redacted(f"warning: {message}"))
     print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
-    return int(bool(found) and strict)
+    return int(bool(found) and options.strict)
+
+
+def is_agent(named: Any) -> bool:
+    """Return whether an object is an agent function `(client, row)` and not an environment factory."""
+    if isinstance(named, type):
+        return False
+    first = [*inspect.signature(named).parameters.values()][:2]
+    return len(first) == 2 and all(p.kind <= 1 and p.default is p.empty for p in first)
+
+
+def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:
+    """Play one episode of an agent; return a line with its calls and result, and a list of warnings."""
+    calls, found, tools = EnvironmentCalls(), list[str](), dict[str, None]()
+    # The row of tokens has no reader here.
+    contexts: Any = None
+    session: Any = AgentSession(agent, row, ADDRESS, contexts, found.extend)
+
+    async def playing() -> Any:
+        event = await session.start()
+        while isinstance(event, AgentRequest):
+            word, number = actions[session.turns % len(actions)], session.turns + 1
+            session.turns, session.names[f"chatcmpl-{number}"] = number, session.turns
+            if number > steps + 1:
+                raise RuntimeError(f"it calls again after its end, of {steps} calls")
+            offered = {tool["function"]["name"]: None for tool in event.tools}
+            tools.update(offered)
+            message: dict[str, Any] = {"content": word}
+            if word.split()[:1] and word.split()[0] in offered:
+                name, arguments = tool_call(word)
+                call = {"function": {"name": name, "arguments": arguments}}
+                message = {"tool_calls": [call]}
+            message = answer_message(message, f"chatcmpl-{number}", stopped=None)
+            whole = 200, completion(f"chatcmpl-{number}", message, "stop", 0, None, 0)
+            if number > steps:
+                session.over = StopReason.TOKEN_BUDGET
+            session.pending.answer.set_result(
+                whole if session.over is None else episode_over().response
+            )
+            event = await session.next()
+        outcome_of(SimpleNamespace(env=session, num_turns=session.turns), event)
+        return event
+
+    calls.submit(0, playing, SECONDS)
+    played: list[CallResult] = []
+    while not played:
+        played = calls.poll(SECONDS)
+    session.close()
+    calls.close()
+    if played[0].timed_out or played[0].error is not None:
+        late = f"it takes longer than {SECONDS:g} s"
+        what = late if played[0].error is None else described(played[0].error)
+        raise EnvironmentContractError(f"The agent: {what}") from played[0].error
+    result = played[0].value
+    found = [f"`{name}` has no effect in a training." for name in found]
+    found += ["It makes no call."] * (not session.turns)
+    found += ["It returns no reward."] * (result is None)
+    names = ", ".join(tools) or "(none)"
+    return f"calls {session.turns}, tools {names}, returns {result!r:.200}", found

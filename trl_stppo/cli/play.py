@@ -16,7 +16,7 @@ from typing import Any
 
 from ..envs._check_values import Step
 from ..envs.base import is_text_environment
-from ..envs.by_hand import HandPlayer, tools_of
+from ..envs.check import HandPlayer, tools_of
 from ..errors import EnvironmentContractError
 from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
@@ -40,24 +40,23 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"`--index {options.index}`: there are {len(rows)} rows, counted from 0.")
     row, player, total, turns = rows[options.index], HandPlayer(), 0.0, 0
     env = player.make(factory)
-    opening = player.reset(env, row)
+    opening, is_text = player.reset(env, row), is_text_environment(env)
     for name in tools_of(env):
         tool = getattr(env, name)
         print(f"--- tool {name}{inspect.signature(tool)}\n{inspect.getdoc(tool) or ''}")
     print(f"--- prompt\n{row.get('prompt', '')}\n--- observation\n{opening}")
     for words in iter(_read_action, None):
         try:
-            step = player.play(env, words if is_text_environment(env) else tool_call(words))
+            step = player.play(env, words if is_text else tool_call(words))
         except (EnvironmentContractError, KeyError, UsageError) as error:
-            if is_text_environment(env):
+            if is_text:
                 raise
             # The model reads the error too.
             step = Step(f"Error: {error}", 0.0, False, False, {})
         turns, total = turns + 1, total + step.reward
-        info = {k: step.info[k] for k in ("valid_action", "success") if k in step.info}
-        flags = "".join(f"  {name}={value}" for name, value in info.items())
+        info = (f"  {k}={step.info[k]}" for k in ("valid_action", "success") if k in step.info)
         print(f"--- observation\n{step.observation}")
-        print(f"--- turn {turns}  reward={step.reward:g}  return={total:g}{flags}")
+        print(f"--- turn {turns}  reward={step.reward:g}  return={total:g}{''.join(info)}")
         if step.ended:
             break
     total += player.final_reward(env)

@@ -1,11 +1,16 @@
 """Checks of the values that an environment returns, for `check_env` and for training."""
 
 import math
+import traceback
 from decimal import Decimal
 from numbers import Real
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_stppo.errors import EnvironmentContractError
+from trl_stppo.redaction import redacted
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Step(NamedTuple):
@@ -92,3 +97,24 @@ def _check_flag(what: str, value: Any) -> None:
     is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
         raise _wrong(what, value, "True or False, numpy's too")
+
+
+def described(error: BaseException) -> str:
+    """Return the text of an error, with its place in the code of an environment or agent."""
+    try:
+        text = str(error)
+    except Exception:
+        # An environment's own exception class may fail even here.
+        text = "(its message cannot be read)"
+    text = redacted(text)
+    text = text if len(text) <= 500 else text[:500] + "..."
+    # A tool sets signal handlers beside an update.
+    if "only works in main thread" in text:
+        text += " (give environment_factory=isolated(...))"
+    # This is sqlite3's message.
+    if "same thread" in text:
+        text += " (give check_same_thread=False, or environment_factory=isolated(...))"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
+    place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    return f"{type(error).__name__}: {text}{place}"

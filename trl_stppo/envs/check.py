@@ -1,7 +1,11 @@
-"""Check an environment against the contract. Violations raise errors, and usual mistakes give warnings."""
+"""Plays environments with actions in place of a model, and checks them against the contract.
+
+Violations raise errors, and usual mistakes give warnings.
+"""
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -10,16 +14,121 @@ from typing import Any
 
 from trl_stppo.errors import EnvironmentContractError
 
-from ._check_values import Step, short
-from .base import is_text_environment, without_prompt
-from .by_hand import Action, HandPlayer, tools_of, turn_rewards
+from ._check_values import Step, check_number, check_opening, check_step, described, short
+from .base import is_text_environment, taken_columns, tool_names, without_prompt
 
 MAX_ROWS = 8
 ODD_ACTIONS = ("", " \n", "\x00", "<answer>", '{"name": ', "9" * 400, "no such thing \u2603")
 DEFAULT_ACTIONS = ("hello", "1", "<answer>1</answer>", "<action>up</action>", "\\boxed{1}")
 
+# A turn: a text, or a tool with its arguments.
+Action = str | tuple[str, dict[str, Any]]
 Episode = tuple[str, list[Step]]
 Rows = list[dict[str, Any]]
+
+
+class HandPlayer:
+    """Plays environments as a training does: in two threads by turns, `async` methods in one loop.
+
+    Methods raise EnvironmentContractError if the environment raises or returns what is not allowed.
+    """
+
+    def __init__(self) -> None:
+        # Two permanent threads: a new thread may get the number of an ended one.
+        self._threads = itertools.cycle([ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
+        self._runner, self._made = asyncio.Runner(), list[Any]()
+
+    def make(self, factory: Any) -> Any:
+        """Return a new instance, which `close` closes."""
+        try:
+            env = factory()
+        except Exception as error:
+            what = f"The factory raised {described(error)}"
+            raise EnvironmentContractError(what) from error
+        name = type(env).__name__
+        if not callable(getattr(env, "reset", None)):
+            raise EnvironmentContractError(f"{name} has no method `reset`.")
+        if any(env is other for other in self._made):
+            raise EnvironmentContractError(f"The factory returned the same {name} twice.")
+        self._made.append(env)
+        return env
+
+    def close(self) -> None:
+        """Close the instances that were made."""
+        with self._runner:
+            for env in self._made:
+                if hasattr(env, "close") and "close" not in tools_of(env):
+                    self.call(env, "close")
+
+    def reset(self, env: Any, row: dict[str, Any]) -> str:
+        """Start an episode; return the text."""
+        is_text, name = is_text_environment(env), f"{type(env).__name__}.reset"
+        columns = taken_columns(env.reset, row, 0) if is_text else row
+        opening = check_opening(name, self.call(env, "reset", **columns), tools=not is_text)
+        if not is_text and turn_rewards(env):
+            raise EnvironmentContractError(f"{name} does not empty turn_rewards.")
+        return opening
+
+    def play(self, env: Any, action: Action) -> Step:
+        """Play a turn. The reward of a tool is what it adds to `turn_rewards`.
+
+        Raises:
+            KeyError: there is no such tool.
+        """
+        if isinstance(action, str):
+            return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
+        name, arguments = action
+        if name not in tools_of(env):
+            raise KeyError(f"{name!r} is no tool; allowed: {', '.join(tools_of(env)) or 'none'}.")
+        before = sum(turn_rewards(env) or ())
+        result = self.call(env, name, **arguments)
+        return Step(result, sum(turn_rewards(env) or ()) - before, False, False, {})
+
+    def final_reward(self, env: Any) -> float:
+        """Return the reward of the whole episode, 0.0 without one."""
+        if is_text_environment(env) or not callable(getattr(env, "get_reward", None)):
+            return 0.0
+        reward = self.call(env, "get_reward")
+        name = f"{type(env).__name__}.get_reward returned"
+        return 0.0 if reward is None else check_number(name, reward)
+
+    def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method; an `async` one is awaited."""
+        name, function = f"{type(env).__name__}.{method}", getattr(env, method)
+        try:
+            try:
+                result = next(self._threads).submit(function, *args, **kwargs).result()
+            except ValueError as error:
+                if method not in tools_of(env) or "in main thread" not in str(error):
+                    raise
+                # As a training does with tools.
+                result = function(*args, **kwargs)
+            if inspect.iscoroutinefunction(function):
+                result = self._runner.run(result)
+        except Exception as error:
+            values = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
+            what = f"{name}({', '.join(values)}) raised {described(error)}"
+            raise EnvironmentContractError(what) from error
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise EnvironmentContractError(f"{name} returned an awaitable; use `async def`.")
+        return result
+
+
+def tools_of(env: Any) -> list[str]:
+    """Return the names of an environment's tools, none for a text environment."""
+    return [] if is_text_environment(env) else tool_names(env)
+
+
+def turn_rewards(env: Any) -> list[Any] | None:
+    """Return the checked rewards that tools add, or None if the environment has no such list."""
+    rewards, name = getattr(env, "turn_rewards", None), f"{type(env).__name__}.turn_rewards"
+    if not isinstance(rewards, list | None):
+        raise EnvironmentContractError(f"{name} is {short(rewards)}; allowed: a list of floats.")
+    for reward in rewards or ():
+        check_number(f"{name} holds", reward)
+    return rewards
 
 
 def check_env(
@@ -41,8 +150,8 @@ def check_env(
         rows: rows of the data set, of which the first 8 are played; None for one row with `prompt`
             and `seed`.
         actions: turns to play, repeated from the start: texts for a text environment, `(tool, arguments)`
-            for a tool environment. Actions that reach more of a game check more. None plays a few
-            texts, and calls no tool.
+            for a tool environment, once each. Actions that reach more of a game check more. None plays a
+            few texts, and calls no tool.
         steps: turns of an episode at most.
         seed: column `seed` of the made-up row.
 
@@ -86,10 +195,7 @@ class _Check:
         """Run all checks, close the instances, and return the warnings."""
         try:
             env = self.player.make(self.source) if self.several else self.source
-            if is_text_environment(env):
-                self.check_text(env, actions or DEFAULT_ACTIONS)
-            else:
-                self.check_tools(env, actions or ())
+            self.check(env, actions or (DEFAULT_ACTIONS if is_text_environment(env) else ()))
         except BaseException:
             # The first error is raised.
             with contextlib.suppress(Exception):
@@ -103,107 +209,99 @@ class _Check:
         if message not in self.found:
             self.found.append(message)
 
-    def turns(self, env: Any, actions: Sequence[str]) -> list[Step]:
-        """Play turns until the episode ends."""
-        played = list[Step]()
-        while len(played) < self.steps and not (played and played[-1].ended):
-            played.append(self.player.play(env, actions[len(played) % len(actions)]))
-        return played
-
-    def episode(self, env: Any, row: dict[str, Any], actions: Sequence[str]) -> Episode:
-        """Reset a text environment and play turns until the episode ends."""
-        return self.player.reset(env, row), self.turns(env, actions)
-
-    def check_text(self, env: Any, actions: Sequence[str]) -> None:
-        """Check a text environment."""
-        name, row, reset = type(env).__name__, self.rows[0], self.player.reset
+    def check(self, env: Any, actions: Sequence[Action]) -> None:
+        """Play the rows, the first row again, and two instances by turns."""
+        name, row, is_text = type(env).__name__, self.rows[0], is_text_environment(env)
+        if not is_text:
+            _check_tools(env)
         episodes = [self.episode(env, each, actions) for each in self.rows]
-        for played in (played for _, played in episodes if played):
-            if any("valid_action" not in step.info for step in played):
-                self.warn(f"{name}.step returns no info['valid_action'] (bool) for the metrics.")
-            if played[-1].ended and played[-1].info.get("success") is None:
-                self.warn(f"{name}.step ends an episode without info['success'] (bool).")
-        reset(env, row)
-        # This episode is abandoned.
-        self.player.play(env, actions[0])
+        if is_text:
+            self.check_infos(name, [played for _, played in episodes if played])
+            self.play_odd_actions(env)
+        elif (rewards := turn_rewards(env)) is not None:
+            # As a tool would.
+            rewards.append(0.0)
         first, again = episodes[0], self.episode(env, row, actions)
-        ended = True
-        for action in ODD_ACTIONS:
-            if ended:
-                reset(env, row)
-            ended = self.player.play(env, action).ended
         if again[0] != first[0]:
             self.warn(f"{name}.reset returns another text for the same row.")
         elif _results(again) != _results(first):
-            self.warn(f"{name}.step returns other results for the same actions in another episode.")
+            method = f"{name}.step" if is_text else f"A tool of {name}"
+            self.warn(f"{method} returns other results for the same actions in another episode.")
         elif self.several:
             one, other = self.player.make(self.source), self.player.make(self.source)
-            opening = reset(one, row)
+            opening = self.player.reset(one, row)
             # Actions that differ from the first instance's reveal a shared state.
-            self.episode(other, self.rows[-1], [*actions[1:], actions[0]])
-            together = opening, self.turns(one, actions)
-            if _results(together) != _results(first) or reset(one, row) != first[0]:
-                raise _sharing(one)
-
-    def check_tools(self, env: Any, calls: Sequence[Action]) -> None:
-        """Check a tool environment, whose public methods are tools."""
-        from transformers.utils import get_json_schema
-
-        name, reset = type(env).__name__, self.player.reset
-        if not tools_of(env):
-            raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
-        for tool in tools_of(env):
-            try:
-                get_json_schema(getattr(env, tool))
-            except Exception as error:
-                what = f"{name}.{tool} cannot be described to the model ({error})."
-                raise EnvironmentContractError(what) from error
-        openings = [self.tool_episode(env, row, calls) for row in self.rows]
-        if (rewards := turn_rewards(env)) is not None:
-            # As a tool would.
-            rewards.append(0.0)
-        again = reset(env, self.rows[0])
-        if turn_rewards(env):
-            raise EnvironmentContractError(f"{name}.reset does not empty turn_rewards.")
-        if again != openings[0]:
-            self.warn(f"{name}.reset returns another text for the same row.")
-        if self.several:
-            other = self.player.make(self.source)
-            self.tool_episode(other, self.rows[-1], calls)
-            rewards = turn_rewards(env)
-            if rewards is not None and (rewards or rewards is turn_rewards(other)):
+            self.episode(other, self.rows[-1], [*actions[1:], *actions[:1]])
+            if not is_text and turn_rewards(one) is turn_rewards(other) is not None:
                 raise EnvironmentContractError(f"Two {name} share one list turn_rewards.")
-            if again == openings[0] != reset(env, self.rows[0]):
-                raise _sharing(env)
+            together = opening, self.turns(one, actions)
+            if _results(together) != _results(first) or self.player.reset(one, row) != first[0]:
+                raise EnvironmentContractError(
+                    f"Two instances of {name} share state: one changes while another is played."
+                )
 
-    def tool_episode(self, env: Any, row: dict[str, Any], calls: Sequence[Action]) -> str:
-        """Reset, call the tools, and check the rewards. Return the text of `reset`."""
-        opening = self.player.reset(env, row)
-        for call in calls:
+    def episode(self, env: Any, row: dict[str, Any], actions: Sequence[Action]) -> Episode:
+        """Reset an environment and play turns until the episode ends."""
+        played = self.player.reset(env, row), self.turns(env, actions)
+        self.player.final_reward(env)
+        return played
+
+    def turns(self, env: Any, actions: Sequence[Action]) -> list[Step]:
+        """Play turns until the episode ends, or each tool call once."""
+        played, is_text = list[Step](), is_text_environment(env)
+        most = self.steps if is_text else len(actions)
+        while len(played) < most and not (played and played[-1].ended):
+            action = actions[len(played) % len(actions)]
             try:
-                result = self.player.play(env, call).observation
+                step = self.player.play(env, action)
             except KeyError as error:
                 raise ValueError(f"`actions`: {error.args[0]}") from error
             except EnvironmentContractError as error:
                 # The model reads what a tool raises; rewards that are no numbers end a run.
-                if error.__cause__ is None:
+                if is_text or error.__cause__ is None:
                     raise
                 self.warn(str(error))
-                continue
-            if not isinstance(result, str | list):
-                tool = f"{type(env).__name__}.{call[0]}"
-                self.warn(f"{tool} returned {short(result)}; the model reads it as JSON.")
-        self.player.final_reward(env)
-        return opening
+                step = Step("", 0.0, False, False, {})
+            if not isinstance(step.observation, str | list):
+                result, tool = short(step.observation), f"{type(env).__name__}.{action[0]}"
+                self.warn(f"{tool} returned {result}; the model reads it as JSON.")
+                step = Step("", *step[1:])
+            played.append(step)
+        return played
+
+    def check_infos(self, name: str, episodes: list[list[Step]]) -> None:
+        """Warn of steps that lack what the metrics read."""
+        for played in episodes:
+            if any("valid_action" not in step.info for step in played):
+                self.warn(f"{name}.step returns no info['valid_action'] (bool) for the metrics.")
+            if played[-1].ended and played[-1].info.get("success") is None:
+                self.warn(f"{name}.step ends an episode without info['success'] (bool).")
+
+    def play_odd_actions(self, env: Any) -> None:
+        """Play texts that a model may write; the last episode is abandoned."""
+        ended = True
+        for action in ODD_ACTIONS:
+            if ended:
+                self.player.reset(env, self.rows[0])
+            ended = self.player.play(env, action).ended
+
+
+def _check_tools(env: Any) -> None:
+    """Raise an error if an environment has no tool, or one that no template can show."""
+    from transformers.utils import get_json_schema
+
+    name = type(env).__name__
+    if not tools_of(env):
+        raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
+    for tool in tools_of(env):
+        try:
+            get_json_schema(getattr(env, tool))
+        except Exception as error:
+            what = f"{name}.{tool} cannot be described to the model ({error})."
+            raise EnvironmentContractError(what) from error
 
 
 def _results(episode: Episode) -> list[Any]:
     """Return the parts of an episode that must be equal when its actions are played again."""
     opening, played = episode
     return [opening, *((s.observation, s.reward, s.terminated) for s in played)]
-
-
-def _sharing(env: Any) -> EnvironmentContractError:
-    return EnvironmentContractError(
-        f"Two instances of {type(env).__name__} share state: one changes while another is played."
-    )

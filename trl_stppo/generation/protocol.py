@@ -6,8 +6,9 @@ A backend never sees messages or environments. One thread drives it: `add` as ep
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ class QueuedBackend:
         self.capacity = capacity
         self._episodes: set[int] = set()
         self._queue: dict[int, TurnRequest] = {}
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Return a context of a whole rollout; this class needs none."""
+        return nullcontext()
 
     @property
     def busy(self) -> bool:

@@ -201,7 +201,7 @@ class AgentDriver(Driver):
         self._limits, self._endpoint = limits, endpoint
         self._warned: set[str] = set()
 
-    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+    def opening(self, episode: Episode, seed: int) -> Call:
         """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
         contexts = AgentContexts(episode, self._renderer, self._limits)

@@ -33,14 +33,14 @@ class Opening:
     Attributes:
         env: the environment.
         text: the opening text, appended to the last message of the prompt.
-        pays_turns: whether it gives turn rewards.
+        has_turn_rewards: whether it gives turn rewards.
         picture: the environment as text or SVG.
         outcome: an agent's first request, or its end without one.
     """
 
     env: Any
     text: Any = ""
-    pays_turns: bool = False
+    has_turn_rewards: bool = False
     picture: str | None = None
     outcome: Outcome | None = None
 
@@ -79,7 +79,7 @@ class Outcome:
 class Driver:
     """Base class of drivers. A driver plays one kind of environment, by default without reset and score.
 
-    `episode.pays_turns` may be set when a call is made, not while it runs: an abandoned call may end
+    `episode.has_turn_rewards` may be set when a call is made, not while it runs: an abandoned call may end
     long after its episode, so it writes at most `turn_rewards_seen`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Driver:
     trusted_text: bool
     type_name: str | None
 
-    def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
+    def opening(self, episode: Episode, seed: int) -> Call | None:
         """Return the call that resets the environment and returns an `Opening`, or None without a reset."""
         return None
 

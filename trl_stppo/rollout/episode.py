@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .chat import Message
-from .record import StopReason
+from .record import FAILURES, StopReason
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Limits:
     env_timeout_seconds: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Durations:
     """Durations of the parts of a rollout, in seconds.
 
@@ -117,6 +117,7 @@ class Episode(Context):
         prompt: the row's prompt, later with the environment's opening text.
         name: key of the environment factory, None for the single unnamed one.
         env_type: class of the environment, "tools" for tools without one; None without either.
+        instance: number of its environment instance in the pool.
         env: the environment instance, None until `reset` has returned.
         more: its further contexts.
         current: the context of the next turn, None for the first one.
@@ -125,15 +126,13 @@ class Episode(Context):
         messages: the conversation after the prompt.
         pictures: the environment's `render()` after `reset` and after each turn, None without one.
         turn_rewards: the environment's reward of each turn, of all contexts.
-        pays_turns: whether the environment gives turn rewards.
+        has_turn_rewards: whether the environment gives turn rewards.
         turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
         final_reward: reward of the episode, from `get_reward`.
         valid_actions: whether the action was valid, of each turn for which that is known.
         success: whether the task was solved, None if the environment does not report it.
         stop_reason: None while the episode runs.
         error: message of the environment's failure.
-        trains: False for an episode that is not trained on: its environment failed or timed out in a
-            call, or its next turn could not be sampled.
         terminated: whether no state can follow, so that the value after the episode is 0.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
@@ -146,6 +145,7 @@ class Episode(Context):
     prompt: list[Message] | str
     name: str | None = None
     env_type: str | None = None
+    instance: int = 0
     env: Any = None
     more: list[Context] = field(default_factory=list)
     current: Context | None = None
@@ -154,14 +154,13 @@ class Episode(Context):
     messages: list[Message] = field(default_factory=list)
     pictures: list[str | None] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
-    pays_turns: bool = False
+    has_turn_rewards: bool = False
     turn_rewards_seen: int = 0
     final_reward: float | None = None
     valid_actions: list[bool] = field(default_factory=list)
     success: bool | None = None
     stop_reason: StopReason | None = None
     error: str | None = None
-    trains: bool = True
     terminated: bool = False
     tool_calls: int = 0
     tool_failures: int = 0
@@ -186,6 +185,11 @@ class Episode(Context):
     def last(self) -> Context:
         """The context of the newest turn."""
         return max(self.contexts, key=lambda context: max(context.turns, default=-1))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the episode is trained on: neither its environment nor its sampler has failed."""
+        return self.stop_reason not in FAILURES
 
     @property
     def failed(self) -> bool:

@@ -49,7 +49,7 @@ def read_rollout(
         _append(episode, context, ids, None if logprobs is None else logprobs[row], spans[row])
         episode.messages.append(read(ids, prompt_ids))
         episode.terminated = _terminated(output, row, ids[-1] in eos_token_ids)
-        _pay(episode, context, row, output.get("turn_rewards"))
+        _add_turn_rewards(episode, context, row, output.get("turn_rewards"))
     return [episodes[number] for number in range(len(rows))], columns
 
 
@@ -67,7 +67,7 @@ def _append(
         end = stop
 
 
-def _pay(episode: Episode, context: Context, row: int, turn_rewards: Any) -> None:
+def _add_turn_rewards(episode: Episode, context: Context, row: int, turn_rewards: Any) -> None:
     if turn_rewards is None:
         return
     rewards, name = turn_rewards[row], f"turn_rewards[{row}]"
@@ -75,7 +75,7 @@ def _pay(episode: Episode, context: Context, row: int, turn_rewards: Any) -> Non
         raise ValueError(f"`{name}` has {len(rewards)} entries for {len(context.turns)} turns.")
     for place, reward in enumerate(rewards):
         episode.turn_rewards[context.turns[place]] = check_reward(reward, f"{name}[{place}]")
-    episode.pays_turns = True
+    episode.has_turn_rewards = True
 
 
 def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:

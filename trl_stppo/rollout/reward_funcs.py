@@ -12,6 +12,8 @@ from .episode import Episode
 from .record import check_reward
 
 RewardFunc = Callable[..., Any]
+# Columns that reward functions get under another name, or do not get.
+RESERVED = ("prompt", "completion", "completion_ids")
 # Arguments of every reward function, besides the columns of the rows.
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
@@ -153,7 +155,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
     return [by_row.get(row) for row in range(rows)]
 
 
-def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
+def final_rewards_of(env_type: str, current: CurrentEpisodes) -> RewardFunc:
     """Make a reward function from the `get_reward` of one environment class. Other episodes get None."""
 
     def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
@@ -162,15 +164,12 @@ def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
     return get_reward
 
 
-def turn_sums(current: CurrentEpisodes, unpaid: float | None) -> RewardFunc:
-    """Make a reward function that returns each episode's sum of turn rewards, for the log.
-
-    `unpaid`: its value if no turn has a reward.
-    """
+def turn_sums(current: CurrentEpisodes, without: float | None) -> RewardFunc:
+    """Make a reward function that returns an episode's turn rewards summed, or `without` if none has any."""
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
-        if not any(episode.pays_turns for episode in current.episodes):
-            return [unpaid] * len(current.episodes)
+        if not any(episode.has_turn_rewards for episode in current.episodes):
+            return [without] * len(current.episodes)
         return [sum(episode.turn_rewards) for episode in current.episodes]
 
     return turn_rewards

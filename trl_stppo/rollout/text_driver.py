@@ -41,12 +41,12 @@ class TextDriver(Driver):
         self._step_async = inspect.iscoroutinefunction(probe.step) and not isolated
         self._reset = probe.reset
 
-    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+    def opening(self, episode: Episode, seed: int) -> Call:
         """Return the call that resets the environment with the row's columns that its `reset` accepts."""
         columns = taken_columns(self._reset, episode.columns, seed)
         # This holds also if `reset` fails.
-        episode.pays_turns = True
-        existing = self._pool.existing(self._name, index)
+        episode.has_turn_rewards = True
+        existing = self._pool.existing(self._name, episode.instance)
         if self._reset_async and existing is not None:
 
             async def reopening() -> Opening:
@@ -55,7 +55,7 @@ class TextDriver(Driver):
             return reopening
 
         def opening() -> Opening:
-            env = self._pool.take(self._name, index)
+            env = self._pool.take(self._name, episode.instance)
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
-from .calls import caught
 from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Opening, Outcome, trusts
 from .environments import EnvironmentPool
@@ -23,6 +22,7 @@ from .episode import Episode
 from .isolation import EnvironmentDied
 from .messages import has_image, result_text
 from .record import check_reward
+from .workers import caught
 
 # Name of a list that `reset` clears and tools append to.
 TURN_REWARDS = "turn_rewards"
@@ -95,14 +95,14 @@ class ToolDriver(Driver):
         self._signatures = {tool.__name__: inspect.signature(tool) for tool in self.tools}
         self._reset_async = probe is not None and self._is_async(probe.reset)
 
-    def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
+    def opening(self, episode: Episode, seed: int) -> Call | None:
         """Return the call that resets the environment with all columns of the row."""
         if self._pool is None:
             return None
         pool, columns = self._pool, episode.columns
 
         def opening() -> Opening:
-            env = pool.take(self._name, index)
+            env = pool.take(self._name, episode.instance)
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)
@@ -146,7 +146,7 @@ class ToolDriver(Driver):
 
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that gets the final reward, and the turn rewards appended since the last turn."""
-        if episode.env is None or not (self._scores or episode.pays_turns):
+        if episode.env is None or not (self._scores or episode.has_turn_rewards):
             return None
 
         def checked(reward: Any) -> tuple[float | None, float | None]:

@@ -1,16 +1,20 @@
-"""Plays episodes with a model, without a trainer: to inspect an agent, to use it, or to evaluate it."""
+"""Plays and scores episodes without a trainer: to inspect an agent, to use it, or to evaluate it."""
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers import GenerationConfig, TrainerState, set_seed
 
+from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.batched import BatchedBackend
 from ..generation.cached import CachedBackend
 from ..generation.probe import why_unlike
@@ -19,10 +23,15 @@ from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
-from ..rollout.episode import Episode, Limits
+from ..rollout.episode import Limits
+from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, turn_sums
 from ._trl import prepare_tool_tokenizer
-from .planning import plan
-from .planning.data import rows_with_prompts
+from .evaluation.metrics import EvaluationRun
+from .loop.player import play_rows, raise_first
+from .loop.rewards import add_totals, score
+from .loop.rollout import Rollout
+from .planning.data import check_eval_dataset
+from .planning.plan import RolloutPlan
 from .setup.players import agent_template, assemble, growing_template
 
 logger = logging.getLogger(__name__)
@@ -70,7 +79,7 @@ class Speaker:
         """Sample one turn after the tokens `ids`."""
         backend = self.backend(sampling)
         backend.add(TurnRequest(0, ids, limit, seed))
-        with sampling_turns(backend):
+        with backend.running():
             while True:
                 for result in backend.step():
                     return list(result.ids)
@@ -109,11 +118,6 @@ class Speaker:
         return ids[: ends[0] + 1] if ends else ids
 
 
-def sampling_turns(backend: Any) -> AbstractContextManager[Any]:
-    """Context manager in which a backend's steps must run."""
-    return backend.running() if isinstance(backend, CachedBackend) else torch.no_grad()
-
-
 def _ends(model: Any, tokenizer: Any) -> list[int]:
     ends = model.generation_config.eos_token_id
     ends = list(ends) if isinstance(ends, list | tuple) else [ends]
@@ -145,7 +149,7 @@ def prompt_template(
 
 
 class Player:
-    """Plays episodes without a trainer, as a trainer's evaluation does; `close` releases its workers.
+    """Plays rows without a trainer, as a trainer's evaluation does; `close` releases its workers.
 
     Arguments are those of the trainer and of `assemble`; `wrap_backend` makes the backend to play with from
     the speaker's. Without environments and tools a row gets one turn.
@@ -164,9 +168,7 @@ class Player:
         **options: Any,
     ) -> None:
         text, tool_factories, probes = split_environments(environment_factory)
-        self.rollout = plan.RolloutPlan(
-            text, tool_factories, probes, list(tools or []), agent=agent
-        )
+        self.rollout = RolloutPlan(text, tool_factories, probes, list(tools or []), agent=agent)
         self._speaker, self._wrap = speaker, wrap_backend
         template, self._broken = None, None
         if self.rollout.plays_environment:
@@ -183,7 +185,6 @@ class Player:
             template_kwargs=template_kwargs,
         )
         self._engine = assemble(self.rollout, self.renderer, limits, **options)
-        self.calls = self._engine.calls
 
     def play(
         self,
@@ -191,25 +192,105 @@ class Player:
         sampling: SamplingSettings,
         seed: tuple[int, ...],
         *,
-        names: Sequence[tuple[int, ...]],
-    ) -> list[Episode]:
+        names: Sequence[tuple[int, int]],
+    ) -> Rollout:
         """Play one episode per row, seeded by `seed` and its name; environments may supply the prompts."""
-        asks, tokenizer = self.rollout.owns_prompts, self._speaker.tokenizer
-        prompted, ids = rows_with_prompts(rows, tokenizer, owns_prompts=asks)
-        prompts = [row["prompt"] for row in prompted]
-        if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
+        texts = (row.get("prompt", "" if "input_ids" in row else None) for row in rows)
+        if self._broken is not None and not all(isinstance(text, str) for text in texts):
             raise self._broken
         backend = self._speaker.backend(sampling)
         played = backend if self._wrap is None else self._wrap(backend)
-        with sampling_turns(backend):
-            episodes, _ = self._engine.run(
-                rows, prompts, self.renderer, played, seed, names=names, prompt_ids=ids
+        with backend.running():
+            rollout, failure = play_rows(
+                self._engine,
+                self.renderer,
+                played,
+                rows,
+                seed,
+                owns_prompts=self.rollout.owns_prompts,
+                names=names,
             )
-        return episodes
+        if failure is not None:
+            raise failure
+        return rollout
+
+    def add_rewards(self, rollout: Rollout, functions: Sequence[Callable[..., Any]]) -> None:
+        """Add the rewards of the functions and of the environment to the rollout, [B, F + 2].
+
+        The last two are the environment's: of the episode, and the sum of its turns. None is NaN.
+        """
+        rows, episodes = rollout.rows, rollout.episodes
+        arguments: dict[str, Any] = {k: [r[k] for r in rows] for k in rows[0] if k not in RESERVED}
+        if self.rollout.tools:
+            arguments["environments"] = [episode.env for episode in episodes]
+        arguments |= {
+            "prompts": [episode.prompt for episode in episodes],
+            "completions": rollout.completions(self.renderer.decode_action),
+            "completion_ids": [episode.completion_ids for episode in episodes],
+            "trainer_state": TrainerState(),
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: None,
+        }
+        current, columns = CurrentEpisodes(), list[list[float | None]]()
+        with current.about(episodes):
+            for function in functions:
+                rewards = guarded(function, current)(**arguments)
+                if inspect.iscoroutine(rewards):
+                    rewards = self._engine.calls.run_async(rewards)
+                columns.append(list(rewards))
+                if len(columns[-1]) != len(rows):
+                    raise ValueError(
+                        f"`{name_of(function)}` returned {len(columns[-1])} rewards for {len(rows)} episodes."
+                    )
+            columns.append([episode.final_reward for episode in episodes])
+            columns.append(turn_sums(current, None)(**arguments))
+        rewards = [[math.nan if r is None else r for r in column] for column in columns]
+        rollout.rewards = torch.tensor(rewards).T
 
     def close(self, *, environments: bool = True) -> None:
         """Release the workers; close the environments too, if `environments` is True."""
         if environments:
             self._engine.close()
         else:
-            self.calls.close()
+            self._engine.calls.close()
+
+
+def evaluated(
+    player: Player,
+    rows: Any,
+    sampling: SamplingSettings,
+    seed: tuple[int, ...],
+    functions: Sequence[Callable[..., Any]],
+    weights: Sequence[float],
+    *,
+    missing_eos_penalty: float | None,
+    repetitions: int,
+    parallel: int,
+) -> dict[str, float]:
+    """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
+
+    The global generators, which environments may use, start from the seed.
+    """
+    check_eval_dataset(rows, player.rollout)
+    every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
+    batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
+    run = EvaluationRun([name_of(function) for function in functions])
+    factors, ends = [*weights, 1.0, 1.0], set(player.renderer.eos_token_ids)
+    state, failure = PartialState(), None
+    set_seed(seed[0] + state.process_index)
+    try:
+        for names in batches[state.process_index :: state.num_processes]:
+            rollout = player.play(
+                [dict(rows[row]) for row, _ in names], sampling, seed, names=names
+            )
+            player.add_rewards(rollout, functions)
+            penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
+            scores = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)[0]
+            add_totals(rollout, scores)
+            pad = player.renderer.tokenizer.pad_token_id
+            run.add(rollout, names, {*ends, pad}, factors)
+    except (EnvironmentFailureError, NonFiniteError) as error:
+        # The other processes get it with the metrics.
+        failure = error
+    raise_first(failure)
+    return run.figures(gather_object)

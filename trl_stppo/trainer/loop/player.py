@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from ...envs._check_values import described
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
-from ...generation.cached import CachedBackend
 from ...generation.protocol import Backend
 from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
-from ...rollout.loop import described
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
@@ -62,7 +60,8 @@ class EpisodePlayer:
         `names` identify the episodes of an evaluation; `repeated` numbers those that only pad its batch.
         """
         if self._host.rollout_func is not None:
-            rows, _ = self._prompts(inputs)
+            owns = self._owns_prompts
+            rows, _ = rows_with_prompts(inputs, self._tokenizer, owns_prompts=owns)
             return self._play_by_func(self._host.rollout_func, rows, names, repeated)
         engine = self.engine if self._host.model.training else self.eval_engine
         with self.sampler.backend(version) as backend:
@@ -71,14 +70,11 @@ class EpisodePlayer:
         return self.finish(rollout, self.sampler.vllm.figures)
 
     def run_ahead(
-        self, backend: Backend, inputs: list[Row], seed: tuple[int, ...]
+        self, backend: Any, inputs: list[Row], seed: tuple[int, ...]
     ) -> tuple[Rollout, Exception | None]:
         """Play a training rollout; called on another thread."""
-        with backend.running() if isinstance(backend, CachedBackend) else nullcontext():
+        with backend.running():
             return self.run(self.engine, backend, inputs, seed)
-
-    def _prompts(self, inputs: list[Row]) -> tuple[list[Row], list[list[int]] | None]:
-        return rows_with_prompts(inputs, self._tokenizer, owns_prompts=self._owns_prompts)
 
     def run(
         self,
@@ -89,31 +85,20 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
     ) -> tuple[Rollout, Exception | None]:
-        """Play the episodes, thread-safe; return the rollout, and the error that ended it or None."""
-        failure: Exception | None = None
-        played: tuple[list[Episode], Durations] = [], Durations()
-        rows = inputs
-        try:
-            rows, prompt_ids = self._prompts(inputs)
-            prompts = [row["prompt"] for row in rows]
-            if prompt_ids is None and not (all(prompts) or self._owns_prompts):
-                # The rows of a stream are checked here.
-                row = next(row for row in rows if not row["prompt"])
-                raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
-            played = engine.run(
-                inputs,
-                prompts,
-                renderer(self._host, self._tokenizer),
-                backend,
-                seed,
-                self._host.accelerator.process_index * len(inputs),
-                names,
-                prompt_ids,
-                None if names is not None else lambda row: self._label(inputs[row]),
-            )
-        except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
-            failure = error
-        return Rollout(rows, *played, seed, False, names, repeated), failure
+        """Play the episodes with an engine as `play_rows` does, with training's names of rows."""
+        rollout, failure = play_rows(
+            engine,
+            renderer(self._host, self._tokenizer),
+            backend,
+            inputs,
+            seed,
+            owns_prompts=self._owns_prompts,
+            first_row=self._host.accelerator.process_index * len(inputs),
+            names=names,
+            label=None if names is not None else lambda row: self._label(inputs[row]),
+        )
+        rollout.repeated = repeated
+        return rollout, failure
 
     def _label(self, row: Row) -> str:
         """Return the name of a training row for messages."""
@@ -185,6 +170,38 @@ class EpisodePlayer:
             has_logprobs=rollout.has_logprobs,
             hidden=hidden,
         )
+
+
+def play_rows(
+    engine: RolloutEngine,
+    renderer: ChatRenderer,
+    backend: Backend,
+    inputs: list[Row],
+    seed: tuple[int, ...],
+    *,
+    owns_prompts: bool,
+    first_row: int = 0,
+    names: Sequence[EpisodeKey] | None = None,
+    label: Callable[[int], str] | None = None,
+) -> tuple[Rollout, Exception | None]:
+    """Play one episode per row, thread-safe; return the rollout, and the error that ended it or None.
+
+    For the other arguments see `RolloutEngine.run`; with `owns_prompts` rows may lack a prompt.
+    """
+    failure: Exception | None = None
+    played: tuple[list[Episode], Durations] = [], Durations()
+    rows = inputs
+    try:
+        rows, ids = rows_with_prompts(inputs, renderer.tokenizer, owns_prompts=owns_prompts)
+        prompts = [row["prompt"] for row in rows]
+        if ids is None and not (all(prompts) or owns_prompts):
+            # The rows of a stream are checked here.
+            row = next(row for row in rows if not row["prompt"])
+            raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
+        played = engine.run(inputs, prompts, renderer, backend, seed, first_row, names, ids, label)
+    except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
+        failure = error
+    return Rollout(rows, *played, seed, False, names), failure
 
 
 def count_cut_off_as_failed(rollout: Rollout) -> None:

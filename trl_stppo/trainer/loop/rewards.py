@@ -131,7 +131,7 @@ def score(
         rewards, weights = rewards[:, others], weights[others]
     scored = ~rewards.isnan().all(dim=1)
     if rollout.turn_rewards is not None:
-        scored = scored | torch.tensor(rollout.pays_turns, device=rewards.device)
+        scored = scored | torch.tensor(rollout.has_turn_rewards, device=rewards.device)
     trains = [episode.trains for episode in rollout.episodes]
     scored = scored & torch.tensor(trains, device=rewards.device)
     scores = (rewards * weights).nansum(dim=1)

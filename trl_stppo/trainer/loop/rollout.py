@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class Rollout:
         repeated: Numbers of episodes that only pad a batch of an evaluation.
         rewards: [B, F], one column per reward function, NaN for None.
         turn_rewards: Per episode and turn, None without turn rewards.
-        pays_turns: Per episode whether its turns have rewards, so that it needs no score.
+        has_turn_rewards: Per episode whether its turns have rewards, so that it needs no score.
         totals: Score of each episode, turn rewards included.
         ages: Optimizer steps since the weights that sampled each turn; None if the trained policy
             itself samples.
@@ -44,19 +44,19 @@ class Rollout:
     durations: Durations
     seed: tuple[int, ...] | None
     has_logprobs: bool
-    names: list[EpisodeKey] | None = None
+    names: Sequence[EpisodeKey] | None = None
     repeated: frozenset[int] = frozenset()
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     turn_rewards: list[list[float]] | None = None
-    pays_turns: list[bool] = field(default_factory=list)
+    has_turn_rewards: list[bool] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
     ages: list[int] | None = None
     has_contexts: bool = False
     metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pays_turns = [episode.pays_turns for episode in self.episodes]
-        if any(self.pays_turns):
+        self.has_turn_rewards = [episode.has_turn_rewards for episode in self.episodes]
+        if any(self.has_turn_rewards):
             self.turn_rewards = [episode.turn_rewards for episode in self.episodes]
 
     @property

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...rollout.record import check_reward
-from ...rollout.reward_funcs import name_of
-from ...rollout.turns import Turn, scores_of
+from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..bridge import Bridge
 from ..planning.rewards import check_scores
 from .rollout import Rollout
+
+
+@dataclass
+class Turn:
+    """One turn and everything before it.
+
+    Attributes:
+        episode: number of its episode in the rollout.
+        number: number of the turn, from 0.
+        prompt: messages or text before the turn.
+        completion: the turn, as a list of one message or as text.
+        before: tokens before the turn.
+        ids: its tokens.
+        columns: columns of the dataset row.
+    """
+
+    episode: int
+    number: int
+    prompt: Any
+    completion: Any
+    before: list[int]
+    ids: list[int]
+    columns: dict[str, Any]
 
 
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
@@ -104,7 +127,7 @@ class TurnRewardFuncs:
         turns = turns_in_context(self._tokenizer, rollout)
         # Copies: the original lists belong to the episodes.
         table = [list(episode.turn_rewards) for episode in rollout.episodes]
-        rollout.turn_rewards, rollout.pays_turns = table, [True] * len(table)
+        rollout.turn_rewards, rollout.has_turn_rewards = table, [True] * len(table)
         sums = rollout.metric_sums
 
         # Upstream's log_metric would log these values only with the next rollout.
@@ -130,18 +153,28 @@ class TurnRewardFuncs:
     ) -> list[float | None]:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
-        more = {
+        columns = [key for key in turns[0].columns if key not in RESERVED]
+        arguments: dict[str, Any] = {
+            **{key: [turn.columns[key] for turn in turns] for key in columns},
+            "prompts": [turn.prompt for turn in turns],
+            "completions": [turn.completion for turn in turns],
+            "completion_ids": [turn.ids for turn in turns],
+            "turn": [turn.number for turn in turns],
             "trainer_state": self._host.state,
             "log_metric": log_metric,
             # The table of completions has one row per episode, not per turn.
             "log_extra": lambda column, values: None,
         }
         if environments is not None:
-            more["environments"] = [environments[turn.episode] for turn in turns]
-        return scores_of(func, turns, self._wait, **more)
-
-    def _wait(self, rewards: Any) -> Any:
-        return self._run_async(_awaited(rewards)) if inspect.isawaitable(rewards) else rewards
+            arguments["environments"] = [environments[turn.episode] for turn in turns]
+        check_columns(func, arguments, columns)
+        rewards = func(**arguments)
+        if inspect.isawaitable(rewards):
+            rewards = self._run_async(_awaited(rewards))
+        scores = checked(rewards, func, len(turns))
+        if len(scores) != len(turns):
+            raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
+        return scores
 
     def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
         rewards: list[float | None] = []

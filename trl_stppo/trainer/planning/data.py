@@ -8,8 +8,7 @@ from typing import Any
 
 from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
-from ...rollout.reward_funcs import GIVEN, unmatched
-from ...rollout.turns import RESERVED
+from ...rollout.reward_funcs import GIVEN, RESERVED, unmatched
 from ..ppo_config import PPOConfig
 from . import text_only
 from .plan import RolloutPlan

@@ -13,9 +13,9 @@ from ...rollout.reward_funcs import (
     GIVEN,
     CurrentEpisodes,
     check_columns,
+    final_rewards_of,
     guarded,
     is_function,
-    paid_by,
     turn_sums,
 )
 from .._trl import trl_rewards
@@ -42,7 +42,7 @@ class RewardPlan:
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Replace GRPOTrainer's `get_reward` functions by functions that return the engine's results."""
         own = len(self.funcs)
-        return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
+        return [*funcs[:own], *(final_rewards_of(name, self.current) for name in names[own:])]
 
 
 def check_scores(model: Any, name: str) -> None:
@@ -106,6 +106,6 @@ def plan_rewards(
     may_reward = bool(rollout.tools or rollout.user_func or scores_turns)
     if rollout.text or rollout.agent or (may_reward and not funcs and not rollout.scores_episodes):
         plan.turn_sum = len(plan.funcs)
-        plan.funcs.append(turn_sums(plan.current, unpaid=0.0 if scores_turns else None))
+        plan.funcs.append(turn_sums(plan.current, without=0.0 if scores_turns else None))
         plan.processing_classes.append(None)
     return plan

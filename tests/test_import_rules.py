@@ -43,8 +43,7 @@ RULES = {
         {"huggingface_hub"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
-    "agent": ({"agent_episode", "hub", "trainer", "rollout", "generation"}, set(), set()),
-    "agent_episode": ({"rollout"}, set(), set()),
+    "agent": ({"hub", "trainer", "rollout", "generation"}, set(), set()),
     # The console script talks to TRL by its public names alone.
     "cli": (
         {

@@ -5,19 +5,88 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .agent_episode import AgentEpisode
 from .hub.loading import load_model, load_tokenizer
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 
 if TYPE_CHECKING:
     from .generation.protocol import Backend
     from .generation.sampling import SamplingSettings
+    from .rollout.episode import Episode, Limits
     from .trainer.play import Player
 
 # Evaluations of a run draw their random numbers from (seed, 1, row, repetition).
 EVALUATION = 1
+
+
+@dataclass(frozen=True)
+class AgentEpisode:
+    """The result of one episode.
+
+    Attributes:
+        messages: the conversation, with the prompt if that was messages.
+        turns: text of each turn.
+        rewards: of each turn, by the environment.
+        final_reward: of the episode at its end (`get_reward`), None without one.
+        success: whether the task was solved, None if the environment does not return it.
+        stop_reason: the reason of the end, as in docs/environments.md.
+        error: of the environment.
+        prompt: with the first observation.
+        prompt_ids: tokens of the prompt; this and what follows are of the first context of an agent.
+        ids: tokens after the prompt.
+        turn_spans: half-open spans of the turns in `ids`.
+        logprobs: of `ids` at sampling, nats; 0 for observations, and everywhere with a model that has
+            no cache between turns (docs/many_gpus.md).
+    """
+
+    messages: list[dict[str, Any]]
+    turns: list[str]
+    rewards: list[float]
+    final_reward: float | None
+    success: bool | None
+    stop_reason: str
+    error: str | None
+    prompt: list[dict[str, Any]] | str
+    prompt_ids: list[int] = field(repr=False)
+    ids: list[int] = field(repr=False)
+    turn_spans: list[tuple[int, int]] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
+
+    @property
+    def score(self) -> float:
+        """Return the sum of the environment's rewards, the final reward included."""
+        return sum(self.rewards) + (self.final_reward or 0.0)
+
+    def __str__(self) -> str:
+        """Return the conversation as a dialogue, and how it ended."""
+        lines = [
+            f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}"
+            for m in self.messages
+        ]
+        solved = {True: "solved", False: "failed", None: "not judged"}[self.success]
+        return "\n".join([*lines, f"({solved}, score {self.score:g}, {self.stop_reason})"])
+
+    @classmethod
+    def of(cls, episode: Episode, decode: Callable[..., str]) -> AgentEpisode:
+        """Make an `AgentEpisode` from a finished episode of the rollout engine."""
+        assert episode.stop_reason is not None
+        before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
+        return cls(
+            messages=[*before, *episode.messages],
+            turns=[decode(ids, skip_special_tokens=True) for ids in episode.turns_of_tokens()],
+            rewards=list(episode.turn_rewards),
+            final_reward=episode.final_reward,
+            success=episode.success,
+            stop_reason=episode.stop_reason.value,
+            error=episode.error,
+            prompt=episode.prompt,
+            prompt_ids=list(episode.prompt_ids),
+            ids=list(episode.ids),
+            turn_spans=list(episode.turn_spans),
+            logprobs=list(episode.logprobs),
+        )
 
 
 class Agent:
@@ -186,15 +255,13 @@ class Agent:
         Returns:
             The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
         """
-        from .trainer.play import evaluated
-
         weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
         scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}
         scoring |= {"repetitions": repetitions, "parallel": parallel}
         sampling, seeds = self.sampling(greedy), (seed, EVALUATION)
         with self.player(factory, **options) as (player, _):
             return {
-                name: evaluated(player, rows, sampling, seeds, reward_funcs, weights, **scoring)
+                name: player.evaluate(rows, sampling, seeds, reward_funcs, weights, **scoring)
                 for name, rows in data_sets.items()
             }
 
@@ -238,9 +305,8 @@ class Agent:
 
         known = {k: v for k, v in self.settings.sampling.items() if k in SAMPLING}
         if greedy:
-            penalty = known.get("repetition_penalty", 1.0)
-            return SamplingSettings(do_sample=False, repetition_penalty=penalty)
-        return SamplingSettings(**{**known, "do_sample": True})
+            known = {"repetition_penalty": known.get("repetition_penalty", 1.0)}
+        return SamplingSettings(**{**known, "do_sample": not greedy})
 
     def act(
         self,
@@ -273,8 +339,9 @@ class Agent:
         kinds = [entry.get("kind") for entry in self.settings.environments]
         uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
         template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
-        options: Any = {"chat_template": template, "template_kwargs": kwargs}
-        renderer = ChatRenderer(self.tokenizer, ends, **options)
+        renderer = ChatRenderer(
+            self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
+        )
         if not isinstance(messages, str):
             messages = read_messages(messages)
         if not (trusted_text or isinstance(messages, str)):
@@ -292,7 +359,7 @@ class Agent:
         number = (seed, EVALUATION, 0, 0, before)
         return renderer.decode_action(self._speaker.turn(ids, room, self.sampling(greedy), number))
 
-    def _limits(self) -> Any:
+    def _limits(self) -> Limits:
         from .rollout.episode import Limits
 
         settings = self.settings

@@ -113,20 +113,16 @@ def test_an_instance_in_place_of_a_factory_is_refused():
 def test_the_instance_that_was_looked_at_is_the_first_of_the_pool():
     probe = Text()
     pool = EnvironmentPool({None: Text}, {None: probe})
-    assert pool.existing(None, 0) is probe
     assert pool.take(None, 0) is probe
-    assert pool.existing(None, 1) is None
     second = pool.take(None, 1)
     assert second is not probe
     assert pool.take(None, 1) is second
-    assert pool.existing(None, 1) is second
 
 
 def test_a_discarded_instance_is_replaced_and_the_others_stay():
     pool = EnvironmentPool({"a": Text, "b": Text})
     first, other, same_index = pool.take("a", 0), pool.take("a", 1), pool.take("b", 0)
     pool.discard("a", 0)
-    assert pool.existing("a", 0) is None
     again = pool.take("a", 0)
     assert again is not first
     assert pool.take("a", 0) is again

@@ -23,7 +23,7 @@ from ..threads import DaemonThread
 from .agent_endpoint import AgentEndpoint
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
-from .driver import Call, Driver, Opening, Outcome
+from .driver import Call, Driver, Outcome
 from .episode import Episode, Limits
 from .openai_wire import (
     Answers,
@@ -212,8 +212,8 @@ class AgentDriver(Driver):
         if self._endpoint is not None:
             self._endpoint.open(session)
 
-        async def starting() -> Opening:
-            return Opening(session, outcome=outcome_of(episode, await session.start()))
+        async def starting() -> Outcome:
+            return outcome_of(episode, await session.start())
 
         return starting
 

@@ -1,8 +1,8 @@
 """The interface between the rollout engine and environments of every kind.
 
 A driver turns one step of an episode into a call for a worker: a function without arguments, or a
-coroutine function, that returns an `Opening` or an `Outcome`. The call checks the environment's return
-values, so that a broken contract is an error of this episode alone.
+coroutine function, that returns an `Opening` or an `Outcome`. The call checks what the environment
+returns, so that a broken contract is an error of this episode alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ class Opening:
         text: the opening text, appended to the last message of the prompt.
         has_turn_rewards: whether it gives turn rewards.
         picture: the environment as text or SVG.
-        outcome: an agent's first request, or its end without one.
     """
 
     env: Any
     text: Any = ""
     has_turn_rewards: bool = False
     picture: str | None = None
-    outcome: Outcome | None = None
 
 
 @dataclass
@@ -93,7 +91,10 @@ class Driver:
     type_name: str | None
 
     def opening(self, episode: Episode, seed: int) -> Call | None:
-        """Return the call that resets the environment and returns an `Opening`, or None without a reset."""
+        """Return the call that resets the environment, or None without a reset.
+
+        It returns an `Opening`; of an agent the `Outcome` with its first request, or its end.
+        """
         return None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:

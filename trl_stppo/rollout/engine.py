@@ -31,6 +31,8 @@ from .workers import CallResult, EnvironmentCalls
 
 logger = logging.getLogger(__name__)
 
+# Takes what a call of the episode has returned.
+Proceed = Callable[[Episode, Any], None]
 # Failed episodes in a row after which the environment counts as broken, not flaky.
 MAX_FAILURES_IN_A_ROW = 64
 # Time for all environments together to close, in seconds.
@@ -136,7 +138,7 @@ class RolloutEngine:
 
 
 class _Rollout:
-    """One rollout of an engine; `label` names its rows. `_calls` has each episode's running call."""
+    """One rollout of an engine; `label` names its rows. `_calls` has each running call."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class _Rollout:
         self._renderer, self._backend, self._seeds = renderer, backend, seeds
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
-        self._calls: dict[int, str] = {}
+        self._calls: dict[int, Proceed] = {}
         # Contexts of agents whose computations the backend keeps.
         self._held: dict[int, Context] = {}
         self.durations = Durations()
@@ -186,7 +188,7 @@ class _Rollout:
             if opening is None:
                 self._opened(episode, Opening(None))
             else:
-                self._call(episode, "open", opening)
+                self._call(episode, self._played if episode.env else self._opened, opening)
 
     def _generate(self) -> None:
         if not self._backend.busy:
@@ -216,8 +218,8 @@ class _Rollout:
         for result in results:
             self._answered(self._running[result.key], result)
 
-    def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
-        self._calls[episode.row] = kind
+    def _call(self, episode: Episode, proceed: Proceed, func: Callable[[], object]) -> None:
+        self._calls[episode.row] = proceed
         self._engine.calls.submit(episode.row, func, self._limits.env_timeout_seconds)
 
     def _driver(self, episode: Episode) -> Driver:
@@ -233,33 +235,21 @@ class _Rollout:
     # -------------------------------------------------------------------- events
 
     def _answered(self, episode: Episode, result: CallResult) -> None:
-        kind = self._calls.pop(episode.row)
+        proceed = self._calls.pop(episode.row)
         self.durations.environments += result.seconds
         if result.timed_out:
-            message = (
-                f"{self._driver(episode).type_name}: no answer in {self._limits.env_timeout_seconds} s "
-                f"(`env_timeout_seconds`)"
-            )
+            who, limit = self._driver(episode).type_name, self._limits.env_timeout_seconds
+            message = f"{who}: no answer in {limit} s (`env_timeout_seconds`)"
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
             self._fail(episode, StopReason.ENV_ERROR, described(result.error))
-        elif kind == "open":
-            self._opened(episode, result.value)
-        elif kind == "turn":
-            self._played(episode, result.value)
         else:
-            episode.final_reward, late = result.value
-            self._add_reward(episode, late)
-            assert episode.stop_reason is not None
-            self._finish(episode, episode.stop_reason)
+            proceed(episode, result.value)
 
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
         episode.pictures.append(opening.picture)
-        episode.has_turn_rewards = episode.has_turn_rewards or opening.has_turn_rewards
-        if opening.outcome is not None:
-            self._played(episode, opening.outcome)
-            return
+        episode.has_turn_rewards |= opening.has_turn_rewards
         prompt = with_opening(episode.prompt, opening.text)
         try:
             check_turn(prompt)
@@ -326,7 +316,7 @@ class _Rollout:
         assert isinstance(agent, AgentDriver)
         request = None if end else agent.begin(episode)
         if request is None:
-            self._call(episode, "turn", agent.refuse(episode, end or StopReason.TOKEN_BUDGET))
+            self._call(episode, self._played, agent.refuse(episode, end or StopReason.TOKEN_BUDGET))
             return
         if self._held.get(episode.row) is not episode.context:
             self._backend.release(episode.row)
@@ -348,7 +338,7 @@ class _Rollout:
             answer, was_cut = driver.answer(episode, result)
             if was_cut:
                 del self._held[episode.row]
-            self._call(episode, "turn", answer)
+            self._call(episode, self._played, answer)
             return
         message = driver.message(episode, result.ids)
         episode.append_turn(result.ids, result.logprobs)
@@ -367,7 +357,7 @@ class _Rollout:
         elif rounds is not None and driver.tools and episode.num_turns > rounds:
             self._end(episode, StopReason.MAX_TURNS)
         else:
-            self._call(episode, "turn", call)
+            self._call(episode, self._played, call)
 
     def _played(self, episode: Episode, outcome: Outcome) -> None:
         if outcome.turn_rewards is not None:
@@ -380,7 +370,13 @@ class _Rollout:
             episode.valid_actions.append(outcome.valid_action)
         if outcome.success is not None:
             episode.success = outcome.success
-        reason = outcome.over or self._reason(episode, outcome)
+        reason, most = outcome.over, self._limits.max_turns
+        if reason is None and outcome.terminated:
+            reason = StopReason.TERMINATED
+        elif reason is None and outcome.truncated:
+            reason = StopReason.TRUNCATED
+        elif reason is None and most is not None and episode.num_turns >= most:
+            reason = StopReason.MAX_TURNS
         if outcome.request is not None and not outcome.request.trains and not episode.env.over:
             reason = None
         if outcome.request is not None:
@@ -396,16 +392,6 @@ class _Rollout:
             episode.turn_rewards[-1] += reward
             episode.has_turn_rewards = True
 
-    def _reason(self, episode: Episode, outcome: Outcome) -> StopReason | None:
-        limits = self._limits
-        if outcome.terminated:
-            return StopReason.TERMINATED
-        if outcome.truncated:
-            return StopReason.TRUNCATED
-        if limits.max_turns is not None and episode.num_turns >= limits.max_turns:
-            return StopReason.MAX_TURNS
-        return None
-
     def _observe(self, episode: Episode, messages: list[Message]) -> None:
         """Append the observation. If it does not fit, append its beginning and end the episode."""
         episode.messages += messages
@@ -413,7 +399,12 @@ class _Rollout:
         most = (room + 1) * MAX_CHARS_PER_TOKEN
         shown = [{**m, "content": m["content"][:most]} for m in messages]
         try:
-            ids = self._observation_ids(episode, shown)
+            ids = self._renderer.observation_ids(
+                shown,
+                last=episode.ids[-1],
+                conversational=episode.conversational,
+                trusted=self._driver(episode).trusted_text,
+            )
         except Exception as error:
             # Chat templates raise various errors for messages.
             message = f"The observation cannot be rendered: {described(error)}"
@@ -424,14 +415,6 @@ class _Rollout:
             self._end(episode, StopReason.TOKEN_BUDGET)
         else:
             self._request(episode)
-
-    def _observation_ids(self, episode: Episode, messages: list[Message]) -> list[int]:
-        return self._renderer.observation_ids(
-            messages,
-            last=episode.ids[-1],
-            conversational=episode.conversational,
-            trusted=self._driver(episode).trusted_text,
-        )
 
     # ----------------------------------------------------------------------- end
 
@@ -457,7 +440,13 @@ class _Rollout:
         if scoring is None:
             self._finish(episode, reason)
         else:
-            self._call(episode, "score", scoring)
+            self._call(episode, self._scored, scoring)
+
+    def _scored(self, episode: Episode, rewards: tuple[float | None, float | None]) -> None:
+        episode.final_reward, late = rewards
+        self._add_reward(episode, late)
+        assert episode.stop_reason is not None
+        self._finish(episode, episode.stop_reason)
 
     def _finish(self, episode: Episode, reason: StopReason) -> None:
         episode.stop_reason = reason

@@ -74,10 +74,6 @@ class EnvironmentPool:
         """Return whether the factory's instances live in processes of their own."""
         return isinstance(self._factories.get(name), Isolated)
 
-    def existing(self, name: str | None, index: int) -> Any | None:
-        """Return the factory's instance number `index`, or None if it is not made yet."""
-        return self._instances.get((name, index))
-
     def take(self, name: str | None, index: int) -> Any:
         """Return the factory's instance number `index`, and make it if it is missing. Workers call this."""
         key = (name, index)

@@ -9,8 +9,8 @@ in each child. So each environment gets a new interpreter, which imports this mo
 holds the environment, the first process guards it. The guard kills the environment and its subprocesses
 if the caller kills the guard or ends. The guard ends when the environment ends.
 
-A factory is pickled by name if all its parts can be imported, else by value with dill:
-lambdas, closures, local classes, and objects that `__main__` defines.
+Factories and arguments are pickled with dill: by name what can be imported, and else by value (lambdas,
+closures, local classes, and objects that `__main__` defines).
 
 Limits: POSIX only. Results must be picklable by name, so their types cannot come from `__main__`. An
 asyncio loop runs during calls only. Processes that leave the child's session outlive it.
@@ -23,7 +23,6 @@ import contextlib
 import ctypes
 import functools
 import inspect
-import io
 import multiprocessing
 import os
 import pickle
@@ -33,7 +32,6 @@ import sys
 import threading
 import time
 import traceback
-import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,32 +235,16 @@ def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes
 # ------------------------------------------------------------------------------- messages
 
 
-class _ByName(pickle.Pickler):
-    """Pickler that rejects objects of `__main__`, because `__main__` is another module in the child."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
-            raise pickle.PicklingError(f"{obj.__qualname__} is defined in __main__")
-        return NotImplemented
-
-
 def _dumps(value: Any, what: str) -> bytes:
-    """Pickle a value by name, or else by value. If both fail, raise a TypeError about `what`."""
-    buffer = io.BytesIO()
-    try:
-        _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-        return buffer.getvalue()
-    except Exception as by_name:
-        try:
-            import dill
+    """Pickle a value, by name what can be imported and else by value, or raise a TypeError about `what`."""
+    import dill
 
-            with _dill_lock:
-                # recurse: only the globals that the code uses, not all of the module's.
-                return dill.dumps(value, recurse=True)
-        except Exception as by_value:
-            raise TypeError(
-                f"{what} cannot be sent to another process: {by_name}; by value: {by_value}"
-            ) from None
+    try:
+        with _dill_lock:
+            # recurse: only the globals that the code uses, not all of the module's.
+            return dill.dumps(value, recurse=True)
+    except Exception as error:
+        raise TypeError(f"{what} cannot be sent to another process: {error}") from None
 
 
 def _pack(value: Any) -> bytes:

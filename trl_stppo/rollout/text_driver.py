@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..envs._check_values import check_step, short
+from ..envs._check_values import check_opening, check_step
 from ..envs.base import taken_columns
-from ..errors import EnvironmentContractError
 from .chat import Message
 from .driver import Call, Driver, Opening, Outcome, trusts
 from .environments import EnvironmentPool
@@ -46,20 +45,16 @@ class TextDriver(Driver):
         columns = taken_columns(self._reset, episode.columns, seed)
         # This holds also if `reset` fails.
         episode.has_turn_rewards = True
-        existing = self._pool.existing(self._name, episode.instance)
-        if self._reset_async and existing is not None:
-
-            async def reopening() -> Opening:
-                return self._checked_opening(existing, await existing.reset(**columns))
-
-            return reopening
 
         def opening() -> Opening:
             env = self._pool.take(self._name, episode.instance)
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)
-            return self._checked_opening(env, result)
+            # A training reads no info.
+            result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+            observation = check_opening(f"{self.type_name}.reset", result, tools=False)
+            return Opening(env, readable(observation), picture=self._picture(env))
 
         return opening
 
@@ -70,13 +65,24 @@ class TextDriver(Driver):
     def turn(self, episode: Episode, message: Message) -> Call:
         """Return the call that steps the environment with the turn's text."""
         env, action = episode.env, message["content"]
-        if self._step_async:
 
-            async def stepping() -> Outcome:
-                return self._checked_step(env, await env.step(action))
+        def stepping() -> Outcome:
+            result = env.step(action)
+            if self._step_async:
+                result = self._run_async(result)
+            step = check_step(f"{self.type_name}.step", result, strict=False)
+            valid, success = step.info.get("valid_action"), step.info.get("success")
+            return Outcome(
+                [{"role": "user", "content": readable(step.observation)}],
+                step.reward,
+                step.terminated,
+                step.truncated,
+                None if valid is None else bool(valid),
+                None if success is None else bool(success),
+                self._picture(env),
+            )
 
-            return stepping
-        return lambda: self._checked_step(env, env.step(action))
+        return stepping
 
     def _picture(self, env: Any) -> str | None:
         """Return the text or SVG of the environment's `render`; an error becomes the text."""
@@ -87,25 +93,3 @@ class TextDriver(Driver):
         except Exception as error:
             picture = f"{self.type_name}.render raised {error!r}"
         return readable(picture) if isinstance(picture, str) else None
-
-    def _checked_opening(self, env: Any, result: Any) -> Opening:
-        observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-        if not isinstance(observation, str | None):
-            raise EnvironmentContractError(
-                f"{self.type_name}.reset returned {short(result)}; allowed are (observation, info) "
-                f"with a str observation, a str, or None."
-            )
-        return Opening(env, readable(observation or ""), picture=self._picture(env))
-
-    def _checked_step(self, env: Any, result: Any) -> Outcome:
-        step = check_step(f"{self.type_name}.step", result, strict=False)
-        valid, success = step.info.get("valid_action"), step.info.get("success")
-        return Outcome(
-            [{"role": "user", "content": readable(step.observation)}],
-            step.reward,
-            step.terminated,
-            step.truncated,
-            None if valid is None else bool(valid),
-            None if success is None else bool(success),
-            self._picture(env),
-        )

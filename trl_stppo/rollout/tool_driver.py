@@ -10,9 +10,10 @@ import asyncio
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..envs._check_values import check_opening
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
@@ -106,10 +107,7 @@ class ToolDriver(Driver):
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)
-            if not isinstance(result, str | list | None):
-                raise EnvironmentContractError(
-                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
-                )
+            check_opening(f"{self.type_name}.reset", result, tools=True)
             _check_text(result, f"{self.type_name}.reset")
             text = result_text(result) if result else ""
             return Opening(env, text, getattr(env, TURN_REWARDS, None) is not None)
@@ -125,45 +123,22 @@ class ToolDriver(Driver):
         requests = message.get("tool_calls")
         if not (self.tools and requests):
             return None
-        turn = _ToolTurn(self._tools_of(episode.env), self._signatures, self._run_tool)
-        turn.sort(requests)
-
-        if turn.waiting and not turn.now:
-
-            async def carrying_out_together() -> Outcome:
-                await turn.run_waiting()
-                return self._outcome(episode, turn)
-
-            return carrying_out_together
-
-        def carrying_out() -> Outcome:
-            turn.run_now()
-            if turn.waiting:
-                self._run_async(turn.run_waiting())
-            return self._outcome(episode, turn)
-
-        return carrying_out
+        return functools.partial(self._carry_out, episode, requests)
 
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that gets the final reward, and the turn rewards appended since the last turn."""
         if episode.env is None or not (self._scores or episode.has_turn_rewards):
             return None
 
-        def checked(reward: Any) -> tuple[float | None, float | None]:
+        def scoring() -> tuple[float | None, float | None]:
+            reward = episode.env.get_reward() if self._scores else None
+            if self._scores and self._is_async(episode.env.get_reward):
+                reward = self._run_async(reward)
             name = f"{self.type_name}.get_reward()"
             final = None if reward is None else check_reward(reward, name)
             return final, self._new_turn_reward(episode)
 
-        if not self._scores:
-            return lambda: checked(None)
-        get_reward = episode.env.get_reward
-        if self._is_async(get_reward):
-
-            async def scoring() -> tuple[float | None, float | None]:
-                return checked(await get_reward())
-
-            return scoring
-        return lambda: checked(get_reward())
+        return scoring
 
     def _is_async(self, method: Any) -> bool:
         return inspect.iscoroutinefunction(method) and not self._isolated
@@ -191,15 +166,58 @@ class ToolDriver(Driver):
         assert self._run_on_main is not None
         return self._run_on_main(call)
 
-    def _outcome(self, episode: Episode, turn: _ToolTurn) -> Outcome:
-        if turn.fatal is not None:
-            raise turn.fatal
+    def _carry_out(self, episode: Episode, requests: list[dict[str, Any]]) -> Outcome:
+        """Run the synchronous calls in their order, then the asynchronous ones together."""
+        tools, failures, malformed = self._tools_of(episode.env), 0, False
+        results: list[Message] = []
+        waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
+
+        def answer(name: str, result: Any, error: BaseException | None = None) -> None:
+            nonlocal failures
+            # SystemExit and its like are no answers to the model.
+            if isinstance(error, EnvironmentDied) or not isinstance(error, Exception | None):
+                raise error
+            if error is not None:
+                failures, result = failures + 1, str({"error": str(error)})
+            _check_text(result, f"The tool `{name}`")
+            results.append({"role": "tool", "name": name, "content": result_text(result)})
+
+        for request in requests:
+            if (kind := request.get("type")) != "function":
+                name, malformed = request.get("name", "unknown"), True
+                answer(name, None, ValueError(f"Unsupported tool call type: {kind}"))
+                continue
+            name, arguments = request["function"]["name"], request["function"]["arguments"]
+            if name not in tools:
+                malformed = True
+                answer(name, None, ValueError(f"Tool {name} not found."))
+                continue
+            tool, fits = tools[name], True
+            try:
+                self._signatures[name].bind(**arguments)
+            except TypeError:
+                fits, malformed = False, True
+            # A call that does not fit fails at once, asynchronous or not, with Python's own message.
+            if fits and inspect.iscoroutinefunction(tool):
+                waiting.append((name, tool, arguments))
+                continue
+            try:
+                call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
+                result, error = self._run_tool(name, call), None
+            except BaseException as raised:
+                result, error = None, raised
+            answer(name, result, error)
+        if waiting:
+            calls = (functools.partial(tool, **arguments) for _, tool, arguments in waiting)
+            answers = self._run_async(_together(calls))
+            for (name, _, _), (result, error) in zip(waiting, answers, strict=True):
+                answer(name, result, error)
         return Outcome(
-            [_tool_message(name, result) for name, result in turn.results],
+            results,
             reward=self._new_turn_reward(episode),
-            valid_action=not turn.malformed,
-            tool_calls=turn.count,
-            tool_failures=turn.failures,
+            valid_action=not malformed,
+            tool_calls=len(requests),
+            tool_failures=failures,
         )
 
     def _new_turn_reward(self, episode: Episode) -> float | None:
@@ -219,95 +237,11 @@ class ToolDriver(Driver):
         return sum(check_reward(reward, f"{name}[-1]") for reward in new)
 
 
-class _ToolTurn:
-    """The tool calls of one turn, with their results."""
-
-    def __init__(
-        self,
-        tools: dict[str, Callable[..., Any]],
-        signatures: dict[str, Any],
-        run: Callable[[str, Callable[[], Any]], Any],
-    ) -> None:
-        self._tools, self._signatures, self._run = tools, signatures, run
-        self.results: list[tuple[str, Any]] = []
-        self.now: list[Callable[[], None]] = []
-        self.waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
-        self.count = self.failures = 0
-        self.malformed = False
-        self.fatal: BaseException | None = None
-
-    def sort(self, requests: list[dict[str, Any]]) -> None:
-        """Sort the calls into synchronous, asynchronous and failed calls, without running any."""
-        for request in requests:
-            self.count += 1
-            if request.get("type") != "function":
-                self.malformed = True
-                kind, name = request.get("type"), request.get("name", "unknown")
-                self._answer_with_error(name, f"Unsupported tool call type: {kind}")
-                continue
-            name, arguments = request["function"]["name"], request["function"]["arguments"]
-            if name not in self._tools:
-                self.malformed = True
-                self._answer_with_error(name, f"Tool {name} not found.")
-            else:
-                self._schedule(name, arguments)
-
-    def run_now(self) -> None:
-        """Run the synchronous calls in their order."""
-        for call in self.now:
-            call()
-            if self.fatal is not None:
-                raise self.fatal
-
-    async def run_waiting(self) -> None:
-        """Run the asynchronous calls together. An exception affects only its own call."""
-        calls = (functools.partial(tool, **arguments) for _, tool, arguments in self.waiting)
-        answers = await asyncio.gather(*map(caught, calls))
-        for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):
-            self._record(name, result, error)
-
-    def _schedule(self, name: str, arguments: Any) -> None:
-        tool, fits = self._tools[name], True
-        try:
-            self._signatures[name].bind(**arguments)
-        except TypeError:
-            fits, self.malformed = False, True
-        # A call that does not fit fails at once, asynchronous or not, with Python's own message.
-        if fits and inspect.iscoroutinefunction(tool):
-            self.waiting.append((name, tool, arguments))
-        else:
-            self.now.append(lambda: self._run_one(name, tool, arguments))
-
-    def _answer_with_error(self, name: str, message: str) -> None:
-        def answer() -> None:
-            self.failures += 1
-            self.results.append((name, str({"error": message})))
-
-        self.now.append(answer)
-
-    def _run_one(self, name: str, tool: Callable[..., Any], arguments: Any) -> None:
-        try:
-            result, error = self._run(name, lambda: tool(**arguments)), None
-        except BaseException as raised:
-            result, error = None, raised
-        self._record(name, result, error)
-
-    def _record(self, name: str, result: Any, error: BaseException | None) -> None:
-        if error is None:
-            self.results.append((name, result))
-            return
-        self.failures += 1
-        if not isinstance(error, Exception) or isinstance(error, EnvironmentDied):
-            # SystemExit and its like are no answers to the model.
-            self.fatal = error
-        self.results.append((name, str({"error": str(error)})))
+async def _together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Run asynchronous calls together. An exception affects only its own call."""
+    return await asyncio.gather(*map(caught, calls))
 
 
 def _check_text(result: Any, name: str) -> None:
     if has_image(result):
         raise EnvironmentContractError(f"{name} returned an `image`; images are not supported.")
-
-
-def _tool_message(name: str, result: Any) -> Message:
-    _check_text(result, f"The tool `{name}`")
-    return {"role": "tool", "name": name, "content": result_text(result)}

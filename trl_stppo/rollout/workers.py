@@ -1,6 +1,6 @@
 """Runs calls into environments off the main thread, each under a time limit.
 
-Synchronous calls run on daemon threads that start as needed and end when idle. Asynchronous calls share
+Each call has a daemon thread, which starts as needed and ends when idle. Coroutines of all calls share
 one event loop, because a client, a lock or a limit that all instances use belongs to one loop. A call that
 exceeds its limit is abandoned: its thread is replaced, its later result is discarded, and the program's exit
 does not block on it. If a coroutine blocks the loop, the limits of all calls on the loop run out, and further
@@ -25,7 +25,7 @@ from ..threads import DaemonThread
 
 # Seconds that a thread without work stays: turns follow each other quickly.
 IDLE_SECONDS = 2.0
-# Seconds for a coroutine to react to its cancellation before it is abandoned.
+# Seconds for the event loop to react to a cancellation before it counts as blocked.
 CANCEL_SECONDS = 0.5
 
 
@@ -57,9 +57,8 @@ class Call:
         started: None while the call is queued for a thread or for the poller.
         spent: seconds before the call was queued for the poller.
         abandoned: whether the call gives no result any more.
-        asynchronous: whether `func` is a coroutine function.
         loop: the event loop on which it runs a coroutine.
-        answered: set by the loop after the limit; a blocked loop does not set it.
+        cancelled: whether that coroutine was cancelled at the limit.
         future: of what runs on the loop or the poller.
     """
 
@@ -69,17 +68,16 @@ class Call:
     started: float | None = None
     spent: float = 0.0
     abandoned: bool = False
-    asynchronous: bool = False
     loop: asyncio.AbstractEventLoop | None = None
-    answered: threading.Event | None = None
+    cancelled: bool = False
     future: Future[Any] | None = None
 
     @property
     def ends_at(self) -> float:
-        """The time at which the call must end or, once the loop was pinged, is abandoned."""
+        """The time at which the call must end or, once its coroutine was cancelled, is abandoned."""
         if self.timeout is None or self.started is None:
             return math.inf
-        return self.started + self.timeout + (CANCEL_SECONDS if self.answered is not None else 0.0)
+        return self.started + self.timeout + (2 * CANCEL_SECONDS if self.cancelled else 0.0)
 
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
@@ -98,7 +96,7 @@ class RolloutInterrupted(Exception):
 
 
 class EnvironmentCalls:
-    """Runs synchronous calls on a thread each, others on an event loop. One thread polls for the results."""
+    """Runs calls on a thread each, and their coroutines on one event loop. One thread polls for results."""
 
     def __init__(self) -> None:
         # The lock guards everything below. `_change` tells of a result, or of a new deadline.
@@ -115,20 +113,14 @@ class EnvironmentCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
-        """Start `func()` on a worker thread. A coroutine function runs on the event loop.
+        """Start `func()` on a worker thread; a coroutine that it returns runs on the event loop.
 
         One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
         """
-        call = Call(key, func, timeout, asynchronous=inspect.iscoroutinefunction(func))
         with self._change:
-            if call.asynchronous:
-                call.started = time.monotonic()
-                self._running[key] = call
-                self._start(self._run_async(call), call)
-            else:
-                self._resting = False
-                self._waiting.append(call)
-                self._staff()
+            self._resting = False
+            self._waiting.append(Call(key, func, timeout))
+            self._staff()
 
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Return the results since the last poll, including abandoned calls.
@@ -177,18 +169,29 @@ class EnvironmentCalls:
         """
         call: Call | None = getattr(self._current, "call", None)
         with self._change:
-            future = self._start(caught(lambda: coroutine), call)
-            if call is not None and call.abandoned:
-                future.cancel()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                DaemonThread(_serve, "environment-loop", self._loop).start()
+            loop = self._loop
+            future = asyncio.run_coroutine_threadsafe(caught(lambda: coroutine), loop)
+            if call is not None:
+                call.loop, call.future = loop, future
+                if call.abandoned:
+                    future.cancel()
         try:
             value, error = future.result()
         except CancelledError:
+            if call is not None and call.cancelled:
+                try:
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(CANCEL_SECONDS)
+                except TimeoutError:
+                    self._drop_loop(loop)
             # Without `close`, Python warns that the coroutine was never awaited.
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 coroutine.close()
             raise
         if call is not None:
-            call.loop = call.answered = None
+            call.loop = None
         if error is not None:
             raise error
         return value
@@ -243,13 +246,12 @@ class EnvironmentCalls:
             for call in list(self._running.values()):
                 self._abandon(call)
         self.rest()
-        self._drop_loop()
+        self._drop_loop(self._loop)
 
     # ------------------------------------------------------------------ threads
 
     def _staff(self) -> None:
-        busy = sum(not call.asynchronous for call in self._running.values())
-        while self._live - busy < len(self._waiting):
+        while self._live - len(self._running) < len(self._waiting):
             try:
                 DaemonThread(self._worker, "environment").start()
             except ThreadStartError:
@@ -265,6 +267,8 @@ class EnvironmentCalls:
             self._current.call = call
             try:
                 result.value = call.func()
+                if inspect.iscoroutine(result.value):
+                    result.value = self.run_async(result.value)
             except BaseException as error:
                 result.error = error
             # A call that was abandoned in the poller's queue has no start.
@@ -312,61 +316,30 @@ class EnvironmentCalls:
         for call in list(self._running.values()):
             if now < call.ends_at:
                 continue
-            if call.loop is not None and call.answered is None:
-                # The coroutine gets time to react to its cancellation, and a blocked loop does not answer.
-                call.answered = threading.Event()
-                call.loop.call_soon_threadsafe(call.answered.set)
+            if call.loop is not None and call.future is not None and not call.cancelled:
+                # Its thread gets the cancellation, and sees whether the loop is blocked.
+                call.cancelled = True
+                call.future.cancel()
                 continue
             assert call.started is not None
             self._abandon(call)
             late = CallResult(call.key, timed_out=True, seconds=now - call.started)
             self._finished.append(late)
-            if call.answered and not call.answered.is_set() and call.loop is self._loop:
-                self._drop_loop()
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
         del self._running[call.key]
         if call.future is not None:
             call.future.cancel()
-        if not call.asynchronous:
-            self._live -= 1
-            self._staff()
+        self._live -= 1
+        self._staff()
 
-    # --------------------------------------------------------------- event loop
-
-    def _start(self, coroutine: Coroutine[Any, Any, Any], call: Call | None) -> Future[Any]:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            DaemonThread(_serve, "environment-loop", self._loop).start()
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        if call is not None:
-            call.loop, call.future = self._loop, future
-        return future
-
-    def _drop_loop(self) -> None:
-        """Let running coroutines end on the present loop; further calls get a new one."""
+    def _drop_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Let running coroutines end on a loop; further calls get a new one."""
         with self._change:
-            loop, self._loop = self._loop, None
-            if loop is not None:
+            if loop is not None and loop is self._loop:
+                self._loop = None
                 asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
-
-    async def _run_async(self, call: Call) -> None:
-        result = CallResult(call.key)
-        assert call.started is not None
-        left = None if call.timeout is None else call.started + call.timeout - time.monotonic()
-        try:
-            async with asyncio.timeout(left) as limit:
-                # Caught here: an asyncio task lets SystemExit through, which would end the loop.
-                result.value = await call.func()
-        except BaseException as error:
-            result.timed_out = limit.expired()
-            result.error = None if result.timed_out else error
-        result.seconds = time.monotonic() - call.started
-        if call.timeout is not None and result.seconds > call.timeout:
-            # The coroutine blocked the loop, so the loop could not end it in time.
-            result.value, result.error, result.timed_out = None, None, True
-        self._finish(call, result)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

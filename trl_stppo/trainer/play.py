@@ -247,50 +247,49 @@ class Player:
         rewards = [[math.nan if r is None else r for r in column] for column in columns]
         rollout.rewards = torch.tensor(rewards).T
 
+    def evaluate(
+        self,
+        rows: Any,
+        sampling: SamplingSettings,
+        seed: tuple[int, ...],
+        functions: Sequence[Callable[..., Any]],
+        weights: Sequence[float],
+        *,
+        missing_eos_penalty: float | None,
+        repetitions: int,
+        parallel: int,
+    ) -> dict[str, float]:
+        """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
+
+        The global generators, which environments may use, start from the seed.
+        """
+        check_eval_dataset(rows, self.rollout)
+        every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
+        batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
+        run = EvaluationRun([name_of(function) for function in functions])
+        factors, ends = [*weights, 1.0, 1.0], set(self.renderer.eos_token_ids)
+        state, failure = PartialState(), None
+        set_seed(seed[0] + state.process_index)
+        try:
+            for names in batches[state.process_index :: state.num_processes]:
+                rollout = self.play(
+                    [dict(rows[row]) for row, _ in names], sampling, seed, names=names
+                )
+                self.add_rewards(rollout, functions)
+                penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
+                scores = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)[0]
+                add_totals(rollout, scores)
+                pad = self.renderer.tokenizer.pad_token_id
+                run.add(rollout, names, {*ends, pad}, factors)
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            # The other processes get it with the metrics.
+            failure = error
+        raise_first(failure)
+        return run.figures(gather_object)
+
     def close(self, *, environments: bool = True) -> None:
         """Release the workers; close the environments too, if `environments` is True."""
         if environments:
             self._engine.close()
         else:
             self._engine.calls.close()
-
-
-def evaluated(
-    player: Player,
-    rows: Any,
-    sampling: SamplingSettings,
-    seed: tuple[int, ...],
-    functions: Sequence[Callable[..., Any]],
-    weights: Sequence[float],
-    *,
-    missing_eos_penalty: float | None,
-    repetitions: int,
-    parallel: int,
-) -> dict[str, float]:
-    """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
-
-    The global generators, which environments may use, start from the seed.
-    """
-    check_eval_dataset(rows, player.rollout)
-    every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
-    batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
-    run = EvaluationRun([name_of(function) for function in functions])
-    factors, ends = [*weights, 1.0, 1.0], set(player.renderer.eos_token_ids)
-    state, failure = PartialState(), None
-    set_seed(seed[0] + state.process_index)
-    try:
-        for names in batches[state.process_index :: state.num_processes]:
-            rollout = player.play(
-                [dict(rows[row]) for row, _ in names], sampling, seed, names=names
-            )
-            player.add_rewards(rollout, functions)
-            penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
-            scores = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)[0]
-            add_totals(rollout, scores)
-            pad = player.renderer.tokenizer.pad_token_id
-            run.add(rollout, names, {*ends, pad}, factors)
-    except (EnvironmentFailureError, NonFiniteError) as error:
-        # The other processes get it with the metrics.
-        failure = error
-    raise_first(failure)
-    return run.figures(gather_object)

@@ -119,7 +119,7 @@ def evaluate(folder: str, games: list[dict[str, Any]]) -> list[float]:
 
 
 def interval(differences: list[float], games: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Return the mean difference of paired games and its 95 % interval, with a number's games as a cluster."""
+    """Return the mean difference of paired games and its 95 % interval; a number's games are one cluster."""
     clusters: dict[int, list[float]] = {}
     for difference, game in zip(differences, games, strict=True):
         clusters.setdefault(game["number"], []).append(difference)

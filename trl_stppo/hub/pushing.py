@@ -107,7 +107,7 @@ LEFT_OUT_TOO = (
 
 def reason(error: BaseException) -> str:
     """Return an error's type and message on one line, without secrets."""
-    text = redacted(" ".join(str(error).split()))[:300]
+    text = redacted(" ".join(str(error).split()))[:1500]
     return f"{type(error).__name__}: {text.rstrip('.')}."
 
 
@@ -128,8 +128,8 @@ def failed_push(
 def failed_creation(error: BaseException, repo: str) -> HubError:
     """Return the error for a repository that can be neither created nor reached."""
     return HubError(
-        f"The repository {repo!r} could not be created or reached: {reason(error)} Set `hub_model_id` to a "
-        f"name in your account or organisation, or `push_to_hub=False`."
+        f"The repository {repo!r} could not be created or reached: {reason(error)} Allowed are a "
+        f"`hub_model_id` in an account or organisation of yours that can be reached, or `push_to_hub=False`."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from .. import _trl_vllm as door
-from .._trl import replaced
+from .._trl import check_tool_template, replaced
 from ..loop.sampler import speaks_to_vllm
 from ..planning import text_only
 from ..planning.data import DataPlan
@@ -108,6 +108,8 @@ class RunPlan:
         tokenizer = text_only.tokenizer_of(
             self.model, self.processing_class, self.args, data.messages, data.plain
         )
+        if self.rollout.tools or self.rollout.standalone_tools:
+            check_tool_template(tokenizer)
         return {
             "args": self.args,
             "model": self.model,

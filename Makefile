@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo pretrained gpu-check docs test test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
+.PHONY: install demo pretrained demo-pretrained test-pretrained gpu-check docs test test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -41,6 +41,13 @@ $(VENV)/.installed-pretrained: setup.cfg pyproject.toml constraints.txt
 
 pretrained: $(VENV)/.installed-pretrained
 	$(OFFLINE) $(BIN)/python scripts/pretrained/fetch_smollm2.py $(PRETRAINED_FLAGS)
+
+# The whole way with that model: demonstrations, warm start, ST-PPO, evaluation.
+demo-pretrained: pretrained
+	$(OFFLINE) $(BIN)/python scripts/pretrained/train_number_game.py $(DEMO_FLAGS)
+
+test-pretrained: install pretrained
+	$(OFFLINE) $(BIN)/python -m pytest -m pretrained --durations=0 tests/pretrained
 
 # Installs nothing: $(PYTHON) is one that has torch for the card, and what setup.cfg asks for.
 gpu-check:

@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.recipes.search import StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import stdlib_search_dataset
+from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_TIMEOUT_SECONDS = 1.0

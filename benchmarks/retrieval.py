@@ -147,8 +147,7 @@ def serve(pipe: Any, count: int) -> None:
 
 def load(questions: int, count: int) -> dict[str, Any]:
     """Ask the failing server from many threads."""
-    from trl_stppo.recipes.search.remote import HttpRetriever
-    from trl_stppo.recipes.search.retrieval import BM25Retriever
+    from trl_stppo.recipes.search.retrieval import BM25Retriever, HttpRetriever
 
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()

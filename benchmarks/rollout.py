@@ -12,6 +12,7 @@ the forward pass, so that it calls tools as scripted whatever its weights are.
 
     python benchmarks/rollout.py            # minutes
     python benchmarks/rollout.py --quick    # under a minute; the hang lasts 5 s instead of 30
+    python benchmarks/rollout.py --model smollm2 --episodes 32    # case i alone; after `make pretrained`
 
 The last line is JSON with every figure.
 """
@@ -27,6 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,7 +37,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from _outcome import finish
 from datasets import Dataset
-from transformers import Qwen2ForCausalLM, logging
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, logging
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
@@ -43,6 +45,7 @@ from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 from trl_stppo.trainer.loop.player import EpisodePlayer
 
+SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
 TURN_WORDS, OBSERVATION_WORDS = 20, 196
 OPEN, CLOSE = '<tool_call>\n{"name": "look", "arguments": {"place": "', '"}}\n</tool_call>'
 WORDS = [f" w{i:02d}" for i in range(TURN_WORDS)]
@@ -100,9 +103,11 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def make_model(tokenizer: Any, layers: int, width: int) -> Qwen2ForCausalLM:
+def make_model(tokenizer: Any, layers: int, width: int) -> Any:
     """Random weights; after each forward pass the next token of the script is forced."""
     torch.manual_seed(0)
+    if not layers:
+        return forced(AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32), tokenizer)
     config = tiny_config(
         tokenizer,
         hidden_size=width,
@@ -110,10 +115,14 @@ def make_model(tokenizer: Any, layers: int, width: int) -> Qwen2ForCausalLM:
         num_hidden_layers=layers,
         max_position_embeddings=4096,
     )
-    model = Qwen2ForCausalLM(config)
+    return forced(Qwen2ForCausalLM(config), tokenizer)
+
+
+def forced(model: Any, tokenizer: Any) -> Any:
+    """The model, whose next tokens are those of the script."""
     chain = [NEXT, OPEN, *WORDS, CLOSE, "<|im_end|>"]
     ids = tokenizer.convert_tokens_to_ids(chain)
-    following = torch.full((len(tokenizer),), ids[-1])
+    following = torch.full((model.config.vocab_size,), ids[-1])
     following[ids[:-1]] = torch.tensor(ids[1:])
     following[tokenizer.convert_tokens_to_ids(LAST)] = tokenizer.convert_tokens_to_ids(DONE)
 
@@ -294,7 +303,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="pairs per case")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--model", choices=["smollm2"])
     options = parser.parse_args()
+    if options.model:
+        options.layers = 0
     episodes = options.episodes or (32 if options.quick else 128)
     repeats = options.repeats or (1 if options.quick else 3)
     LookEnv.hang_seconds = 5.0 if options.quick else 30.0
@@ -311,11 +323,16 @@ def main() -> None:
         hanging = {**trainers, "ours": make("ours", model, tokenizer, folder, **timeout)}
         play(trainers["ours"], make_rows(8))  # warm up
         play(trainers["trl"], make_rows(8))
-        cases = {
-            "i": case("i", trainers, make_rows(episodes), repeats),
-            "ii": case("ii", trainers, make_rows(min(episodes, 32), slow=True), repeats),
-            "iii": case("iii", hanging, make_rows(32, hang=True), 1),
-        }
+        cases = {"i": case("i", trainers, make_rows(episodes), repeats)}
+        others = (
+            {}
+            if options.model
+            else {
+                "ii": case("ii", trainers, make_rows(min(episodes, 32), slow=True), repeats),
+                "iii": case("iii", hanging, make_rows(32, hang=True), 1),
+            }
+        )
+        cases |= others
     show("i", f"{episodes} episodes, tools answer at once", cases["i"])
     figures = cases["i"].pop("figures")
     floors = [floor(model, tokenizer, figures, episodes) for _ in range(repeats)]
@@ -325,9 +342,10 @@ def main() -> None:
         f"  floor: plain generate {cases['i']['floor_seconds']:.2f} s; "
         f"ours takes {cases['i']['over_floor']:+.0%}"
     )
-    show("ii", f"{min(episodes, 32)} episodes, tools take 20 to 200 ms", cases["ii"])
-    show("iii", f"32 episodes, one hangs for {LookEnv.hang_seconds:.0f} s", cases["iii"])
-    print(f"  ours gives up on it after {LookEnv.hang_seconds / 10:.1f} s")
+    if others:
+        show("ii", f"{min(episodes, 32)} episodes, tools take 20 to 200 ms", cases["ii"])
+        show("iii", f"32 episodes, one hangs for {LookEnv.hang_seconds:.0f} s", cases["iii"])
+        print(f"  ours gives up on it after {LookEnv.hang_seconds / 10:.1f} s")
     for result in cases.values():
         result.pop("figures", None)
     finish({"threads": torch.get_num_threads(), "episodes": episodes, **cases})

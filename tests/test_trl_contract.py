@@ -36,7 +36,7 @@ if __name__ == "__main__":
 from tests.kit.builders import build, logs
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo.trainer import _trl, _trl_vllm, bridge
-from trl_stppo.trainer.stppo_trainer import STPPOTrainer
+from trl_stppo.trainer.ppo_trainer import STPPOTrainer
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_contract.json"
 SOURCES = sorted((ROOT / "trl_stppo" / "trainer").rglob("*.py"))

@@ -17,9 +17,9 @@ _LAZY = {
     "PPOConfig": "trl_stppo.trainer.ppo_config",
     "PPOTrainer": "trl_stppo.trainer.ppo_trainer",
     "STGRPOConfig": "trl_stppo.trainer.stgrpo_config",
-    "STGRPOTrainer": "trl_stppo.trainer.stgrpo_trainer",
+    "STGRPOTrainer": "trl_stppo.trainer.ppo_trainer",
     "STPPOConfig": "trl_stppo.trainer.stppo_config",
-    "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
+    "STPPOTrainer": "trl_stppo.trainer.ppo_trainer",
     "isolated": "trl_stppo.rollout.isolation",
 }
 
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .rollout.isolation import isolated
     from .trainer.ppo_config import PPOConfig
-    from .trainer.ppo_trainer import PPOTrainer
+    from .trainer.ppo_trainer import PPOTrainer, STGRPOTrainer, STPPOTrainer
     from .trainer.stgrpo_config import STGRPOConfig
-    from .trainer.stgrpo_trainer import STGRPOTrainer
     from .trainer.stppo_config import STPPOConfig
-    from .trainer.stppo_trainer import STPPOTrainer
 
 # Neither concerns a run, and both would stand between its lines.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(

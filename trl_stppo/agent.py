@@ -149,7 +149,7 @@ class Agent:
             TypeError: a setting that does not exist.
             ValueError: `agent.json` is damaged, or a base model is missing.
         """
-        from .hub.fetching import policy_folder
+        from .hub.loading import policy_folder
         from .trainer.setup.models import keep_trainable
 
         trust = (model_init_kwargs or {}).get("trust_remote_code", False)

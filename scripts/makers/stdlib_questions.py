@@ -2,7 +2,7 @@
 
     python3.11 scripts/makers/stdlib_questions.py
 
-writes what `trl_stppo.recipes.search.stdlib_docs` reads. Sources are read with `ast`, never imported, so
+writes what `trl_stppo.recipes.search.retrieval` reads. Sources are read with `ast`, never imported, so
 nothing is executed. The corpus differs a little between Python versions; the split does not, because it
 hashes the asked name.
 """

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from search_index import BM25Index, DenseIndex, build_bm25, read_corpus
-from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.retrievers import open_retriever
+from trl_stppo.recipes.search.retrieval import Passage, open_retriever
 
 MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
 

@@ -14,10 +14,9 @@ from tests.kit.builders import build, quick_config
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import Agent
 from trl_stppo.cli.evaluate import check_agent, load_agent
-from trl_stppo.hub.fetching import policy_folder
-from trl_stppo.hub.loading import load_tokenizer
+from trl_stppo.hub.loading import load_tokenizer, policy_folder
 from trl_stppo.models.critic_models import critic_from_checkpoint
-from trl_stppo.trainer.setup import continuing
+from trl_stppo.trainer.setup import models as setup_models
 
 CODE = """
 import pathlib
@@ -87,8 +86,8 @@ LOADS = {
     "agent, adapter": lambda name, lora, c: Agent.from_pretrained(lora),
     "tokenizer": lambda name, lora, c: load_tokenizer(name),
     "tokenizer, adapter": lambda name, lora, c: load_tokenizer(lora),
-    "critic": lambda name, lora, c: critic_from_checkpoint(name, **continuing.loading_options(c)),
-    "policy to go on with": lambda name, lora, c: continuing.policy_to_go_on_with(
+    "critic": lambda name, lora, c: critic_from_checkpoint(name, **setup_models.loading_options(c)),
+    "policy to go on with": lambda name, lora, c: setup_models.policy_to_go_on_with(
         lora, None, c, None
     ),
     "reward model": lambda name, lora, c: build(c.output_dir, arguments={"reward_funcs": [name]}),
@@ -114,18 +113,18 @@ def test_the_caller_can_say_so(coded, adapter, marker, tmp_path):
     assert type(agent.tokenizer).__name__ == "Letters"
     assert marker.exists()
     args = quick_config(tmp_path / "run", trust_remote_code=True)
-    assert continuing.loading_options(args) == trusting
-    _, tokenizer, _ = continuing.policy_to_go_on_with(adapter, None, args, None)
+    assert setup_models.loading_options(args) == trusting
+    _, tokenizer, _ = setup_models.policy_to_go_on_with(adapter, None, args, None)
     assert type(tokenizer).__name__ == "Letters"
     kept = quick_config(tmp_path / "run", model_init_kwargs=trusting)
-    assert continuing.loading_options(kept) == trusting
+    assert setup_models.loading_options(kept) == trusting
 
 
 def test_a_model_without_code_loads_as_ever(tmp_path):
     folder = saved_base(tmp_path / "plain")
     assert isinstance(Agent.from_pretrained(folder).model, Qwen2ForCausalLM)
     args = quick_config(tmp_path / "run")
-    assert continuing.critic_to_go_on_with(folder, args, True).name == folder
+    assert setup_models.critic_to_go_on_with(folder, args, True).name == folder
 
 
 def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded):

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from tests.hub.hub_kit import REPO, letters, run
 from tests.kit.fakes import CountEnv
 from trl_stppo import PPOTrainer, STGRPOTrainer
-from trl_stppo.hub.card import GENERATED, may_be_written, results
+from trl_stppo.hub.pushing import GENERATED, may_be_written, results
 
 ADAPTER = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
 

@@ -44,7 +44,7 @@ def scripts() -> Iterator[Any]:
 
 def question_rows(names: list[str], split: str) -> dict[str, list[Any]]:
     """Rows about the standard library, one of each data set in turn; every set has questions of its own."""
-    from trl_stppo.recipes.search.stdlib_docs import questions
+    from trl_stppo.recipes.search.retrieval import questions
 
     rows = questions(split)[: len(names)]  # type: ignore[arg-type]
     return {

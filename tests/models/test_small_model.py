@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.recipes.search.stdlib_docs import passages, questions
+from trl_stppo.recipes.search.retrieval import passages, questions
 
 CHECKPOINT = Path(__file__).parents[2] / "scripts" / "assets" / "search-agent"
 MARKERS = ["<search>", "</search>", "<answer>", "</answer>"]

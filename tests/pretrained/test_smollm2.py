@@ -10,7 +10,7 @@ from trl_stppo import Agent
 FOLDER = ROOT / "runs" / "pretrained" / "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.pretrained,
     pytest.mark.skipif(not FOLDER.exists(), reason=f"{FOLDER} is made by `make pretrained`"),
 ]
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from tests.kit.trace_kit import HOSTILE, add_hostile, made_up_run
-from trl_stppo.trace import build_page, command, read_trace
+from trl_stppo.trace import build_page, page, read_trace
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([\w-]+)">([\w+/=]*)</script>')
 
@@ -80,15 +80,15 @@ def test_of_many_episodes_some_are_taken_evenly(run):
 
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    page.add_arguments(parser)
     return parser.parse_args(words)
 
 
 def test_the_command_writes_the_page_into_the_run(run, capsys, monkeypatch):
     shown = []
-    monkeypatch.setattr(command.webbrowser, "open", shown.append)
-    assert command.run(options(str(run), "--max_episodes", "5", "--open")) == 0
+    monkeypatch.setattr(page.webbrowser, "open", shown.append)
+    assert page.run(options(str(run), "--max_episodes", "5", "--open")) == 0
     assert shown == [(run / "trace.html").resolve().as_uri()]
     assert re.search(r"trace.html: 5 of 34 episodes, 0\.\d MiB", capsys.readouterr().out)
-    assert command.run(options(str(run), "--output", str(run / "new" / "p.html"))) == 0
+    assert page.run(options(str(run), "--output", str(run / "new" / "p.html"))) == 0
     assert len(blocks((run / "new" / "p.html").read_text())["list-data"]["rows"]) == 34

@@ -13,8 +13,8 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer.watching import display
 from trl_stppo.watch import ProgressLines
-from trl_stppo.watch.figures import NOTHING, duration, number, shown
 from trl_stppo.watch.lines import COLUMNS, say, steps_per_round
+from trl_stppo.watch.runs import NOTHING, duration, number, shown
 
 CONSOLE = Path(__file__).parents[1] / "fixtures" / "console.txt"
 # Two optimizer steps a round, three rounds of eight episodes.

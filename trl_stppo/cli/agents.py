@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
     """Parse flags; return script arguments, trainer configuration, model configuration, trainer class."""
-    from ..trainer.stgrpo_trainer import STGRPOTrainer
-    from ..trainer.stppo_trainer import STPPOTrainer
+    from ..trainer.ppo_trainer import STGRPOTrainer, STPPOTrainer
 
     types = flag_types(arguments, words)
     args, training_args, model_args = read_flags(types, words)

@@ -36,8 +36,7 @@ from trl import ModelConfig, get_quantization_config
 
 from ..agent import Agent
 from ..generation.protocol import Backend
-from ..hub.fetching import policy_folder
-from ..hub.loading import adapter_base, load_tokenizer
+from ..hub.loading import adapter_base, load_tokenizer, policy_folder
 from ..hub.settings import SAMPLING
 from ..paths import check_name
 from ..redaction import redacted

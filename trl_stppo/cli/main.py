@@ -28,7 +28,7 @@ MODULES = {
     "env check": "cli.env_check",
     "env play": "cli.play",
     "watch": "cli.watch",
-    "trace": "trace.command",
+    "trace": "trace.page",
     "plot": "watch.plot",
 }
 # Commands with TRL's flags, and `run(words)`; the others have `add_arguments(parser)` and `run(options)`.

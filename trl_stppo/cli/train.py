@@ -102,7 +102,7 @@ class FirstEvaluation(TrainerCallback):
         """Set `eval_on_start` for a new run. transformers reads this setting after the callback."""
         args.eval_on_start = state.global_step == 0
         if args.eval_on_start and state.is_world_process_zero:
-            say(f"evaluating {self._episodes} held-out rows before training ...")
+            say(f"evaluating {self._episodes} rows before training ...")
 
 
 def train(
@@ -132,7 +132,9 @@ def train(
         if found:
             (output_dir / "evaluation.json").write_text(json.dumps(found))
             parts = {name: figures_of(part, prefix="eval_") for name, part in found.items()}
-            print_table({name: {"held-out rows": figures} for name, figures in parts.items()})
+            same = args.dataset_test_split == args.dataset_train_split and not args.test_split_size
+            title = "rows of training, none held out" if same else "held-out rows"
+            print_table({name: {title: figures} for name, figures in parts.items()})
         print(f"model: {output_dir}")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)

@@ -12,6 +12,7 @@ from trl_stppo.core.advantages import (
     leave_one_out_advantages,
     return_batch_norm,
     token_gae,
+    token_rewards,
     turn_gae,
     whiten,
 )
@@ -39,7 +40,6 @@ from trl_stppo.core.losses import (
 )
 from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
 from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio, sampler_correction
-from trl_stppo.core.rewards import token_rewards
 from trl_stppo.core.turns import (
     broadcast_turns,
     num_turns,

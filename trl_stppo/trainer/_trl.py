@@ -258,12 +258,19 @@ def training_template(tokenizer: Any) -> str | None:
         return None
 
 
-def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
-    """Prepare a tokenizer for tools as GRPOTrainer's constructor does; return the template to use."""
+def check_tool_template(tokenizer: Any) -> None:
+    """Raise ValueError if the chat template has no tools."""
     if not supports_tool_calling(tokenizer):
         raise ValueError(
-            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results."
+            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results. A "
+            f"ChatML model takes TRL's: `tokenizer.chat_template = "
+            f"trl.chat_template_utils.qwen2_5_chat_template`; then pass `processing_class=tokenizer`."
         )
+
+
+def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
+    """Prepare a tokenizer for tools as GRPOTrainer's constructor does; return the template to use."""
+    check_tool_template(tokenizer)
     if not any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         add_response_schema(tokenizer)
     grows = is_chat_template_prefix_preserving(tokenizer)

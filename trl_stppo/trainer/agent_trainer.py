@@ -24,14 +24,13 @@ from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
 from .overlap import OverlappedSource
 from .planning import plan
-from .planning.data import plan_data
+from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
-from .planning.rows import Row
 from .ppo_config import PPOConfig
 from .publishing import publisher
 from .publishing.publisher import Publisher
 from .recording.recorder import TraceRecorder
-from .setup import continuing, models, players
+from .setup import models, players
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
@@ -78,10 +77,10 @@ class AgentTrainer(Bridge):
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
         data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)
-        model, processing_class, quantization_config = continuing.policy_to_go_on_with(
+        model, processing_class, quantization_config = models.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )
-        critic = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
+        critic = models.critic_to_go_on_with(value_model, args, self.has_critic)
         rewards = plan_rewards(
             args,
             reward_funcs,

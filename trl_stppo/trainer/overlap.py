@@ -29,7 +29,7 @@ from .bridge import Bridge
 from .loop.player import raise_first
 from .loop.rollout import Rollout
 from .loop.sampler import why_not_ahead
-from .planning.rows import Row
+from .planning.data import Row
 from .training_loop import RolloutSource
 
 logger = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from dataclasses import dataclass, fields
@@ -10,10 +11,43 @@ from typing import Any, ClassVar
 import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
+from ..redaction import redacted
 from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
 from .config.names import ALIASES, option, takes_ignored
-from .config.secrets import KeepsSecrets
+
+
+class KeepsSecrets:
+    """Base class, listed before TRL's, that removes secrets from pickles, `to_dict` and text."""
+
+    # Upstream pickles and pushes the arguments.
+    def __getstate__(self) -> dict[str, object]:
+        return redacted(self.__dict__, blank=None)
+
+    def __copy__(self) -> KeepsSecrets:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeepsSecrets:
+        memo[id(self)] = copied = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def _without_secrets(self) -> Any:
+        clean = object.__new__(type(self))
+        clean.__dict__.update(redacted(self.__dict__, blank=None))
+        return super(KeepsSecrets, clean)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return upstream's dictionary of settings without secrets, for trackers and TensorBoard."""
+        return self._without_secrets().to_dict()
+
+    def __str__(self) -> str:
+        return self._without_secrets().__str__()
+
+    __repr__ = __str__
+
 
 logger = logging.getLogger(__name__)
 

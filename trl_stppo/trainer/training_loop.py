@@ -66,7 +66,7 @@ from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .loop.stale import StalePolicies
 from .optimizers import Optimizers
-from .planning.rows import Row
+from .planning.data import Row
 from .recording.recorder import TraceRecorder
 from .sharding.runtime import is_sharded
 from .stabilizers import Stabilizer, check_linear, weighs

@@ -24,7 +24,7 @@ from transformers.utils.logging import (
 )
 
 from ..redaction import redacted
-from .figures import FALLS, SCORE, SUCCESS, duration, number, shown
+from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ PLAYING = ("perf/generation_seconds", "perf/wait_seconds")
 FIRST = 3
 # Rollouts that the end of a run looks at.
 LAST = 5
+# KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
+STILL = 1e-4
 # Factor on the speed from which the end of a run names `rollout_overlap`.
 WORTH = 1.2
 
@@ -61,7 +63,7 @@ COLUMNS = (
     Column("turns", "turns/mean", ".2f", 7, "per episode"),
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
-    Column("KL", "policy/approx_kl", ".4f", 8, "from the policy that sampled, nats"),
+    Column("KL", "policy/approx_kl", ".2g", 8, "from the policy that sampled, nats"),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
 )
 # Metrics of an evaluation: name, metric, format.
@@ -71,7 +73,7 @@ EVALUATED = (
 )
 # Ends of episodes -> the usual causes.
 CUT_OFF = {
-    "stop_reason/token_budget": "max_completion_length too small, or turns that no longer end?",
+    "stop_reason/token_budget": "max_completion_length or max_turn_tokens too small, or no end of turn?",
     "stop_reason/max_turns": "max_turns too small?",
 }
 # Metrics that are 0 if nothing can be learned -> the message.
@@ -222,7 +224,9 @@ class ProgressLines(TrainerCallback):
         updates = f"{steps} optimizer step{'s' * (steps > 1)} each, {state.max_steps:,} in all"
         yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
         if (rate := getattr(args, "critic_learning_rate", None)) is not None:
-            yield f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
+            kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+            to_zero = " to 0" if kind in ("linear", "cosine") else ""
+            yield f"learning rates: policy {args.learning_rate:g}, critic {rate:g}; {kind}{to_zero}"
         if self.passes:
             yield from wrapped(f"forward passes: {self.passes}")
         if state.global_step:
@@ -239,8 +243,8 @@ class ProgressLines(TrainerCallback):
         place = f"rollout {rounds:>{len(total)}}/{total}"
         self._known |= set(self._since)
         left_out = "score" if SUCCESS in self._known else "success"
-        known = [column for column in COLUMNS if column.metric in self._known]
-        columns = [column for column in known if column.label != left_out]
+        logged = [column for column in COLUMNS if column.metric in self._known]
+        columns = [column for column in logged if column.label != left_out]
         if columns != self._columns:
             for line in legend(columns, self._columns, len(place), self._explains):
                 say(line)
@@ -260,6 +264,12 @@ class ProgressLines(TrainerCallback):
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         say(f"{place}{figures}{word}")
+        moved = known(state.log_history, "policy/approx_kl")
+        if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
+            say(
+                f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate; 1e-4 to 3e-4 is usual "
+                "with LoRA"
+            )
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
             # Without a success nearly all must be cut.

@@ -8,7 +8,7 @@ from pathlib import Path
 from _task import Task
 
 from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import stdlib_search_dataset
+from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
 AGENT = Path(__file__).parents[3] / "scripts" / "assets" / "search-agent"
 

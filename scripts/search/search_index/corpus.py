@@ -11,8 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from trl_stppo.recipes.search.remote import passage_of
-from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.retrieval import Passage, passage_of
 
 TEXTS, OFFSETS = "passages.jsonl", "offsets.npy"
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trl_stppo.recipes.search.choices import letter_match, letter_of
+from trl_stppo.recipes.search.rewards import letter_match, letter_of
 
 CHOICES = {"A": "E. coli", "B": "Vitamin C deficiency", "C": "Nitrofurantoin", "D": "The spleen"}
 TEXTS = list(CHOICES.values())

@@ -10,8 +10,7 @@ from tests.kit.faulty_server import faulty_server
 from tests.kit.waiting import PATIENCE
 from trl_stppo.errors import RetrievalError
 from trl_stppo.recipes.search import SearchEnv
-from trl_stppo.recipes.search.remote import HttpRetriever
-from trl_stppo.recipes.search.retrieval import Passage, Retriever
+from trl_stppo.recipes.search.retrieval import HttpRetriever, Passage, Retriever
 
 BROKEN = ("500", "reset", "garbage", "503", "429", "close", "cut", "shape")
 HITS = [Passage("q", "passage 0"), Passage("q", "passage 1")]

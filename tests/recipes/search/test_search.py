@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
-from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrievers
+from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrieval
 from trl_stppo.recipes.search.env import TOLD_SO
 from trl_stppo.recipes.search.retrieval import Passage
 from trl_stppo.recipes.search.view import NOTHING_FOUND
@@ -111,8 +111,8 @@ def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatc
         built.append(len(passages))
         return ScriptedRetriever("found")
 
-    monkeypatch.setattr(retrievers, "BM25Retriever", build)
-    monkeypatch.setattr(retrievers, "_open", cache(retrievers._open.__wrapped__))
+    monkeypatch.setattr(retrieval, "BM25Retriever", build)
+    monkeypatch.setattr(retrieval, "_open", cache(retrieval._open.__wrapped__))
     environments = [SearchEnv() if i % 2 else StdlibSearchEnv() for i in range(8)]
     for env in environments:
         env.reset(answers=["csv"])

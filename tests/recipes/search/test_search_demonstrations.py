@@ -5,7 +5,7 @@ import pytest
 
 from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import questions
+from trl_stppo.recipes.search.retrieval import questions
 
 with scripts() as _module:
     maker = _module("stdlib_questions")

@@ -15,8 +15,7 @@ import pytest
 
 from tests.kit.script_kit import scripts
 from tests.kit.waiting import PATIENCE
-from trl_stppo.recipes.search.remote import HttpRetriever
-from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage
+from trl_stppo.recipes.search.retrieval import BM25Retriever, HttpRetriever, Passage
 
 pytest.importorskip("bm25s")
 

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search import stdlib_docs
+from trl_stppo.recipes.search import retrieval
 from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import passages, questions
+from trl_stppo.recipes.search.retrieval import passages, questions
 
 with scripts() as _module:
     maker = _module("stdlib_questions")
@@ -32,7 +32,7 @@ def test_splits_are_large_and_share_no_asked_name() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_rows_are_complete_and_mixed(split: stdlib_docs.Split) -> None:
+def test_rows_are_complete_and_mixed(split: retrieval.Split) -> None:
     rows = questions(split)
     for row in rows:
         assert row["prompt"][0]["role"] == "user"
@@ -73,7 +73,7 @@ def _oracle(row: dict, env: StdlibSearchEnv) -> float:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_searching_the_asked_name_leads_to_the_answer(split: stdlib_docs.Split) -> None:
+def test_searching_the_asked_name_leads_to_the_answer(split: retrieval.Split) -> None:
     pytest.importorskip("bm25s")
     rows = questions(split)
     env = StdlibSearchEnv()
@@ -82,6 +82,6 @@ def test_searching_the_asked_name_leads_to_the_answer(split: stdlib_docs.Split) 
 
 def test_data_set_has_the_columns_of_the_questions() -> None:
     pytest.importorskip("datasets")
-    data = stdlib_docs.stdlib_search_dataset("test")
+    data = retrieval.stdlib_search_dataset("test")
     assert len(data) == len(questions("test"))
     assert data[0] == questions("test")[0]

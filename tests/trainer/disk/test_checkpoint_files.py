@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer.disk import disk, files
+from trl_stppo.trainer.disk import files
 from trl_stppo.trainer.disk.files import (
     MANIFEST,
     STAGING,
@@ -257,9 +257,9 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
 
 
 def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "_BLOCK", 4)
+    monkeypatch.setattr(files, "_BLOCK", 4)
     contents = [b"", b"four", b"more than four", b"less than four"]
     paths = [tmp_path / str(number) for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
-    assert disk.checksums(paths) == [f"{zlib.crc32(content):08x}" for content in contents]
+    assert files.checksums(paths) == [f"{zlib.crc32(content):08x}" for content in contents]

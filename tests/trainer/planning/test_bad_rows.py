@@ -9,9 +9,8 @@ from tests.kit.builders import LIMITS, TEXT, Kept, build, prompts, share_of_a, t
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from trl_stppo import Agent
 from trl_stppo.errors import EnvironmentFailureError
-from trl_stppo.trainer.planning.data import check_eval_dataset
+from trl_stppo.trainer.planning.data import check_eval_dataset, unpadded
 from trl_stppo.trainer.planning.plan import RolloutPlan
-from trl_stppo.trainer.planning.rows import unpadded
 
 USER = {"role": "user", "content": "say a "}
 ANSWER = {"role": "assistant", "content": "b"}

@@ -7,12 +7,21 @@ with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trl_stppo.recipes.search.choices import has_choices, letter_match, letter_of
-from trl_stppo.recipes.search.retrieval import Retriever
-from trl_stppo.recipes.search.retrievers import STDLIB, open_retriever
-from trl_stppo.recipes.search.rewards import f1_reward
-from trl_stppo.recipes.search.squad import exact_match, f1_score
-from trl_stppo.recipes.search.stdlib_docs import Split, stdlib_search_dataset
+from trl_stppo.recipes.search.retrieval import (
+    STDLIB,
+    Retriever,
+    Split,
+    open_retriever,
+    stdlib_search_dataset,
+)
+from trl_stppo.recipes.search.rewards import (
+    exact_match,
+    f1_reward,
+    f1_score,
+    has_choices,
+    letter_match,
+    letter_of,
+)
 from trl_stppo.recipes.search.tags import read_turn
 from trl_stppo.recipes.search.view import NOTHING_FOUND, STYLES, Style, fit, framed, lay_out
 

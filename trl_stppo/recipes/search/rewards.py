@@ -10,12 +10,111 @@ for rows of another kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import ascii_uppercase
 from typing import Any
 
-from .choices import has_choices, letter_match
-from .squad import comparable, exact_match, f1_score
 from .tags import TAG, last_answer, read_turn, turns_of
+
+__all__ = [
+    "exact_match_reward",
+    "f1_reward",
+    "final_answer",
+    "format_reward",
+    "multiple_choice_reward",
+]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Normalise an answer: NFC, lower case, single spaces, no ASCII punctuation, no English articles."""
+    without_punctuation = unicodedata.normalize("NFC", text).lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", without_punctuation).split())
+
+
+def comparable(text: str) -> str:
+    """Return the normalised text, or the lower-cased text if the normalised text is empty.
+
+    Without the second the answer "a" or "+" would match every empty prediction.
+    """
+    return normalize_answer(text) or " ".join(unicodedata.normalize("NFC", text).lower().split())
+
+
+def exact_match(prediction: str, answers: Iterable[str]) -> bool:
+    """Return whether the prediction equals one of the gold answers after normalisation.
+
+    Texts that normalise to nothing match only themselves (see `comparable`); nothing matches "".
+    """
+    predicted = comparable(prediction)
+    return bool(predicted) and any(predicted == comparable(answer) for answer in answers)
+
+
+def f1_score(prediction: str, answers: Iterable[str]) -> float:
+    """Return the best word-level F1 of the prediction with an answer, in [0, 1]; 0 without answers.
+
+    Words are counted with repetition, after the normalisation of `exact_match`. An empty side scores 0.
+    """
+    predicted = Counter(comparable(prediction).split())
+    return max((_overlap(predicted, Counter(comparable(a).split())) for a in answers), default=0.0)
+
+
+def _overlap(predicted: Counter[str], gold: Counter[str]) -> float:
+    common = (predicted & gold).total()
+    # 2PR / (P + R) with P = common / predicted and R = common / gold.
+    return 2.0 * common / (predicted.total() + gold.total()) if common else 0.0
+
+
+Choices = Mapping[str, str] | Sequence[str]
+
+# A letter that is a word, then the rest: "B", "(b)", "**B.**", "B) text".
+_LETTER = re.compile(r"""[\s(\[*_$"]*([A-Za-z])(?![^\W_])[\s)\]*_$".:,;]*(.*)""", re.DOTALL)
+
+
+def letter_of(text: object, choices: Choices | None = None) -> str | None:
+    """Return the upper-case letter that a text consists of, or None. It never raises.
+
+    The text is a letter alone ("B", "(b)", "B."), or a letter and the text of that choice ("B) text").
+
+    Args:
+        text: the answer; other types than strings choose nothing.
+        choices: letter -> text, or texts in the order of letters; without them A to Z are allowed.
+    """
+    found = _LETTER.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return None
+    letter, texts = found[1].upper(), _by_letter(choices)
+    if texts and letter not in texts:
+        return None
+    return letter if comparable(found[2]) in ("", texts.get(letter, "")) else None
+
+
+def letter_match(
+    prediction: object, answers: Iterable[str], choices: Choices | None = None
+) -> bool:
+    """Return whether the prediction gives one of the letters `answers`."""
+    chosen = letter_of(prediction, choices)
+    return chosen is not None and chosen in {letter_of(gold, choices) for gold in answers}
+
+
+def has_choices(choices: object) -> bool:
+    """Return whether a row's `choices` has a text. Open questions may have None in that column."""
+    return bool(_by_letter(choices))
+
+
+def _by_letter(choices: object) -> dict[str, str]:
+    """Return the normalised text of each choice by letter, without missing texts."""
+    pairs: Iterable[tuple[object, object]] = ()
+    if isinstance(choices, Mapping):
+        pairs = choices.items()
+    elif isinstance(choices, Sequence) and not isinstance(choices, str | bytes):
+        pairs = zip(ascii_uppercase, choices, strict=False)
+    return {str(k).upper(): comparable(str(text)) for k, text in pairs if text is not None}
 
 
 def exact_match_reward(

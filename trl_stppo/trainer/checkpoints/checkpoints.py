@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging as upstreams
 
@@ -16,11 +18,102 @@ from ...errors import CheckpointError, CheckpointWriteError
 from ...models.critic import SharedCritic
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped
-from ..disk import disk, files
+from ..describe import adapter_of, algorithm_settings, critic_of
+from ..disk import files
 from ..disk.run_lock import RunLock
-from ..processes import done_by
-from . import same_run
+from ..sharding.runtime import is_sharded, sharding_name
 from .run_state import RunState, load_beside_policy, load_models
+
+logger = logging.getLogger(__name__)
+
+# Must be equal: else the data differ, or weights and moments do not fit.
+FIXED = (
+    *("trainer", "variant", "critic", "adapter", "engine", "rows", "seed", "shuffle"),
+    *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
+)
+# May differ only at the start of a rollout: the buffer is cut by processes and micro-batches.
+CUT = ("processes", "micro_batches")
+
+
+def about(host: Bridge, name: str, *, inside_rollout: bool) -> dict[str, Any]:
+    """Return a record of the run for the manifest: identity, split into batches, settings."""
+    args, accelerator, rows = host.args, host.accelerator, host.train_dataset
+    micro_batches = args.steps_per_generation
+    assert micro_batches is not None
+    return {
+        "run": name,
+        "global_step": host.state.global_step,
+        "inside_rollout": inside_rollout,
+        "resumable": not args.save_only_model,
+        "identity": {
+            "trainer": host.config_class.__name__,
+            "variant": getattr(args, "variant", None),
+            "critic": critic_of(host),
+            "adapter": adapter_of(accelerator.unwrap_model(host.model)),
+            "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
+            "rows": len(rows) if hasattr(rows, "__len__") else None,
+            "seed": args.seed,
+            "shuffle": bool(args.shuffle_dataset),
+            "batch": args.generation_batch_size,
+            "episodes_per_prompt": host.num_generations,
+            "epochs": host.num_iterations,
+            "mini_batches": micro_batches // args.gradient_accumulation_steps,
+        },
+        "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
+        "settings": algorithm_settings(args),
+    }
+
+
+def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
+    """Refuse a checkpoint that cannot be resumed from; warn if its batches will be split differently."""
+    if not saved["resumable"]:
+        raise CheckpointError(
+            f"`{folder}` was written with save_only_model=True and has no optimizer state."
+        )
+    for field in FIXED:
+        was, now = saved["identity"].get(field), present["identity"][field]
+        if was != now:
+            raise CheckpointError(
+                f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
+            )
+    trained_by = saved["identity"].get("engine") or ""
+    for field in CUT:
+        was, now = saved["cut"].get(field), present["cut"][field]
+        if was != now and field == "processes" and trained_by.startswith("ZeRO"):
+            raise CheckpointError(
+                f"`{folder}` comes from {was} processes; this run has {now}, and {trained_by} needs as many."
+            )
+        if was != now and saved["inside_rollout"]:
+            raise CheckpointError(
+                f"`{folder}`: in the middle of a rollout with {field}={was!r}; this run has {field}={now!r}."
+            )
+        if was != now:
+            logger.warning(
+                "%s: %s was %r and is %r now, so the run will not equal the uninterrupted one bit for bit.",
+                folder, field, was, now,
+            )  # fmt: skip
+
+
+Result = TypeVar("Result")
+
+
+def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
+    """Call a function on some processes; return its results, or raise its exception, on all processes."""
+    result, error = [], None
+    try:
+        if here:
+            result.append(call())
+    except Exception as raised:
+        error = raised
+    failure = None if error is None else (type(error), str(error))
+    ends = gather_object([(result, failure)])
+    if error is not None:
+        raise error
+    for _, theirs in ends:
+        if theirs is not None:
+            kind, message = theirs
+            raise kind(message)
+    return [one for results, _ in ends for one in results]
 
 
 @contextmanager
@@ -51,7 +144,7 @@ class Checkpoints:
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
         self._has_trained = False
-        disk.readers()
+        files.readers()
 
     # --------------------------------------------------------------------- resuming
 
@@ -65,7 +158,7 @@ class Checkpoints:
                 folder = self._to_resume(wanted, run_dir)
             if folder is not None:
                 saved = files.read_manifest(folder)
-                same_run.check_same_run(folder, saved, self._about())
+                check_same_run(folder, saved, self._about())
                 self.run_name = saved.get("run") or self.run_name
             elif self._has_trained:
                 self.run_name = uuid.uuid4().hex
@@ -107,7 +200,7 @@ class Checkpoints:
 
     def _about(self) -> dict[str, Any]:
         inside = self._state.inside_rollout
-        return same_run.about(self._host, self.run_name, inside_rollout=inside)
+        return about(self._host, self.run_name, inside_rollout=inside)
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""
@@ -175,7 +268,7 @@ class Checkpoints:
         staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"
         final = run_dir / name
         if accelerator.is_local_main_process:
-            disk.remove(staging)
+            files.remove(staging)
         accelerator.wait_for_everyone()
         try:
             with replaced(self, staging=staging), _without_bars():
@@ -223,7 +316,7 @@ class Checkpoints:
 
     def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
         """Delete an incomplete checkpoint and return the error to raise."""
-        disk.remove(staging)
+        files.remove(staging)
         found = files.checkpoints(run_dir)
         complete = [folder for folder in found if files.complaint(folder) is None]
         step = self._host.state.global_step

@@ -7,18 +7,80 @@ the remains of a killed one.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import re
+import shutil
+import threading
 import time
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
 from ...hub.pushing import EPISODES
-from . import disk
+
+# Small, because the allocator of each thread keeps what the thread has held once.
+_BLOCK = 1 << 18
+_THREADS = 8
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or a folder's entries, to the disk."""
+    if os.name == "nt":
+        # Windows flushes only files open for writing.
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder, or the link alone if `path` is a link; ignore errors."""
+    if path.is_symlink():
+        with suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def checksums(paths: Sequence[Path]) -> list[str]:
+    """Return the CRC-32 of each file, as hex digits; it detects damage and mix-ups, not forgery."""
+    return list(readers().map(_checksum, paths))
+
+
+@functools.cache
+def readers() -> ThreadPoolExecutor:
+    """Return the thread pool that reads files; the first call starts all its threads.
+
+    A trainer's constructor makes that call: under a memory limit a thread's start can hang a save.
+    """
+    pool = ThreadPoolExecutor(_THREADS, "checksums")
+    # Each thread gets exactly one task.
+    together = threading.Barrier(_THREADS)
+    list(pool.map(lambda _: together.wait(), range(_THREADS)))
+    return pool
+
+
+# A forked child has none of its parent's threads.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=readers.cache_clear)
+
+
+def _checksum(path: Path) -> str:
+    value, block = 0, memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            value = zlib.crc32(block[:count], value)
+    return f"{value:08x}"
+
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +110,12 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
         "saved_at": time.time(),
         **about,
         "files": {name: path.stat().st_size for name, path in zip(names, needed, strict=True)},
-        "crc32": dict(zip(names, disk.checksums(needed), strict=True)),
+        "crc32": dict(zip(names, checksums(needed), strict=True)),
     }
     for path in files:
-        disk.flush(path)
+        flush(path)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    disk.flush(folder / MANIFEST)
+    flush(folder / MANIFEST)
 
 
 def publish(staged: Path, final: Path) -> None:
@@ -61,16 +123,16 @@ def publish(staged: Path, final: Path) -> None:
     if os.path.lexists(final):
         discard(final)
     os.replace(staged, final)
-    disk.remove(staged.parent)
-    disk.flush(final.parent)
+    remove(staged.parent)
+    flush(final.parent)
 
 
 def discard(folder: Path) -> None:
     """Delete a checkpoint: rename it first, so that a kill leaves no half-deleted checkpoint."""
     trash = folder.parent / TRASH
-    disk.remove(trash)
+    remove(trash)
     os.replace(folder, trash)
-    disk.remove(trash)
+    remove(trash)
 
 
 def tidy(run_dir: Path) -> None:
@@ -78,8 +140,8 @@ def tidy(run_dir: Path) -> None:
     staged = (run_dir / STAGING).glob("checkpoint-*")
     for folder in [folder for folder in staged if complaint(folder) is None]:
         publish(folder, run_dir / folder.name)
-    disk.remove(run_dir / STAGING)
-    disk.remove(run_dir / TRASH)
+    remove(run_dir / STAGING)
+    remove(run_dir / TRASH)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -133,7 +195,7 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
 def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
     """Return a sentence about the first file whose checksum has changed, or None."""
     try:
-        found = disk.checksums([folder / name for name in written])
+        found = checksums([folder / name for name in written])
     except (OSError, ValueError) as error:
         return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
     for name, now in zip(written, found, strict=True):

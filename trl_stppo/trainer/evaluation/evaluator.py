@@ -20,9 +20,8 @@ from ..loop.log import RolloutLog
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Rollout
-from ..planning.data import check_eval_dataset
+from ..planning.data import Row, check_eval_dataset
 from ..planning.plan import RolloutPlan
-from ..planning.rows import Row
 from ..recording.recorder import TraceRecorder
 from .metrics import EvaluationRun
 

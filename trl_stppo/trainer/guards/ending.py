@@ -3,25 +3,127 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
+from ...models.critic import SeparateCritic, SharedCritic
 from ..bridge import Bridge
 from ..disk.files import checkpoints
-from . import finite_weights
-from .failures import FailureWatch
-from .signals import StopSignals
+from .watches import FailureWatch
+
+NOTICE = (
+    "\n{name} received: the training stops after the current optimizer step and saves a checkpoint. "
+    "A further SIGINT (Ctrl-C) stops it at once, without one.\n"
+)
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class StopSignals:
+    """Stores the first signal until the training reaches a point at which it can stop.
+
+    transformers' own handler for `enable_jit_checkpoint` is not used: it saves on the process that got
+    the signal, while the others wait for its gradients, and between a gradient and its step, from which
+    a run cannot resume exactly. `enabled=False` leaves all signals unchanged.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._kept: dict[int, Handler] = {}
+        self.received: int | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context manager that handles SIGTERM and SIGINT, if entered in the main thread."""
+        self.received = None
+        if not self._enabled or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                handler = signal.getsignal(number)
+                # A background job ignores SIGINT; None is a handler that is not Python's.
+                if handler not in (signal.SIG_IGN, None):
+                    self._kept[number] = handler
+                    signal.signal(number, self._receive)
+            yield
+        finally:
+            for kept, handler in self._kept.items():
+                signal.signal(kept, handler)
+            self._kept = {}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            # Not `print`: the signal may have interrupted one.
+            os.write(2, NOTICE.format(name=signal.Signals(number).name).encode())
+        elif number == signal.SIGINT:
+            previous = self._kept[number]
+            if not callable(previous):
+                raise KeyboardInterrupt
+            previous(number, frame)
+
+
+def first_not_finite(host: Bridge) -> str | None:
+    """Return the name of the first parameter with NaN or infinity, or None; all processes must call this."""
+    device, rank = host.accelerator.device, host.accelerator.process_index
+    named = list(_named(host))
+    sound = [torch.ones((), dtype=torch.bool, device=device)]
+    for _, parameter in named:
+        part = _held(parameter, rank)
+        # The largest element: unlike a sum of squares it does not overflow, and NaN propagates.
+        largest = torch.linalg.vector_norm(part, torch.inf) if part.numel() else part.new_zeros(())
+        sound.append(largest.isfinite().to(device))
+    broken = ~torch.stack(sound)
+    first = torch.where(broken.any(), broken.long().argmax(), len(sound)).reshape(1)
+    at = int(host.accelerator.gather(first).min())
+    return None if at == len(sound) else named[at - 1][0]
+
+
+def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
+    critic = host.critic
+    modules: dict[str, nn.Module] = {"policy": host.model}
+    if isinstance(critic, SeparateCritic):
+        modules["critic"] = critic.model
+    elif isinstance(critic, SharedCritic):
+        modules["critic"] = critic.head
+    trained = {id(parameter) for parameter in critic.parameters()}
+    for whose, module in modules.items():
+        for name, parameter in module.named_parameters():
+            its = id(parameter) in trained
+            # Quantised weights have types of their own; their bits are not floats.
+            plain = type(parameter) is nn.Parameter or isinstance(parameter, DTensor)
+            floating = parameter.is_floating_point() and parameter.element_size() > 1
+            if plain and floating and not parameter.is_meta and (its or parameter.requires_grad):
+                yield f"{'critic' if its else whose}: {name}", parameter
+
+
+def _held(parameter: nn.Parameter, rank: int) -> Tensor:
+    """Return this process's shard of a parameter."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local().detach()
+    # ZeRO-3 keeps a piece of the parameter here.
+    piece: Tensor | None = getattr(parameter, "ds_tensor", None)
+    if piece is None:
+        return parameter.detach()
+    left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
+    # The rest is unwritten padding.
+    return piece.flatten()[: max(0, left)]
+
 
 logger = logging.getLogger(__name__)
 # Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
@@ -139,7 +241,7 @@ class Ending(TrainerCallback):
 
     def check_weights(self) -> None:
         """Raise NonFiniteError if a trained weight is not finite."""
-        found = finite_weights.first_not_finite(self._host)
+        found = first_not_finite(self._host)
         if found is None:
             return
         step, last = self._host.state.global_step, self._last_checkpoint()

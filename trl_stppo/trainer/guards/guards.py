@@ -21,8 +21,7 @@ from ..bridge import Bridge
 from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
 from .ending import MAX_SKIPS, Ending
-from .failures import FailureWatch, failures_of
-from .watches import PATIENCE, FallWatch, SamplerWatch
+from .watches import PATIENCE, FailureWatch, FallWatch, SamplerWatch, failures_of
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
 from ..bridge import Bridge
-from ..planning.rows import Row, rows_with_prompts
+from ..planning.data import Row, rows_with_prompts
 from ..sharding.runtime import is_sharded
 from .rollout import EpisodeKey, Rollout
 from .sampler import TurnSampler

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...rollout.episode import Episode
 from ..bridge import Bridge
+from ..planning.data import PLACEHOLDER_PROMPT
 from ..planning.rewards import RewardPlan
-from ..planning.rows import PLACEHOLDER_PROMPT
 from .rollout import Rollout
 from .turn_rewards import TurnRewardFuncs
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...rollout.episode import Context, Durations, Episode
-from ..planning.rows import Row
+from ..planning.data import Row
 
 # Row and repetition of an evaluation's episode.
 EpisodeKey = tuple[int, int]

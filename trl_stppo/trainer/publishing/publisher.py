@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import TrainerCallback
 
 from ...generation.sampling import SamplingSettings
-from ...hub import card, pushing
+from ...hub import pushing
 from ...hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
 from ...models.adapters import discard_saved_reference
 from ...rollout.episode import Limits
@@ -110,23 +110,23 @@ class Publisher(TrainerCallback):
         tags: str | list[str] | None = None,
     ) -> None:
         """Implement `AgentTrainer.create_model_card`: write TRL's card, and add results and settings."""
-        host, path = self._host, self._run_dir / card.CARD
+        host, path = self._host, self._run_dir / pushing.CARD
         if not host.is_world_process_zero():
             return
-        if not card.may_be_written(path):
+        if not pushing.may_be_written(path):
             if not self._foreign_card_named:
                 logger.warning(
                     "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
-                    path, card.GENERATED,
+                    path, pushing.GENERATED,
                 )  # fmt: skip
             self._foreign_card_named = True
             return
         data = _on_the_hub(dataset_name, dataset_of(host.train_dataset))
         wrapped(model_name or Path(repo_name(host)).name, data, tags)
-        names = (*card.SETTINGS, *(card.OF_CRITIC if host.has_critic else ()))
+        names = (*pushing.SETTINGS, *(pushing.OF_CRITIC if host.has_critic else ()))
         settings = {name: algorithm_settings(host.args).get(name) for name in names}
         repo = host.hub_model_id or str(self._run_dir)
-        card.add_run(path, repo, settings, host.state.log_history)
+        pushing.add_run(path, repo, settings, host.state.log_history)
 
     # ----------------------------------------------------------------------- uploads
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, send_to_device
+from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -29,11 +30,40 @@ from ...core import ClippedSurrogate
 from ...rollout.engine import RolloutEngine
 from ...trace.files import FOLDER, next_start, write_update
 from ...trace.format import DIGITS, TracedUpdate
-from ...trace.pieces import cut
 from ..batch import Batch
 from ..bridge import Bridge, is_warming_up
 from ..loop.player import EpisodePlayer
 from ..loop.rollout import Rollout
+
+# Search range for a piece after the previous one: text between them belongs to no single token, such as a
+# space, or a character of several tokens.
+GAP = 32
+
+
+def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) -> list[str]:
+    """Return one piece of text per token. Joined, the pieces are the decoded text, for any tokenizer.
+
+    A token that completes no character gets ""; the last piece gets the rest. `decode` keeps special
+    tokens and does not clean up; `backend` is the tokenizer of `tokenizers`, if any.
+    """
+    text, pieces, done = decode(list(ids)), [], 0
+    stream = DecodeStream(skip_special_tokens=False)
+    for token in ids:
+        try:
+            piece = decode([token]) if backend is None else stream.step(backend, token)
+        except Exception:
+            # Some decoders change earlier text, as for half a character.
+            stream = DecodeStream(skip_special_tokens=False)
+            piece = stream.step(backend, token)
+        piece = piece or ""
+        found = text.find(piece, done, done + len(piece) + GAP)
+        upto = done if found < 0 else found + len(piece)
+        pieces.append(text[done:upto])
+        done = upto
+    if pieces:
+        pieces[-1] += text[done:]
+    return pieces
+
 
 logger = logging.getLogger(__name__)
 

@@ -5,33 +5,141 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import find_adapter_config_file
 
-from ...models import adapter_checks, adapters
-from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
+from ...hub.loading import base_of, critic_folder, load_tokenizer, policy_folder, with_adapter
+from ...hub.settings import CRITIC_FOLDER
+from ...models import adapters
+from ...models.adapters import CRITIC, SPLIT_INITS
+from ...models.critic import HEAD_FILE, Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
-from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
+from ...paths import check_name
+from .._trl import (
+    SyncRefModelCallback,
+    create_model_from_path,
+    disable_dropout,
+    prepare_frozen,
+    prepare_reference,
+)
 from ..bridge import Bridge
 from ..loop.player import renderer
-from ..planning.rows import rows_with_prompts
+from ..planning.data import rows_with_prompts
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
-from . import continuing
+
+
+def loading_options(args: PPOConfig) -> dict[str, Any]:
+    """Return options to load checkpoints; a repository's code runs only with `trust_remote_code`."""
+    return {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+
+
+def policy_to_go_on_with(
+    model: Any,
+    processing_class: Any,
+    args: PPOConfig,
+    quantization_config: Any,
+    peft_config: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Load the policy if `model` names an adapter; return model, tokenizer and quantisation config."""
+    kwargs = loading_options(args)
+    revision, token = kwargs.pop("revision", None), kwargs.get("token")
+    named = isinstance(model, str)
+    if not named or find_adapter_config_file(model, revision=revision, token=token) is None:
+        given = quantization_config or kwargs.get("quantization_config")
+        bits = quantised(given or getattr(model, "config", None))
+        if bits and peft_config is None and not hasattr(model, "peft_config"):
+            raise ValueError(
+                f"`quantization_config` has {bits[0]}=True, and packed weights cannot be trained. Pass "
+                f"`peft_config=LoraConfig(...)`, or leave `quantization_config` out."
+            )
+        return model, processing_class, quantization_config
+    if peft_config is not None:
+        raise ValueError(
+            f"`peft_config` (`use_peft=True` among the flags) was given, but {model!r} holds an adapter "
+            f"already. Leave it out, or pass the base model as `model`."
+        )
+    folder = policy_folder(model, revision, token)
+    base, base_revision = base_of(folder)
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        # GRPOTrainer sets the same value.
+        kwargs["device_map"] = None
+    policy = create_model_from_path(base, revision=base_revision, **kwargs)
+    if processing_class is None:
+        trust = kwargs["trust_remote_code"]
+        processing_class = load_tokenizer(folder, trust_remote_code=trust)
+        if processing_class.pad_token is None:
+            processing_class.pad_token = processing_class.eos_token
+    return with_adapter(policy, folder, trainable=True), processing_class, None
+
+
+@dataclass(frozen=True)
+class GivenCritic:
+    """The critic's source: a model, a checkpoint's name, or the folder of a published shared critic."""
+
+    model: Any = None
+    name: str | None = None
+    shared: Path | None = None
+
+
+def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
+    """Resolve the critic's source; the name of a published agent means the critic saved with its policy."""
+    if not has_critic or not isinstance(value_model, str):
+        return GivenCritic(value_model)
+    check_name("value_model", value_model)
+    kwargs = loading_options(args)
+    folder = critic_folder(value_model, CRITIC_FOLDER, kwargs.get("revision"), kwargs.get("token"))
+    if folder is None:
+        return GivenCritic(name=value_model)
+    if (folder / HEAD_FILE).is_file():
+        return GivenCritic(shared=folder)
+    return GivenCritic(name=str(folder))
+
+
+def shared_critic(policy: Any, folder: Path) -> SharedCritic:
+    """Load a published critic's adapter and head onto a policy's backbone."""
+    from peft import PeftConfig
+
+    if not hasattr(policy, "peft_config"):
+        raise ValueError(
+            f"The critic in `{folder}` is an adapter on the backbone of a LoRA policy, but the policy "
+            f"here has none. Pass the repository as `model` too, or a `peft_config`."
+        )
+    config = PeftConfig.from_pretrained(str(folder))
+    initial, config.inference_mode = config.init_lora_weights, False
+    # The adapter's weights are loaded, so the base must not change again.
+    config.init_lora_weights = True
+    policy.add_adapter(CRITIC, config)
+    if initial in SPLIT_INITS:
+        policy.peft_config[CRITIC].init_lora_weights = initial
+    critic = SharedCritic(policy)
+    critic.load(folder)
+    return critic
+
+
+def quantised(config: Any) -> list[str]:
+    """Return the bitsandbytes flags, load_in_4bit or load_in_8bit, that a configuration sets."""
+    config = getattr(config, "quantization_config", config)
+    ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
+    return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]
 
 
 def check_sharding(
-    host: Bridge, given: continuing.GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
+    host: Bridge, given: GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
     """Refuse sharding engines and settings that would train silently wrong."""
     copies = reference.adapter
     critic = checks.critic_kind(given.model, given.name, lora=hasattr(host.model, "peft_config"))
     checks.check(checks.run_of(host, critic, turn_reward_funcs, copies_adapter=copies))
     if hasattr(host.model, "peft_config"):
-        adapter_checks.check_loaded_policy(host.model)
+        adapters.check_loaded_policy(host.model)
 
 
 @dataclass
@@ -51,7 +159,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     like rewrite the base weights again. We copy a policy given as an instance, because its weights may differ
     from the checkpoint that its config names.
     """
-    adapter_checks.check_policy_adapter(model, peft_config)
+    adapters.check_policy_adapter(model, peft_config)
     if args.kl_coef == 0.0 and args.beta == 0.0:
         return ReferencePlan()
     is_peft = peft_config is not None or hasattr(model, "peft_config")
@@ -68,7 +176,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
             )
         return ReferencePlan(model=copy.deepcopy(model))
     config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
-    adapter_checks.check_untouched_base(
+    adapters.check_untouched_base(
         config, "the reference", "pass `ref_model`, or set kl_coef=0.0 and beta=0.0"
     )
     if adapters.needs_reference_copy(model, peft_config):
@@ -76,7 +184,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     return ReferencePlan(by_upstream=True)
 
 
-def install_models(host: Bridge, reference: ReferencePlan, given: continuing.GivenCritic) -> Critic:
+def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -> Critic:
     """Install reference policy and stop token on GRPOTrainer; build and return the critic."""
     check_vocabulary(host)
     keep_trainable(host.model)
@@ -143,7 +251,7 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
 # ----------------------------------------------------------------------- critic
 
 
-def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
+def build_critic(host: Bridge, given: GivenCritic) -> Critic:
     """Build the critic on the device, equal on all processes.
 
     It is a given model, else a named checkpoint, else an adapter on a LoRA policy's backbone, published or
@@ -164,7 +272,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
     if value_model is not None:
         critic = _separate(value_model, host)
     elif given.name is not None:
-        kwargs = continuing.loading_options(args)
+        kwargs = loading_options(args)
         # ZeRO-3 cannot shard packed weights.
         packed = "quantization_config" in kwargs
         with runtime.unpartitioned() if packed else nullcontext():
@@ -174,7 +282,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         if published is None:
             critic = SharedCritic(policy)
         else:
-            critic = continuing.shared_critic(policy, published)
+            critic = shared_critic(policy, published)
         # An engine moves the policy only later.
         critic.head.to(host.accelerator.device)
         # The critic's forward bypasses DDP's; we reduce its gradients.
@@ -182,7 +290,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         if args.disable_dropout:
             disable_dropout(policy)
     else:
-        trust = continuing.loading_options(args)["trust_remote_code"]
+        trust = loading_options(args)["trust_remote_code"]
         critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
     if host.accelerator.num_processes > 1:
         for parameter in critic.parameters():

@@ -28,8 +28,8 @@ from ..bridge import Bridge
 from ..loop.player import EpisodePlayer, renderer
 from ..loop.sampler import TurnSampler, warn_of_hidden_settings
 from ..loop.vllm import VLLM
+from ..planning.data import is_conversational
 from ..planning.plan import RolloutPlan
-from ..planning.rows import is_conversational
 
 logger = logging.getLogger(__name__)
 

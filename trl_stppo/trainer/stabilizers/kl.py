@@ -23,7 +23,7 @@ BRAKE, ENOUGH_TURNS = 4.0, 32
 
 @dataclass
 class Update:
-    """What is known of the update under way.
+    """The state of the update under way.
 
     Attributes:
         kl: sum over the last epoch's turns, of mini-batches before which a step was taken.

@@ -35,7 +35,6 @@ class TurnResult:
     """One sampled turn, or the error that prevented it.
 
     Attributes:
-        key: the key of the request.
         ids: The sampled tokens, at least one, including the end-of-turn token if there is one.
         logprobs: Logprobs of the sampled tokens in nats, or None if the backend gives none.
         error: Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
@@ -73,11 +72,7 @@ class Backend(Protocol):
 
 
 class QueuedBackend:
-    """Base class of backends that queue one turn per episode. A `capacity` of None allows any number.
-
-    Attributes:
-        version: version of the weights, as in `TurnResult`.
-    """
+    """Base class of backends that queue one turn per episode. A `capacity` of None allows any number."""
 
     version: int | None = None
 

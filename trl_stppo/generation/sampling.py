@@ -87,10 +87,9 @@ class SamplingSettings:
     def from_generation_config(
         cls, config: GenerationConfig, model_config: GenerationConfig | None = None
     ) -> tuple[SamplingSettings | None, str | None]:
-        """Convert a generation configuration to settings. Missing fields are taken from `model_config`.
+        """Return (settings, None), or (None, the fields that settings cannot express).
 
-        Returns:
-            the settings and None; or None and the fields that these settings cannot express.
+        Missing fields are taken from `model_config`.
         """
         values = {} if model_config is None else _given(model_config)
         values.update(_given(config))

@@ -236,11 +236,7 @@ class AgentDriver(Driver):
         return self._parse(ids, context.prompt_ids + context.ids, request.tools)
 
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
-        """Append a sampled turn and make the call that answers the agent.
-
-        Returns:
-            The call, and whether the turn was cut at one of the request's stop strings.
-        """
+        """Append a sampled turn. Return the call that answers the agent, and whether a stop string cut it."""
         session, pending, context = episode.env, episode.env.pending, episode.context
         request, decode = pending.request, self._renderer.decode_action
         ids, stopped = cut_at(request.stop, result.ids, decode)

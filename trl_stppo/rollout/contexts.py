@@ -43,10 +43,7 @@ class AgentRequest:
 class _Checkpoint:
     """State of a context after one of its turns.
 
-    Attributes:
-        tokens: number of tokens after the prompt of the context.
-        said: all messages, the turn's own included.
-        tools: the tools as JSON.
+    `tokens` counts those after the context's prompt, `said` has all messages and the turn, `tools` is JSON.
     """
 
     context: Context
@@ -69,11 +66,7 @@ class AgentContexts:
         self.new: list[Message] = []
 
     def begin(self, request: AgentRequest) -> bool:
-        """Set the episode's current context, in which the next turn answers the request.
-
-        Returns:
-            Whether the messages fit; if not, nothing has changed.
-        """
+        """Set the current context to that of the request. Return False, with no change, if it is full."""
         said = tuple(_said(message) for message in request.messages)
         tools = json.dumps(request.tools, sort_keys=True)
         match = self._match(said, tools)
@@ -178,10 +171,9 @@ def _arguments(value: Any) -> str:
 def cut_at(
     stop: tuple[str, ...], ids: list[int], decode: Callable[[list[int]], str]
 ) -> tuple[list[int], str | None]:
-    """Cut a turn after the token that completes the first stop string.
+    """Cut a turn after the token that completes the first stop string; return it and the text before `stop`.
 
-    Returns:
-        The tokens that are left, and the text before `stop`; None if the turn does not hold it.
+    The text is None if the turn holds no stop string.
     """
     if not any(text in decode(ids) for text in stop):
         return ids, None

@@ -38,13 +38,11 @@ class Outcome:
         env: the environment after its reset.
         text: the opening text, appended to the last message of the prompt.
         has_turn_rewards: whether a tool environment gives turn rewards, after its reset.
-        messages: the observation, as messages.
         reward: the reward of this turn alone, None without turn rewards.
         terminated, truncated: whether the episode ends here, by the task or from outside.
         valid_action: whether the environment could read the action, None if it does not report it.
         success: whether the task is solved, None if not reported.
-        picture: the environment after the turn as text or SVG.
-        tool_calls, tool_failures: counts of a tool environment's calls.
+        picture: the environment as text or SVG.
         request: an agent's next call.
         turn_rewards: rewards of all turns, set when an agent ends.
         over: the limit that has ended an agent's episode.
@@ -74,7 +72,6 @@ class Driver:
     long after its episode, so it writes at most `turn_rewards_seen`.
 
     Attributes:
-        tools: tools that the model can call.
         trusted_text: whether observations may hold control tokens.
         type_name: the environment's class; None without an environment.
     """
@@ -98,8 +95,7 @@ class Driver:
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that scores the ended episode, or None if the environment has no score.
 
-        It returns the final reward and the last turn's additional reward, None for either if there
-        is none.
+        It returns the final reward and the last turn's additional reward, each of which may be None.
         """
         return None
 

@@ -46,11 +46,7 @@ LINGER_SECONDS = 0.05
 class RolloutEngine:
     """Plays episodes of any number of named environments.
 
-    Args:
-        drivers: by key of the environment factory; None is the single unnamed one, or no factory.
-        pool: environment instances, None if there are only tools.
-        calls: runs the environments.
-        limits: budgets of an episode.
+    `drivers` have the keys of the environment factories; None is the single unnamed one, or no factory.
     """
 
     def __init__(

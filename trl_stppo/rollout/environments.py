@@ -22,11 +22,9 @@ Factories = dict[str | None, Factory]
 def split_environments(
     environment_factory: Factory | dict[str, Factory] | None,
 ) -> tuple[Factories, Factories, dict[str | None, Any]]:
-    """Call each factory once, and sort the factories by the kind of environment that they make.
+    """Call each factory once; return those of text environments, those of tools, and what each has made.
 
-    Returns:
-        `(text, tools, probes)`: factories by name (None is the single unnamed one), and the instance
-        that each made for the probe.
+    The keys are names of factories; None is the single unnamed one.
     """
     text: Factories = {}
     tools: Factories = {}

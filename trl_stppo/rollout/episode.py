@@ -35,11 +35,8 @@ class Limits:
 class Durations:
     """Durations of the parts of a rollout, in seconds.
 
-    Attributes:
-        environments: time inside environments, summed over episodes.
-        waiting: wall-clock time without generation because every running episode was in its
-            environment.
-        generation: wall-clock time spent generating.
+    `environments` is summed over episodes; `waiting` is time without generation because every running
+    episode was in its environment.
     """
 
     environments: float = 0.0
@@ -113,28 +110,21 @@ class Episode(Context):
 
     Attributes:
         row: index of its row in the rollout; today each episode has its own row.
-        columns: columns of the dataset row, as `reset` gets them.
         prompt: the row's prompt, later with the environment's opening text.
         name: key of the environment factory, None for the single unnamed one.
         env_type: class of the environment, "tools" for tools without one; None without either.
         instance: number of its environment instance in the pool.
         env: the environment instance, None until `reset` has returned.
-        more: its further contexts.
         current: the context of the next turn, None for the first one.
         opened: number of further contexts by reason, if an agent makes the calls.
         exchanges: per turn the messages before it and the turn, if an agent makes the calls.
-        messages: the conversation after the prompt.
         pictures: the environment's `render()` after `reset` and after each turn, None without one.
         turn_rewards: the environment's reward of each turn, of all contexts.
-        has_turn_rewards: whether the environment gives turn rewards.
         turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
-        final_reward: reward of the episode, from `get_reward`.
         valid_actions: whether the action was valid, of each turn for which that is known.
         success: whether the task was solved, None if the environment does not report it.
-        stop_reason: None while the episode runs.
-        error: message of the environment's failure.
+        stop_reason: None while the episode runs, and without an engine.
         terminated: whether no state can follow, so that the value after the episode is 0.
-        tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
         policy_versions: per turn the number of optimizer steps of the policy that sampled it; empty if
             the trained policy itself samples.

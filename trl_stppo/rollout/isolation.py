@@ -101,12 +101,8 @@ class IsolatedEnvironment:
     """An environment in a child process, which is used like an environment in this process.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
-    `get` reach also those that this class hides. Calls take turns. Attributes are copies.
-
-    Attributes:
-        env_type_name: name of the environment's type.
-        methods: names of its public methods.
-        pid: process id of the child.
+    `get` reach also those that this class hides. Calls take turns. Attributes are copies. `pid` is the
+    child's, and `methods` has the names of the environment's public methods.
     """
 
     def __init__(self, factory: Callable[[], Any], *, start_timeout: float = 60.0) -> None:

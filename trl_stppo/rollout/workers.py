@@ -31,14 +31,9 @@ CANCEL_SECONDS = 0.5
 
 @dataclass
 class CallResult:
-    """Result of one call into an environment.
+    """Result of one call into an environment. `value` and `error` are None if the call `timed_out`.
 
-    Attributes:
-        key: as submitted.
-        value: the return value.
-        error: the exception, SystemExit and the like included, or None.
-        timed_out: whether the call was abandoned; value and error are None then.
-        seconds: duration.
+    `error` may be a SystemExit or its like.
     """
 
     key: int
@@ -53,10 +48,8 @@ class Call:
     """One call into an environment, from its submission to its result.
 
     Attributes:
-        key, func, timeout: as submitted.
         started: None while the call is queued for a thread or for the poller.
         spent: seconds before the call was queued for the poller.
-        abandoned: whether the call gives no result any more.
         loop: the event loop on which it runs a coroutine.
         cancelled: whether that coroutine was cancelled at the limit.
         future: of what runs on the loop or the poller.

@@ -131,11 +131,9 @@ def prompt_template(
     uses_tools: bool,
     prepare: Callable[[ChatRenderer], str | None] = growing_template,
 ) -> tuple[str | None, ValueError | None]:
-    """Return the chat template of training, so that prompts are equal to training's.
+    """Return training's chat template (None: the tokenizer's own), and why it cannot play messages, or None.
 
-    Returns:
-        The template, None for the tokenizer's own; and the error if episodes of messages cannot be
-        played, else None. A template that cannot render tools raises ValueError if there are any.
+    A template that cannot render tools raises ValueError if there are any.
     """
     tokenizer = speaker.tokenizer
     if uses_tools:

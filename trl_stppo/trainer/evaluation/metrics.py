@@ -25,16 +25,11 @@ class PlayedEpisode:
     Attributes:
         name: row of the dataset, repetition.
         score: turn rewards plus score, as in training.
-        success: None if not reported.
-        turns: number of turns.
         tokens: number of sampled tokens.
         ended: whether its last token ends a turn.
         rewards: one per reward function, NaN if it returned None.
         reward: weighted sum of these, NaN if all returned None.
-        valid_actions: Per turn whether the environment could read the action; empty if it does not
-            report it.
         stop_reason: None if no engine played.
-        tool_calls: Counts.
     """
 
     name: EpisodeKey
@@ -88,11 +83,7 @@ class EvaluationRun:
     ) -> None:
         """Add the results of a played and scored batch, without repeated padding episodes.
 
-        Args:
-            rollout: with rewards and each episode's total reward.
-            names: of its episodes.
-            ends: tokens that end an episode.
-            weights: of the reward functions.
+        `ends` are the tokens that end an episode, `weights` those of the reward functions.
         """
         ended = rollout.ended(ends)
         for i, (name, episode) in enumerate(zip(names, rollout.episodes, strict=True)):

@@ -23,10 +23,7 @@ class Rollout:
     Attributes:
         rows: Dataset rows, each with a `prompt`, and with the columns that a `rollout_func`
             returned.
-        episodes: the played episodes.
-        durations: durations of playing.
         seed: seed of the rollout; None if a `rollout_func` played.
-        has_logprobs: whether the sampler gives log-probabilities.
         names: names of an evaluation's episodes, None in training.
         repeated: Numbers of episodes that only pad a batch of an evaluation.
         rewards: [B, F], one column per reward function, NaN for None.
@@ -35,7 +32,6 @@ class Rollout:
         totals: Score of each episode, turn rewards included.
         ages: Optimizer steps since the weights that sampled each turn; None if the trained policy
             itself samples.
-        has_contexts: Whether episodes may have several contexts.
         metric_sums: Sum and count by name, of the metrics of vLLM and turn reward functions.
     """
 

@@ -150,6 +150,10 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
     length = config.max_completion_length
+    # Those of turns that are not greedy.
+    sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
+    if config.eval_settings.get("temperature") != 0.0:
+        sampling |= config.eval_settings
     with unpartitioned():
         agent = Agent.from_pretrained(
             str(folder),
@@ -158,7 +162,7 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
             model_init_kwargs=options,
             max_completion_length=config.eval_settings.get("max_completion_length", length),
             chat_template_kwargs=config.chat_template_kwargs or {},
-            sampling=_sampling_of(config),
+            sampling={name: sampling[name] for name in SAMPLING},
             **{setting: getattr(config, name) for name, setting in LIMITS.items()},
         )
     model, tokenizer, ends = agent.model, agent.tokenizer, []
@@ -174,14 +178,6 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
         agent.settings.changed(eos_token_ids=ends),
         generation_kwargs=config.generation_kwargs,
     )
-
-
-def _sampling_of(config: Any) -> dict[str, Any]:
-    """Return the sampling settings of evaluation, for turns that are not greedy."""
-    settings = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
-    if config.eval_settings.get("temperature") != 0.0:
-        settings |= config.eval_settings
-    return {name: settings[name] for name in SAMPLING}
 
 
 def evaluate(

@@ -226,8 +226,18 @@ class _Check:
             _check_tools(env)
         episodes = [self.episode(env, each, actions) for each in self.rows]
         if is_text:
-            self.check_infos(name, [played for _, played in episodes if played])
-            self.play_odd_actions(env)
+            for played in (played for _, played in episodes if played):
+                if any("valid_action" not in step.info for step in played):
+                    self.warn(
+                        f"{name}.step returns no info['valid_action'] (bool) for the metrics."
+                    )
+                if played[-1].ended and played[-1].info.get("success") is None:
+                    self.warn(f"{name}.step ends an episode without info['success'] (bool).")
+            ended = True
+            for odd in ODD_ACTIONS:
+                if ended:
+                    self.player.reset(env, row)
+                ended = self.player.play(env, odd).ended
         elif (rewards := turn_rewards(env)) is not None:
             # As a tool would.
             rewards.append(0.0)
@@ -278,22 +288,6 @@ class _Check:
                 step = Step("", *step[1:])
             played.append(step)
         return played
-
-    def check_infos(self, name: str, episodes: list[list[Step]]) -> None:
-        """Warn of steps that lack what the metrics read."""
-        for played in episodes:
-            if any("valid_action" not in step.info for step in played):
-                self.warn(f"{name}.step returns no info['valid_action'] (bool) for the metrics.")
-            if played[-1].ended and played[-1].info.get("success") is None:
-                self.warn(f"{name}.step ends an episode without info['success'] (bool).")
-
-    def play_odd_actions(self, env: Any) -> None:
-        """Play texts that a model may write; the last episode is abandoned."""
-        ended = True
-        for action in ODD_ACTIONS:
-            if ended:
-                self.player.reset(env, self.rows[0])
-            ended = self.player.play(env, action).ended
 
 
 def _check_tools(env: Any) -> None:

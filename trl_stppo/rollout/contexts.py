@@ -51,10 +51,6 @@ class _Checkpoint:
     said: tuple[Said, ...]
     tools: str
 
-    @property
-    def is_end(self) -> bool:
-        return self.tokens == len(self.context.ids)
-
 
 class AgentContexts:
     """The contexts of one episode of an agent, each within `limits`."""
@@ -74,7 +70,7 @@ class AgentContexts:
         if match is not None:
             new = request.messages[len(match.said) :]
             suffix = self._suffix(match.context.ids[: match.tokens], new)
-            if suffix is not None and match.is_end:
+            if suffix is not None and match.tokens == len(match.context.ids):
                 context, more = match.context, suffix
             elif suffix is not None:
                 before = match.context.prompt_ids + match.context.ids[: match.tokens]
@@ -89,7 +85,9 @@ class AgentContexts:
                 more = ids[len(context.prompt_ids) + len(context.ids) :]
             else:
                 context, prompt = Context(), ids
-                reason = self._reason(said, tools)
+                others = [each for each in self._checkpoints if each.tools != tools]
+                same = any(each.said == said[: len(each.said)] for each in others)
+                reason = "tools" if same else "rewritten"
         if not request.trains and prompt is None:
             # The call must not become part of the row.
             context, prompt = Context(), context.prompt_ids + context.ids + more
@@ -139,11 +137,6 @@ class AgentContexts:
         rows = [(c, c.prompt_ids + c.ids) for c in self._episode.contexts]
         fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
         return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
-
-    def _reason(self, said: tuple[Said, ...], tools: str) -> str:
-        others = [each for each in self._checkpoints if each.tools != tools]
-        same = any(each.said == said[: len(each.said)] for each in others)
-        return "tools" if same else "rewritten"
 
     def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
         """Return the token ids of messages that follow a turn, or None if the template cannot append them."""

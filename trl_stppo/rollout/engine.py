@@ -189,19 +189,17 @@ class _Rollout:
     def _generate(self) -> None:
         if not self._backend.busy:
             return
-        if getattr(self._backend, "whole_batches", False):
-            self._linger()
+        # Others may join a batch that is sampled as a whole.
+        until = time.monotonic() + LINGER_SECONDS
+        while getattr(self._backend, "whole_batches", False) and self._calls:
+            if (left := until - time.monotonic()) <= 0:
+                break
+            self._answer(left)
         started = time.perf_counter()
         results = self._backend.step()
         self.durations.generation += time.perf_counter() - started
         for result in results:
             self._sampled(self._running[result.key], result)
-
-    def _linger(self) -> None:
-        """Process answers for a short time, so that more episodes join the next batch of turns."""
-        until = time.monotonic() + LINGER_SECONDS
-        while self._calls and (left := until - time.monotonic()) > 0:
-            self._answer(left)
 
     def _answer(self, wait: float | None = None) -> None:
         """Process the environments' answers. Block for an answer if there is no other work."""

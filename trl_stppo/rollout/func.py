@@ -49,8 +49,21 @@ def read_rollout(
         context.prompt_ids = prompt_ids
         _append(episode, context, ids, None if logprobs is None else logprobs[row], spans[row])
         episode.messages.append(read(ids, prompt_ids))
-        episode.terminated = _terminated(output, row, ids[-1] in eos_token_ids)
-        _add_turn_rewards(episode, context, row, output.get("turn_rewards"))
+        episode.terminated = ids[-1] in eos_token_ids
+        if output.get("terminated") is not None:
+            episode.terminated = bool(output["terminated"][row])
+        elif output.get("truncated") is not None:
+            episode.terminated = not output["truncated"][row]
+        if output.get("turn_rewards") is not None:
+            rewards, name = output["turn_rewards"][row], f"turn_rewards[{row}]"
+            if len(rewards) != len(context.turns):
+                raise ValueError(
+                    f"`{name}` has {len(rewards)} entries for {len(context.turns)} turns."
+                )
+            for place, reward in enumerate(rewards):
+                checked = check_reward(reward, f"{name}[{place}]")
+                episode.turn_rewards[context.turns[place]] = checked
+            episode.has_turn_rewards = True
     return [episodes[number] for number in range(len(rows))], columns
 
 
@@ -66,25 +79,6 @@ def _append(
             sampled = None if logprobs is None else list(logprobs[start:stop])
             episode.append_turn(ids[start:stop], sampled, context)
         end = stop
-
-
-def _add_turn_rewards(episode: Episode, context: Context, row: int, turn_rewards: Any) -> None:
-    if turn_rewards is None:
-        return
-    rewards, name = turn_rewards[row], f"turn_rewards[{row}]"
-    if len(rewards) != len(context.turns):
-        raise ValueError(f"`{name}` has {len(rewards)} entries for {len(context.turns)} turns.")
-    for place, reward in enumerate(rewards):
-        episode.turn_rewards[context.turns[place]] = check_reward(reward, f"{name}[{place}]")
-    episode.has_turn_rewards = True
-
-
-def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:
-    if output.get("terminated") is not None:
-        return bool(output["terminated"][row])
-    if output.get("truncated") is not None:
-        return not output["truncated"][row]
-    return by_itself
 
 
 def _check(output: dict[str, Any], count: int) -> list[int]:

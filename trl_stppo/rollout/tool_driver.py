@@ -142,14 +142,6 @@ class ToolDriver(Driver):
     def _is_async(self, method: Any) -> bool:
         return inspect.iscoroutinefunction(method) and not self._isolated
 
-    def _tools_of(self, env: Any) -> dict[str, Callable[..., Any]]:
-        methods = {
-            # By name through `call`: `IsolatedEnvironment` hides tools such as `get` and `close`.
-            name: functools.partial(env.call, name) if self._isolated else getattr(env, name)
-            for name in self._methods
-        }
-        return {**self._standalone, **methods}
-
     def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
         """Run a tool on the worker's thread, or on the main thread if the tool sets signal handlers.
 
@@ -167,7 +159,12 @@ class ToolDriver(Driver):
 
     def _carry_out(self, episode: Episode, requests: list[dict[str, Any]]) -> Outcome:
         """Run the synchronous calls in their order, then the asynchronous ones together."""
-        tools, failures, malformed = self._tools_of(episode.env), 0, False
+        env, failures, malformed = episode.env, 0, False
+        tools = self._standalone | {
+            # By name through `call`: `IsolatedEnvironment` hides tools such as `get` and `close`.
+            name: functools.partial(env.call, name) if self._isolated else getattr(env, name)
+            for name in self._methods
+        }
         results: list[Message] = []
         waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
 

@@ -135,7 +135,8 @@ class EnvironmentCalls:
                     self._finished.clear()
                     return results
                 if not self._for_poller:
-                    self._change.wait(min(left, *self._seconds_to_deadlines(), left))
+                    nearest = min((call.ends_at for call in self._running.values()), default=until)
+                    self._change.wait(max(0.0, min(left, nearest - time.monotonic())))
 
     def interrupt(self) -> None:
         """Make `poll` raise `RolloutInterrupted` from now on, even in a call that is blocked."""
@@ -299,10 +300,6 @@ class EnvironmentCalls:
             return True
 
     # ---------------------------------------------------------------- deadlines
-
-    def _seconds_to_deadlines(self) -> list[float]:
-        now = time.monotonic()
-        return [max(0.0, call.ends_at - now) for call in self._running.values()]
 
     def _abandon_overdue(self) -> None:
         now = time.monotonic()

@@ -110,12 +110,13 @@ class Speaker:
             pad_token_id=self._pad,
             **{**self._options, **settings},
         )
-        return [self._cut(row) for row in output[:, longest:].tolist()], None
-
-    def _cut(self, ids: list[int]) -> list[int]:
-        """Cut the padding that `generate` puts after the end of a turn."""
-        ends = [position for position, token in enumerate(ids) if token in self.eos_token_ids]
-        return ids[: ends[0] + 1] if ends else ids
+        # Padding follows the end of a turn.
+        turns = output[:, longest:].tolist()
+        ends = [
+            next((n for n, t in enumerate(turn, 1) if t in self.eos_token_ids), None)
+            for turn in turns
+        ]
+        return [turn[:end] for turn, end in zip(turns, ends, strict=True)], None
 
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -221,7 +221,9 @@ def undisturbed(host: Bridge) -> Iterator[None]:
     ):
         try:
             metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
-            logs = {name: _emptied(entry) for name, entry in internals.logs.items()}
+            logs = {name: copy.copy(entry) for name, entry in internals.logs.items()}
+            for entry in logs.values():
+                entry.clear()
             internals.figures = metrics, logs, defaultdict(list), defaultdict(list)
             set_seed(host.args.seed, device_specific=True)
             yield
@@ -231,12 +233,6 @@ def undisturbed(host: Bridge) -> Iterator[None]:
             internals.figures = figures
             if host.model.training != training:
                 host.model.train(training)
-
-
-def _emptied(entry: Any) -> Any:
-    if isinstance(entry, deque):
-        return deque(maxlen=entry.maxlen)
-    return defaultdict(entry.default_factory)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import pytest
 from tests.kit.rollout_kit import collect, environment_threads
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import workers
-from trl_stppo.rollout import workers as calls_module
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 
@@ -97,7 +96,7 @@ def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
 
 
 def test_a_cooperative_coroutine_is_cancelled_and_the_loop_stays(calls, monkeypatch):
-    monkeypatch.setattr(calls_module, "CANCEL_SECONDS", PATIENCE)
+    monkeypatch.setattr(workers, "CANCEL_SECONDS", PATIENCE)
     seen = []
 
     async def patient():

@@ -107,6 +107,8 @@ def train(model: str, folder: Path, options: argparse.Namespace) -> None:
         peft_config=LORA,
     )
     trainer.train()
+    if trainer.stop_signal:
+        raise SystemExit(128 + trainer.stop_signal)
     trainer.save_model()
 
 

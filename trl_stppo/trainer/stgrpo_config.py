@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
-from .config.names import Preset, option, takes_ignored
+from .ppo_config import Preset, option, takes_ignored
 from .stppo_config import STPPOConfig
 
 # variant -> (importance_sampling_level, whether the clipping-bias correction is on). The end of the name

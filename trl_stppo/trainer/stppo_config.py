@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core import TOKEN_CLIPRANGE
-from .config.names import Preset, option, takes_ignored
-from .ppo_config import PPOConfig
+from .ppo_config import PPOConfig, Preset, option, takes_ignored
 from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
 
 # Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is

@@ -13,8 +13,7 @@ from tests.kit.launch import ENVIRONMENT, ROOT
 from trl_stppo import threads
 from trl_stppo.errors import ThreadStartError
 from trl_stppo.threads import DaemonThread
-from trl_stppo.trainer.disk.files import complaint
-from trl_stppo.trainer.disk.run_lock import NAME
+from trl_stppo.trainer.disk import NAME, complaint
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 
 from tests.kit import references
 from trl_stppo import core
-from trl_stppo.core.clip_bias import CLIP_BIAS_EPS
+from trl_stppo.core.policy import CLIP_BIAS_EPS
 
 NAN, INF = float("nan"), float("inf")
 NORMS = [0.0, 1e-13, 1e-6, 0.3, 1.0, 2.5, 1e3, 1e8]

@@ -5,7 +5,7 @@ import torch
 
 from tests.kit import references
 from trl_stppo import core
-from trl_stppo.core.losses import MAX_LOG_RATIO
+from trl_stppo.core.policy import MAX_LOG_RATIO
 
 NAN, INF = float("nan"), float("inf")
 LOW, HIGH, DELTA = 0.2, 0.3, 1.6

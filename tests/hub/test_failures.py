@@ -15,7 +15,7 @@ from tests.kit.fakes import CountEnv
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
-from trl_stppo.trainer.disk import files
+from trl_stppo.trainer import disk
 
 PUSHES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
 WEIGHTS = "model.safetensors"
@@ -110,7 +110,7 @@ def test_a_push_from_a_checkpoint_that_fails_is_told_and_ends_no_run(hub, tmp_pa
     assert output.global_step == 2
     told = warnings_of(caplog, 2)
     assert all(repr(REPO) in text and "checkpoint-2" in text for text in told)
-    assert files.complaint(tmp_path / "run" / "checkpoint-2") is None
+    assert disk.complaint(tmp_path / "run" / "checkpoint-2") is None
     hub.faults.clear()
     trainer.push_to_hub()
     assert WEIGHTS in hub.repos[REPO].files
@@ -122,7 +122,7 @@ def test_what_cannot_be_put_together_for_a_push_ends_no_run(hub, tmp_path, caplo
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trl_stppo.trainer.publishing.publisher.shutil.copytree", full)
+    monkeypatch.setattr("trl_stppo.trainer.publisher.shutil.copytree", full)
     with caplog.at_level(logging.WARNING, logger="trl_stppo"):
         assert trainer.train().global_step == 2
     assert "No space left on device" in caplog.text

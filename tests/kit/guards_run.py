@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
-from trl_stppo.trainer.disk import run_lock
+from trl_stppo.trainer import disk
 
 RUN = {
     **LEARNS, "trainer_class": Float64Trainer, "per_device_train_batch_size": EPISODES // 2,
@@ -58,7 +58,7 @@ def arrange(case: str, trainer: Any) -> None:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
     elif case == "the folder of another run" and rank == 0:
-        trainer.other_run = run_lock.RunLock(Path(trainer.args.output_dir))
+        trainer.other_run = disk.RunLock(Path(trainer.args.output_dir))
         trainer.other_run.take()
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from trl_stppo.trainer.recording.recorder import cut
+from trl_stppo.trainer.recorder import cut
 
 
 def byte_tokenizer() -> Tokenizer:

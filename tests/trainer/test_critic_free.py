@@ -11,7 +11,7 @@ from tests.kit.run_log import comparable
 from tests.kit.scripted import weights
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
-from trl_stppo.trainer.guards import watches
+from trl_stppo.trainer.guards import alarms
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.training_loop import TrainingLoop
@@ -187,7 +187,7 @@ def test_scores_of_reward_functions_are_paid_on_the_last_turn_and_hidden_episode
 
 
 def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(watches, "MAX_FAILURE_RATE", 1.0)
+    monkeypatch.setattr(alarms, "MAX_FAILURE_RATE", 1.0)
 
     class Alike(CountEnv):
         def step(self, action):

@@ -17,7 +17,7 @@ import torch
 from tests.kit.kill_run import PHASES, SETTINGS, STEPS, PhaseFile
 from tests.kit.launch import ENVIRONMENT, ROOT, launcher
 from tests.kit.run_log import comparable
-from trl_stppo.trainer.disk.files import checkpoints, complaint
+from trl_stppo.trainer.disk import checkpoints, complaint
 
 TARGETS = PHASES[1:-1]
 LIMIT_SECONDS = 300

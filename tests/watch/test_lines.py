@@ -11,7 +11,7 @@ import pytest
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from tests.kit.scripted import numbered_rows, scripted_trainer
-from trl_stppo.trainer.watching import display
+from trl_stppo.trainer import display
 from trl_stppo.watch import ProgressLines
 from trl_stppo.watch.lines import COLUMNS, say, steps_per_round
 from trl_stppo.watch.runs import NOTHING, duration, number, shown

@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 
 from trl import DatasetMixtureConfig, ScriptArguments
 
-from ..trainer.config.names import option
+from ..trainer.options import option
 from .usage import UsageError
 
 

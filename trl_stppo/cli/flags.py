@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from trl import ModelConfig, TrlParser
 
-from ..trainer.config.names import IGNORED, without_ignored
+from ..trainer.options import IGNORED, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .usage import Parser, UsageError, hint
 

@@ -16,30 +16,32 @@ from trl_stppo.core.advantages import (
     turn_gae,
     whiten,
 )
-from trl_stppo.core.clip_bias import (
-    NORMALIZATION_MODES,
-    cosine,
-    logit_space_squares,
-    normalization_scale,
-)
 from trl_stppo.core.desired_kl import kl_per_turn, next_step_factor
 from trl_stppo.core.joined import JoinedView
 from trl_stppo.core.losses import (
     KL_ESTIMATORS,
     LOSS_TYPES,
+    aggregation_weights,
+    clipped_value_loss,
+    kl_penalty,
+)
+from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
+from trl_stppo.core.policy import (
+    NORMALIZATION_MODES,
+    RATIO_LEVELS,
     TOKEN_CLIPRANGE,
     ClippedSurrogate,
     SurrogateStats,
-    aggregation_weights,
     clipped_surrogate,
-    clipped_value_loss,
+    cosine,
     default_cliprange,
     importance_ratio,
-    kl_penalty,
+    log_importance_ratio,
+    logit_space_squares,
+    normalization_scale,
+    sampler_correction,
     winner_weights,
 )
-from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
-from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio, sampler_correction
 from trl_stppo.core.turns import (
     broadcast_turns,
     num_turns,

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from trl_stppo.core.masking import check_like, widest
+from trl_stppo.core.policy import MAX_LOG_RATIO
 from trl_stppo.core.turns import check_turn_index, reduce_turns
 
-# The exponent of a token's probability ratio is bounded, so that one token keeps the sum finite.
-MAX_LOG_RATIO = 20.0
 GROWTH = 1.5
 # The KL may be half or twice the desired one before the factor moves.
 TOLERANCE = 2.0

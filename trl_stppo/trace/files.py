@@ -13,12 +13,12 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import TraceError
-from .format import FORMAT, VERSION, TracedEpisode, TracedUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,186 @@ FOLDER = "trace"
 ENDING = ".jsonl.gz"
 # Level of gzip: 6 needs almost three times as long for 6% less.
 COMPRESSION = 4
+FORMAT = "trl-stppo-trace"
+# Increased if older readers would misread a file; new fields do not increase it.
+VERSION = 1
+
+# Fields with an entry per token after the prompt.
+PER_TOKEN = (
+    *("loss_mask", "old_logprobs", "token_log_ratio", "log_ratio"),
+    *("advantages", "values", "returns", "clipped"),
+)
+# Digits of a recorded per-token figure; more would double the file.
+DIGITS = 6
+
+Figures = list[float | None] | None
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """Record of one rollout batch and its update, or of one evaluation.
+
+    Attributes:
+        phase: "train" or "eval".
+        name: "train", or the prefix of an evaluation's figures.
+        update: number of the rollout batch, from 1; in an evaluation, number of past updates.
+        global_step: optimizer steps before the episodes.
+        process: its rank.
+        start: number of the (perhaps resumed) training in the folder, from 1; 0 outside of training.
+        first_step: optimizer steps before it; None for an evaluation outside of training.
+        trainer, variant: of the run.
+        level: of the importance ratio: "token", "turn" or "sequence".
+        clip_range: distances of the clip bounds below and above 1.
+        steps: optimizer steps of this update by outcome: "taken", "critic_only" (warm-up of the
+            critic), "target_kl", "not_finite" and "empty" (skipped by a guard).
+        complete: whether the update was finished.
+        episodes: number in the file.
+    """
+
+    phase: str
+    name: str
+    update: int
+    global_step: int
+    process: int = 0
+    start: int = 0
+    first_step: int | None = None
+    trainer: str = ""
+    variant: str | None = None
+    level: str = "token"
+    clip_range: list[float] = field(default_factory=lambda: [0.2, 0.2])
+    steps: dict[str, int] = field(default_factory=dict)
+    complete: bool = True
+    episodes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a dictionary for the first line of a trace file."""
+        return {"format": FORMAT, "version": VERSION, **vars(self)}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
+        """Make a record from a dictionary of `to_json`. Unknown fields are ignored."""
+        return cls(**_known(cls, line))
+
+
+@dataclass(frozen=True)
+class TracedEpisode:
+    """Record of one episode: its texts, per-token values, rewards and outcome.
+
+    Attributes:
+        update: of the episode.
+        row: of the rollout batch over all processes; of the dataset in an evaluation.
+        repetition: of the row, in an evaluation.
+        prompt_id: the row's `id` column, else a hash of its prompt.
+        columns: short columns of the row besides its prompt, for example the right answer.
+        seed: of its random numbers; None without the rollout engine.
+        environment: name of the class or factory.
+        pieces: text of each token, prompt included; together they are the text. Tokens of one character
+            are "", except for the last.
+        token_ids: of the same tokens.
+        prompt_tokens: number of tokens of the prompt.
+        turn_spans: per turn half-open offsets from the first token after the prompt.
+        context, contexts: number of this context in the episode, and their count.
+        turns: per turn of this context its number in the episode; None if there is one context.
+        observations: "environment" or "tool", the source of the text between turns.
+        loss_mask: per token whether it is in the loss.
+        old_logprobs: log-probabilities of the sampling policy, nats.
+        token_log_ratio, log_ratio: difference of the log-probabilities at the last update and
+            `old_logprobs`, per token and at the ratio's level, nats.
+        advantages: in the loss.
+        values, returns: of the critic before the update, and its targets.
+        clipped: whether the clip removed the token's gradient in the last pass.
+        weight: of the episode in the last pass, by `stabilizers`; None for 1.
+        policy_versions: per turn the optimizer steps of the sampling policy; None if it is the trained
+            policy.
+        steps: passes over the episode by outcome, as in `TracedUpdate.steps`.
+        turn_rewards: per turn; None without them.
+        rewards: of each reward function.
+        score: sum of all rewards, as in `episode/score`.
+        success: None if it is not known.
+        terminated: whether the task ended by itself, and was not cut off.
+        stop_reason: None without the rollout engine.
+        error: of the environment, or of sampling.
+        trains: whether the episode is in the loss.
+        prompt, messages: the conversation before and after the beginning of the first turn.
+        pictures: text or SVG of the environment after `reset` and after each turn; None without any.
+    """
+
+    update: TracedUpdate
+    row: int
+    repetition: int = 0
+    prompt_id: str = ""
+    columns: dict[str, Any] = field(default_factory=dict)
+    seed: list[int] | None = None
+    environment: str | None = None
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    turn_spans: list[tuple[int, int]] = field(default_factory=list)
+    context: int = 0
+    contexts: int = 1
+    turns: list[int] | None = None
+    observations: str = "environment"
+    loss_mask: list[bool] | None = None
+    old_logprobs: Figures = None
+    token_log_ratio: Figures = None
+    log_ratio: Figures = None
+    advantages: Figures = None
+    values: Figures = None
+    returns: Figures = None
+    clipped: list[bool | None] | None = None
+    weight: float | None = None
+    policy_versions: list[int] | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    turn_rewards: list[float] | None = None
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    score: float | None = None
+    success: bool | None = None
+    terminated: bool | None = None
+    stop_reason: str | None = None
+    error: str | None = None
+    trains: bool = True
+    prompt: Any = None
+    messages: list[dict[str, Any]] | None = None
+    pictures: list[str | None] | None = None
+
+    @property
+    def key(self) -> str:
+        """Return the episode's name in the run: train-12-3, eval-40-3.0, or train-12-3-c1 for context 1."""
+        context = f"-c{self.context}" if self.context else ""
+        if self.update.phase == "train":
+            return f"train-{self.update.update}-{self.row}{context}"
+        step, row = self.update.global_step, f"{self.row}.{self.repetition}"
+        return f"{self.update.name}-{step}-{row}{context}"
+
+    @property
+    def text(self) -> str:
+        """Return the text of prompt and completion, special tokens included."""
+        return "".join(self.pieces)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the episode as a dictionary for one line of a trace file."""
+        return {name: value for name, value in vars(self).items() if name != "update"}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any], update: TracedUpdate) -> TracedEpisode:
+        """Make an episode from a dictionary of `to_json`. Unknown fields are ignored.
+
+        Raises:
+            ValueError: a per-token list has another length than the episode.
+        """
+        known = {**_known(cls, line), "update": update}
+        known["turn_spans"] = [(start, end) for start, end in known.get("turn_spans", ())]
+        episode = cls(**known)
+        length = len(episode.pieces) - episode.prompt_tokens
+        per_token = {name: getattr(episode, name) for name in PER_TOKEN}
+        wrong = [name for name, x in per_token.items() if x is not None and len(x) != length]
+        if len(episode.token_ids) != len(episode.pieces) or episode.prompt_tokens < 0:
+            wrong.append("pieces")
+        if any(not 0 <= start <= end <= length for start, end in episode.turn_spans):
+            wrong.append("turn_spans")
+        if wrong:
+            raise ValueError(f"`{wrong[0]}` has another length than the episode")
+        return episode
 
 
 def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str, Any]]) -> Path:
@@ -169,3 +349,7 @@ def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, int | None]
 def _order(update: TracedUpdate) -> tuple[Any, ...]:
     # An evaluation at step 8 comes before the rollout at step 8.
     return update.global_step, update.phase == "train", update.update, update.name, update.process
+
+
+def _known(cls: type, line: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: line[f.name] for f in fields(cls) if f.name in line}

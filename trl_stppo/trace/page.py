@@ -28,8 +28,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from .files import left_out, read_episodes, read_updates
-from .format import PER_TOKEN, TracedEpisode, TracedUpdate
+from .files import PER_TOKEN, TracedEpisode, TracedUpdate, left_out, read_episodes, read_updates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

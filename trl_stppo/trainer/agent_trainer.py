@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from peft import PeftConfig, PeftModel
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import (
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    TrainerCallback,
+)
 
-from . import argument_types as of
+from . import display, publisher
 from ._trl import profiling_decorator, small_tiles
 from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .evaluation.evaluator import Evaluator
-from .guards.guards import Guards
+from .guards.steps import Guards
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.rewards import EpisodeRewards
@@ -27,15 +39,22 @@ from .planning import plan
 from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
-from .publishing import publisher
-from .publishing.publisher import Publisher
-from .recording.recorder import TraceRecorder
+from .publisher import Publisher
+from .recorder import TraceRecorder
 from .setup import models, players
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
 from .training_loop import RolloutSource, TrainingLoop
-from .watching import display
+
+Model: TypeAlias = str | PreTrainedModel | PeftModel
+Reward: TypeAlias = str | PreTrainedModel | Callable[..., Any]
+Rewards: TypeAlias = Reward | list[Reward]
+Rows: TypeAlias = Dataset | IterableDataset
+EvaluationRows: TypeAlias = Rows | DatasetDict | IterableDatasetDict | Mapping[str, Rows]
+Tokenizer: TypeAlias = PreTrainedTokenizerBase | ProcessorMixin
+Tokenizers: TypeAlias = PreTrainedTokenizerBase | list[PreTrainedTokenizerBase]
+Environments = Callable[[], Any] | dict[str, Callable[[], Any]]
 
 
 class AgentTrainer(Bridge):
@@ -45,29 +64,29 @@ class AgentTrainer(Bridge):
 
     def __init__(
         self,
-        model: of.Model | None = None,
-        reward_funcs: of.Rewards | None = None,
+        model: Model | None = None,
+        reward_funcs: Rewards | None = None,
         args: PPOConfig | None = None,
-        train_dataset: of.Rows | None = None,
-        eval_dataset: of.EvaluationRows | None = None,
-        processing_class: of.Tokenizer | None = None,
-        reward_processing_classes: of.Tokenizers | None = None,
-        callbacks: of.Callbacks | None = None,
-        optimizers: of.OptimizerAndSchedule = (None, None),
-        quantization_config: of.Quantization | None = None,
-        peft_config: of.Adapter | None = None,
-        tools: of.Tools | None = None,
-        rollout_func: of.RolloutFunc | None = None,
-        environment_factory: of.Environments | None = None,
+        train_dataset: Rows | None = None,
+        eval_dataset: EvaluationRows | None = None,
+        processing_class: Tokenizer | None = None,
+        reward_processing_classes: Tokenizers | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        quantization_config: BitsAndBytesConfig | None = None,
+        peft_config: PeftConfig | None = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        environment_factory: Environments | None = None,
         *,
-        reward_model: of.Rewards | None = None,
-        value_model: of.Model | None = None,
-        ref_model: of.Model | None = None,
+        reward_model: Rewards | None = None,
+        value_model: Model | None = None,
+        ref_model: Model | None = None,
         data_collator: Any = None,
-        turn_reward_funcs: of.Rewards | None = None,
-        turn_reward_processing_classes: of.Tokenizers | None = None,
-        eval_environment_factory: of.Environments | None = None,
-        agent: of.AgentFunc | None = None,
+        turn_reward_funcs: Rewards | None = None,
+        turn_reward_processing_classes: Tokenizers | None = None,
+        eval_environment_factory: Environments | None = None,
+        agent: Callable[[Any, Row], Any] | None = None,
     ) -> None:
         plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:

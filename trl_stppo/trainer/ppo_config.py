@@ -13,8 +13,10 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 
 from ..redaction import redacted
 from ._trl import GRPOConfig, SingleGeneration
-from .config.checks import check_finite, check_values
-from .config.names import ALIASES, option, takes_ignored
+from .config_checks import check_finite, check_values
+from .options import ALIASES, option, takes_ignored
+
+logger = logging.getLogger(__name__)
 
 
 class KeepsSecrets:
@@ -392,3 +394,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
                 f"contradicts `max_steps={self.max_steps}`. Set only one of them."
             )
         self.max_steps = max_steps
+
+
+# ------------------------------------------------------------------------- constructors

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..models.critic import SharedCritic
+from . import display
 from .agent_trainer import AgentTrainer
 from .evaluation.evaluator import evaluation_settings, undisturbed
 from .ppo_config import PPOConfig
 from .stgrpo_config import STGRPOConfig
 from .stppo_config import STPPOConfig
-from .watching import display
 
 PPO_CITATION = """\
 @article{schulman2017proximal,

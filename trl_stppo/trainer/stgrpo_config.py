@@ -6,28 +6,14 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
-from .config.names import Preset, option, takes_ignored
-from .stppo_config import STPPOConfig
+from .options import option, takes_ignored
+from .stppo_config import KINDS, Preset, STPPOConfig
 
-# variant -> (importance_sampling_level, whether the clipping-bias correction is on). The end of the name
-# gives the baseline of advantages.
+# The end of a variant's name gives the baseline of advantages.
 GROUP_VARIANTS = {
-    "grpo": ("token", False),
-    "gspo": ("sequence", False),
-    "turn-grpo": ("turn", False),
-    "s-grpo": ("token", True),
-    "st-grpo": ("turn", True),
-    "rloo": ("token", False),
-    "turn-rloo": ("turn", False),
-    "s-rloo": ("token", True),
-    "st-rloo": ("turn", True),
-    "rebn": ("token", False),
-    "turn-rebn": ("turn", False),
-    "s-rebn": ("token", True),
-    "st-rebn": ("turn", True),
+    **{"grpo": ("token", False), "gspo": ("sequence", False)},
+    **{f"{k}{end}": meaning for end in ("grpo", "rloo", "rebn") for k, meaning in KINDS.items()},
 }
-BY_LEVEL = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
-# Last part of a variant's name -> baseline of advantages.
 ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 # Options of a critic's training, or of advantages from its values.
 CRITICS_OPTIONS = (
@@ -53,7 +39,7 @@ class STGRPOConfig(STPPOConfig):
 
     _TRAINER: ClassVar[str] = "STGRPOTrainer"
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = GROUP_VARIANTS
-    _BY_LEVEL: ClassVar[dict[str, str]] = BY_LEVEL
+    _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
     _HONOURS: ClassVar[tuple[str, ...]] = ("scale_rewards",)
 
     variant: str | None = option(

@@ -6,22 +6,26 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core import TOKEN_CLIPRANGE
-from .config.names import Preset, option, takes_ignored
+from .options import option, takes_ignored
 from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
 
 # Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is
 # not yet found (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
-# variant -> (importance_sampling_level, whether its updates are stabilised)
-VARIANTS = {
-    "ppo": ("token", False),
-    "turn-ppo": ("turn", False),
-    "s-ppo": ("token", True),
-    "st-ppo": ("turn", True),
+# Beginning of a variant's name -> (importance_sampling_level, whether its updates are stabilised)
+KINDS = {
+    **{"": ("token", False), "turn-": ("turn", False)},
+    **{"s-": ("token", True), "st-": ("turn", True)},
 }
-# Variant of a level that is set alone.
-BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
+VARIANTS = {f"{kind}ppo": meaning for kind, meaning in KINDS.items()}
+
+
+class Preset(str):
+    """String default, distinguishable by type from an equal value that the user sets."""
+
+    def __str__(self) -> str:
+        return self
 
 
 @takes_ignored
@@ -40,7 +44,8 @@ class STPPOConfig(PPOConfig):
     _TRAINER: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
-    _BY_LEVEL: ClassVar[dict[str, str]] = BY_LEVEL
+    # Variant of a level that is set alone.
+    _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "s-ppo", "turn": "st-ppo"}
     # Measurement of the clipping bias: "exact", "logits", or None: exact unless episodes are weighted or
     # gradients sharded, and only if needed. Studies set it; it is not an option.
     _clip_bias_estimator: ClassVar[str | None] = None
@@ -91,50 +96,47 @@ class STPPOConfig(PPOConfig):
             self.lam = PPOConfig.lam
         super()._resolve_critic()
 
-    def _variant_of_level(self, default: str) -> str | None:
-        """Return the variant that matches the given level and stabilizers, or None."""
-        level = self.importance_sampling_level
-        if level is None:
-            return str.__str__(default)
-        if self.stabilizers is None:
-            return self._BY_LEVEL.get(level)
-        wanted = level, bool(self.stabilizers)
-        return next((name for name, pair in self._VARIANTS.items() if pair == wanted), None)
-
     def _resolve_variant(self) -> None:
+        """Set level and stabilizers by the variant, and a variant that is not set by those that are set."""
+        level, listed = self.importance_sampling_level, self.stabilizers
         if isinstance(self.variant, Preset):
-            self.variant = self._variant_of_level(self.variant)
+            self.variant = str.__str__(self.variant)
+            if level is not None:
+                fits = [*self._fitting(level, listed), None]
+                self.variant = self._BY_LEVEL.get(level) if listed is None else fits[0]
         if self.variant is None:
-            self.importance_sampling_level = self.importance_sampling_level or "turn"
-            self.stabilizers = self.stabilizers or []
+            self.importance_sampling_level, self.stabilizers = level or "turn", listed or []
             return
         if self.variant not in self._VARIANTS:
             raise ValueError(
                 f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None; "
                 f"those without a critic are STGRPOConfig's."
             )
-        level, stabilised = self._VARIANTS[self.variant]
-        if self.importance_sampling_level is None:
-            self.importance_sampling_level = level
-        elif self.importance_sampling_level != level:
-            raise self._contradiction("importance_sampling_level", level)
-        if self.stabilizers is None:
+        own_level, stabilised = self._VARIANTS[self.variant]
+        level, name, expected = level or own_level, "", own_level
+        if level != own_level:
+            name = "importance_sampling_level"
+        elif listed is not None and bool(listed) != stabilised:
+            name, expected = "stabilizers", "at least one" if stabilised else "none"
+        if name:
+            fitting = ", ".join(map(repr, self._fitting(level, listed)))
+            other = f"Choose the variant that fits: {fitting}; or set" if fitting else "Set"
+            raise ValueError(
+                f"`{name}={getattr(self, name)!r}` contradicts `variant={self.variant!r}`, which means "
+                f"{expected!r}. {other} variant=None."
+            )
+        self.importance_sampling_level = level
+        if listed is None:
             self.stabilizers = list(DEFAULT_STABILIZERS) if stabilised else []
-        elif bool(self.stabilizers) != stabilised:
-            raise self._contradiction("stabilizers", "at least one" if stabilised else "none")
 
-    def _contradiction(self, name: str, expected: str) -> ValueError:
-        level, listed = self.importance_sampling_level, self.stabilizers
-        fitting = [
-            repr(variant)
-            for variant, (its_level, stabilised) in self._VARIANTS.items()
-            if its_level == level and (listed is None or bool(listed) == stabilised)
+    def _fitting(self, level: str, listed: list[str] | None) -> list[str]:
+        """Return the variants with this level, and with stabilizers if any are listed."""
+        choices = (True, False) if listed is None else (bool(listed),)
+        return [
+            name
+            for name, meaning in self._VARIANTS.items()
+            if meaning in {(level, c) for c in choices}
         ]
-        other = f"Choose the variant that fits: {', '.join(fitting)}; or set" if fitting else "Set"
-        return ValueError(
-            f"`{name}={getattr(self, name)!r}` contradicts `variant={self.variant!r}`, which means "
-            f"{expected!r}. {other} variant=None."
-        )
 
     @property
     def _kinds(self) -> list[type[Stabilizer]]:

@@ -57,7 +57,7 @@ from .batch import (
 )
 from .bridge import Bridge, is_warming_up
 from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
-from .guards.guards import Guards
+from .guards.steps import Guards
 from .loop.forward import ForwardPasses
 from .loop.groups import group_targets
 from .loop.log import RolloutLog
@@ -65,12 +65,12 @@ from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .loop.stale import StalePolicies
+from .metrics import MiniBatchMetrics, RolloutMetrics
 from .optimizers import Optimizers
 from .planning.data import Row
-from .recording.recorder import TraceRecorder
+from .recorder import TraceRecorder
 from .sharding.runtime import is_sharded
 from .stabilizers import Stabilizer, check_linear, weighs
-from .watching.metrics import MiniBatchMetrics, RolloutMetrics
 
 
 class Totals(NamedTuple):

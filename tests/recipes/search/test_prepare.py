@@ -8,7 +8,7 @@ from datasets import load_dataset
 
 from tests.kit.hub_copies import flashrag, medical
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
+from trl_stppo.recipes.search.protocol import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 
 with scripts() as _module:
     _module("search_rows")

@@ -10,8 +10,8 @@ from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
 from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrieval
 from trl_stppo.recipes.search.env import TOLD_SO
+from trl_stppo.recipes.search.protocol import NOTHING_FOUND
 from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.view import NOTHING_FOUND
 
 
 @BOTH

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from trl_stppo.recipes.search import SearchEnv
+from trl_stppo.recipes.search.protocol import Turn, last_answer, read_turn, turns_of
 from trl_stppo.recipes.search.retrieval import Passage
 from trl_stppo.recipes.search.rewards import (
     exact_match_reward,
@@ -13,7 +14,6 @@ from trl_stppo.recipes.search.rewards import (
     format_reward,
     multiple_choice_reward,
 )
-from trl_stppo.recipes.search.tags import Turn, last_answer, read_turn, turns_of
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<search>", "</search>"]
 PIECES += ["<information>", "</information>", "x", "A", " ", "\n", "<", "answer>", "alpha"]

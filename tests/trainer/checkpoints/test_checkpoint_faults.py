@@ -17,8 +17,8 @@ from tests.kit.scripted import numbered_rows, scripted_trainer, weights
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import CheckpointError, CheckpointWriteError
+from trl_stppo.trainer import disk
 from trl_stppo.trainer.checkpoints import run_state
-from trl_stppo.trainer.disk import files
 
 RUN = {
     "trainer_class": STPPOTrainer,
@@ -90,7 +90,7 @@ def test_another_cut_goes_on_at_the_end_of_a_rollout_batch_and_says_so(finished,
 def of_two_processes(source, folder):
     """A checkpoint as two processes would have written it."""
     shutil.copytree(source, folder)
-    path = folder / files.MANIFEST
+    path = folder / disk.MANIFEST
     path.write_text(path.read_text().replace('"processes": 1', '"processes": 2'))
     return str(folder)
 
@@ -120,7 +120,7 @@ def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
     assert f"`{texts}` cannot be read" in caplog.text
     theirs = weights(reference)
     assert all(torch.equal(w, theirs[n]) for n, w in weights(trainer).items())
-    assert files.complaint(folder / "checkpoint-6") is None, "written again"
+    assert disk.complaint(folder / "checkpoint-6") is None, "written again"
     assert "this run ends with step" not in caplog.text
     trainer.train(resume_from_checkpoint=True)
     assert "checkpoint-6 is of step 6, and this run ends with step 6" in caplog.text
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_pat
     assert "newest complete checkpoint is " + str(folder / "checkpoint-3") in str(e.value)
     monkeypatch.undo()
     assert sorted(p.name for p in folder.glob("*check*")) == ["checkpoint-3"]
-    assert not (folder / files.STAGING).exists()
+    assert not (folder / disk.STAGING).exists()
     resumed = build(folder, save_steps=3)
     resumed.train(resume_from_checkpoint=True)
     theirs = weights(reference)
@@ -234,7 +234,7 @@ def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path)
     trainer = build(tmp_path / "there", **options)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-1")
-    names = [folder.name for folder in files.checkpoints(tmp_path / "there")]
+    names = [folder.name for folder in disk.checkpoints(tmp_path / "there")]
     assert names == ["checkpoint-1", "checkpoint-6"]
 
 
@@ -245,7 +245,7 @@ def test_the_last_checkpoint_of_a_run_that_ended_early_is_kept(ends_early, tmp_p
     if ends_early:
         trainer.add_callback(SendsSignal(step=4))
     trainer.train()
-    names = [folder.name for folder in files.checkpoints(tmp_path)]
+    names = [folder.name for folder in disk.checkpoints(tmp_path)]
     assert names == (["checkpoint-1", "checkpoint-4"] if ends_early else ["checkpoint-1"])
 
 
@@ -263,16 +263,16 @@ def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
     trainer.add_callback(SendsSignal(step=2))
     trainer.train()
     assert (trainer.stop_reason, trainer.stop_signal) == (None, signal.SIGTERM)
-    assert files.last_complete(tmp_path).name == "checkpoint-2"
+    assert disk.last_complete(tmp_path).name == "checkpoint-2"
 
 
 def test_no_secret_and_nothing_that_is_no_setting_of_the_algorithm_is_written(tmp_path):
     trainer = build(tmp_path, max_steps=1, hub_token="hf_secret", save_total_limit=3)
     trainer.train()
     folder = tmp_path / "checkpoint-1"
-    text = (folder / files.MANIFEST).read_text()
+    text = (folder / disk.MANIFEST).read_text()
     assert "hf_secret" not in text
-    settings = files.read_manifest(folder)["settings"]
+    settings = disk.read_manifest(folder)["settings"]
     assert {"kl_coef", "variant", "learning_rate", "gamma"} <= settings.keys()
     assert not any(
         "token" in n and n not in ("stop_token", "stop_token_id", "max_turn_tokens")

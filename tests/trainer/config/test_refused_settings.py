@@ -8,8 +8,8 @@ import torch
 from trl import GRPOConfig
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
-from trl_stppo.trainer.config.checks import LIMITS
-from trl_stppo.trainer.config.names import ALIASES
+from trl_stppo.trainer.config_checks import LIMITS
+from trl_stppo.trainer.ppo_config import ALIASES
 from trl_stppo.trainer.stppo_config import check_linear
 
 NAN = math.nan

@@ -9,8 +9,8 @@ import zlib
 import pytest
 
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer.disk import files
-from trl_stppo.trainer.disk.files import (
+from trl_stppo.trainer import disk
+from trl_stppo.trainer.disk import (
     MANIFEST,
     STAGING,
     checkpoints,
@@ -105,7 +105,7 @@ def test_killed_anywhere_while_saving(operation, again, tmp_path, monkeypatch):
     assert (newest.name, text) in (("checkpoint-2", "old"), (f"checkpoint-{step}", "new"))
     assert not survived or text == "new"
     assert not (tmp_path / STAGING).exists()
-    assert not (tmp_path / files.TRASH).exists()
+    assert not (tmp_path / disk.TRASH).exists()
 
 
 def test_the_kills_reach_every_operation(tmp_path, monkeypatch):
@@ -241,7 +241,7 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
     for step in (1, 2):
         shutil.move(run / f"checkpoint-{step}", elsewhere)
         (run / f"checkpoint-{step}").symlink_to(elsewhere / f"checkpoint-{step}")
-    (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")
+    (run / disk.TRASH).symlink_to(elsewhere / "checkpoint-1")
     prune(run, 2, None)
     assert complete(run) == ["checkpoint-2", "checkpoint-3"]
     save(run, 2, "new")
@@ -250,16 +250,16 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
     prune(run, 1, None)
     assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
     assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
-    (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")
+    (run / disk.TRASH).symlink_to(elsewhere / "checkpoint-1")
     tidy(run)
     assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
     assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BLOCK", 4)
+    monkeypatch.setattr(disk, "_BLOCK", 4)
     contents = [b"", b"four", b"more than four", b"less than four"]
     paths = [tmp_path / str(number) for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
-    assert files.checksums(paths) == [f"{zlib.crc32(content):08x}" for content in contents]
+    assert disk.checksums(paths) == [f"{zlib.crc32(content):08x}" for content in contents]

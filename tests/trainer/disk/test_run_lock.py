@@ -20,8 +20,8 @@ from tests.kit.scripted import scripted_trainer
 from tests.kit.signals_run import RUN
 from tests.kit.waiting import wait_until
 from trl_stppo.errors import CheckpointWriteError, RunLockError
-from trl_stppo.trainer.disk import run_lock
-from trl_stppo.trainer.disk.run_lock import NAME, RunLock
+from trl_stppo.trainer import disk
+from trl_stppo.trainer.disk import LOCK, RunLock
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     second, _ = scripted_trainer(tmp_path, **RUN)
     with pytest.raises(RunLockError) as refused:
         second.train(resume_from_checkpoint="auto")
-    since = json.loads((tmp_path / NAME).read_text())["since"]
+    since = json.loads((tmp_path / LOCK).read_text())["since"]
     for said in (str(tmp_path), f"host {socket.gethostname()}", f"process {first.pid}", since):
         assert said in str(refused.value)
     assert since.endswith(" UTC")
@@ -76,7 +76,7 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     # It is dead, and its number still taken.
     assert wait_until(lambda: not is_running(first.pid))
     assert os.path.exists(f"/proc/{first.pid}")
-    assert (tmp_path / NAME).exists()
+    assert (tmp_path / LOCK).exists()
     assert seconds_to_take(tmp_path) < 1.0
     second.train(resume_from_checkpoint="auto")
     assert second.state.global_step == 7
@@ -85,7 +85,7 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
 @pytest.mark.parametrize("left", tiers.quick(["", "{", "[]", '{"pid": 1}'], "", '{"pid": 1}'))
 def test_what_a_crash_has_left_is_taken_over(left, tmp_path):
     """Whichever process has its number now."""
-    (tmp_path / NAME).write_text(left)
+    (tmp_path / LOCK).write_text(left)
     assert seconds_to_take(tmp_path) < 1.0
     assert list(tmp_path.iterdir()) == []
 
@@ -94,7 +94,7 @@ def test_a_disk_without_locks_is_named_and_used(tmp_path, monkeypatch, caplog):
     def none(*args, **kwargs):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(run_lock.FileLock, "acquire", none)
+    monkeypatch.setattr(disk.FileLock, "acquire", none)
     lock = RunLock(tmp_path)
     lock.take()
     lock.release()
@@ -109,7 +109,7 @@ class Looks(TrainerCallback):
         self._folder, self._then, self.seen = folder, then, []
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.seen.append((self._folder / NAME).exists())
+        self.seen.append((self._folder / LOCK).exists())
         if self._then is not None and state.global_step == 1:
             self._then()
 
@@ -124,17 +124,17 @@ def test_it_is_given_back_however_the_run_ends(tmp_path):
     trainer.evaluate()
     for _ in range(2):
         trainer.train()
-        assert not (tmp_path / NAME).exists()
+        assert not (tmp_path / LOCK).exists()
     trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
     trainer.train()
     assert looks.seen == [True] * 6
     trainer.add_callback(Looks(tmp_path, then=fail))
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK).exists()
     with pytest.raises(ValueError, match="holds no checkpoint"):
         trainer.train(resume_from_checkpoint=True)
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_another_trainer_of_the_same_process_is_refused_too(tmp_path):

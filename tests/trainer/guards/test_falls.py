@@ -10,7 +10,7 @@ from tests.kit import outages
 from tests.kit.run_log import comparable
 from tests.kit.scripted import logged, weights
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.guards.watches import FallWatch
+from trl_stppo.trainer.guards.alarms import FallWatch
 
 EPISODES = 128
 

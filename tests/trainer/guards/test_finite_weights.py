@@ -16,8 +16,8 @@ from tests.kit.scripted import numbered_rows, scripted_trainer
 from tests.kit.tiers import quick
 from trl_stppo import PPOTrainer
 from trl_stppo.errors import NonFiniteError
-from trl_stppo.trainer.guards import ending
-from trl_stppo.trainer.guards.ending import first_not_finite
+from trl_stppo.trainer.guards import endings
+from trl_stppo.trainer.guards.endings import first_not_finite
 
 
 def policy_with(value: float, name: str = "model.layers.1.mlp.up_proj.weight"):
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_such_weights_is_told_from_a_good_one(tmp_path, monkeypa
     """As earlier versions have written them."""
     save = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
     with monkeypatch.context() as patch:
-        patch.setattr(ending, "first_not_finite", lambda *a, **k: None)
+        patch.setattr(endings, "first_not_finite", lambda *a, **k: None)
         build(tmp_path, spoil(4), **save)[0].train()
     trainer, _ = build(tmp_path)
     with pytest.raises(NonFiniteError, match=r"they come from .*checkpoint-4, which is not a good"):

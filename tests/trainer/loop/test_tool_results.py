@@ -12,7 +12,7 @@ from transformers import Qwen2ForCausalLM
 from tests.kit.builders import Kept, build, prompts
 from tests.kit.fakes import char_tokenizer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.trainer.guards import watches
+from trl_stppo.trainer.guards import alarms
 from trl_stppo.trainer.loop import sampler
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -147,7 +147,7 @@ class Speaker:
 
 
 def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path, monkeypatch):
-    monkeypatch.setattr(watches, "MAX_FAILURE_RATE", 1.0)
+    monkeypatch.setattr(alarms, "MAX_FAILURE_RATE", 1.0)
     tokenizer = char_tokenizer()
     refusal = (
         "{% if 'odd' in messages[-1].content %}{{ raise_exception('no odd words') }}{% endif %}"

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trl_stppo.trainer.watching.metrics import MiniBatchMetrics
+from trl_stppo.trainer.metrics import MiniBatchMetrics
 
 
 def drift(per_token: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

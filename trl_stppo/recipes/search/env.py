@@ -7,6 +7,15 @@ with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from trl_stppo.recipes.search.protocol import (
+    NOTHING_FOUND,
+    STYLES,
+    Style,
+    fit,
+    framed,
+    lay_out,
+    read_turn,
+)
 from trl_stppo.recipes.search.retrieval import (
     STDLIB,
     Retriever,
@@ -22,8 +31,6 @@ from trl_stppo.recipes.search.rewards import (
     letter_match,
     letter_of,
 )
-from trl_stppo.recipes.search.tags import read_turn
-from trl_stppo.recipes.search.view import NOTHING_FOUND, STYLES, Style, fit, framed, lay_out
 
 if TYPE_CHECKING:
     import datasets

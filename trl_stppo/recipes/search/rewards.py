@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from .tags import TAG, last_answer, read_turn, turns_of
+from .protocol import TAG, last_answer, read_turn, turns_of
 
 __all__ = [
     "exact_match_reward",

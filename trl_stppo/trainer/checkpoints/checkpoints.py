@@ -16,11 +16,11 @@ from transformers.utils import logging as upstreams
 
 from ...errors import CheckpointError, CheckpointWriteError
 from ...models.critic import SharedCritic
+from .. import disk
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped
 from ..describe import adapter_of, algorithm_settings, critic_of
-from ..disk import files
-from ..disk.run_lock import RunLock
+from ..disk import RunLock
 from ..sharding.runtime import is_sharded, sharding_name
 from .run_state import RunState, load_beside_policy, load_models
 
@@ -144,7 +144,7 @@ class Checkpoints:
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
         self._has_trained = False
-        files.readers()
+        disk.readers()
 
     # --------------------------------------------------------------------- resuming
 
@@ -152,12 +152,12 @@ class Checkpoints:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
         with self._alone_in_output_dir():
             folder, run_dir = None, Path(self._host.args.output_dir)
-            if files.as_meant(wanted):
+            if disk.as_meant(wanted):
                 is_first = self._host.accelerator.is_local_main_process
-                done_by(is_first, partial(files.tidy, run_dir))
+                done_by(is_first, partial(disk.tidy, run_dir))
                 folder = self._to_resume(wanted, run_dir)
             if folder is not None:
-                saved = files.read_manifest(folder)
+                saved = disk.read_manifest(folder)
                 check_same_run(folder, saved, self._about())
                 self.run_name = saved.get("run") or self.run_name
             elif self._has_trained:
@@ -204,7 +204,7 @@ class Checkpoints:
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""
-        find = partial(files.to_resume, run_dir, wanted, thorough=True)
+        find = partial(disk.to_resume, run_dir, wanted, thorough=True)
         found = set(done_by(self._host.accelerator.is_local_main_process, find))
         if len(found) > 1:
             raise CheckpointError(
@@ -265,10 +265,10 @@ class Checkpoints:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""
         self._state.guards.ending.check_weights()
         host, accelerator = self._host, self._host.accelerator
-        staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"
+        staging, name = run_dir / disk.STAGING, f"checkpoint-{host.state.global_step}"
         final = run_dir / name
         if accelerator.is_local_main_process:
-            files.remove(staging)
+            disk.remove(staging)
         accelerator.wait_for_everyone()
         try:
             with replaced(self, staging=staging), _without_bars():
@@ -277,13 +277,13 @@ class Checkpoints:
             self._state.write(staging / name)
             accelerator.wait_for_everyone()
             if host.args.should_save:
-                order = files.next_order(run_dir)
-                files.seal(staging / name, {**self._about(), "order": order})
+                order = disk.next_order(run_dir)
+                disk.seal(staging / name, {**self._about(), "order": order})
         except Exception as error:
             raise self._failed(error, run_dir, staging) from error
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process and (staging / name).is_dir():
-            files.publish(staging / name, final)
+            disk.publish(staging / name, final)
         self.last = final
         accelerator.wait_for_everyone()
         return final
@@ -294,7 +294,7 @@ class Checkpoints:
         if args.should_save:
             best = self._host.state.best_model_checkpoint
             kept = {*kept, self._state.guards.best_checkpoint}
-            files.prune(run_dir, args.save_total_limit, best, kept)
+            disk.prune(run_dir, args.save_total_limit, best, kept)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """End a training as upstream does, but keep the last checkpoint of a run that ended early.
@@ -309,16 +309,16 @@ class Checkpoints:
         ended_early = self._state.guards.ending.reason
         if limit == 1 and best is not None and settings.should_save and not ended_early:
             kept = {path.resolve() for path in (Path(best), self._state.guards.best_checkpoint)}
-            for folder in files.checkpoints(Path(best).parent):
+            for folder in disk.checkpoints(Path(best).parent):
                 if folder.resolve() not in kept:
-                    files.discard(folder)
+                    disk.discard(folder)
         return result
 
     def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
         """Delete an incomplete checkpoint and return the error to raise."""
-        files.remove(staging)
-        found = files.checkpoints(run_dir)
-        complete = [folder for folder in found if files.complaint(folder) is None]
+        disk.remove(staging)
+        found = disk.checkpoints(run_dir)
+        complete = [folder for folder in found if disk.complaint(folder) is None]
         step = self._host.state.global_step
         return CheckpointWriteError(
             f"The checkpoint of step {step} could not be written to `{run_dir}`: {type(error).__name__}: "

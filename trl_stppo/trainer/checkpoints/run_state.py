@@ -20,13 +20,13 @@ from transformers import TrainerCallback
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
 from ...models.critic import load_converted
+from .. import disk
 from ..bridge import Bridge
 from ..describe import algorithm_settings
-from ..disk import files
-from ..guards.guards import Guards
+from ..guards.steps import Guards
 from ..loop.stale import StalePolicies
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
-from ..recording.recorder import TraceRecorder
+from ..recorder import TraceRecorder
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
 
@@ -359,7 +359,7 @@ class RunState(TrainerCallback):
             self._optimizers.critic.load(folder)
         if self._generator is not None and saved["sampler"] is not None:
             self._generator.set_state(saved["sampler"])
-        settings = files.read_manifest(folder)["settings"]
+        settings = disk.read_manifest(folder)["settings"]
         renew(host, self._optimizers, folder, settings)
         self._saved, self._episodes = None, {}
 

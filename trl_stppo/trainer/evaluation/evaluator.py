@@ -22,7 +22,7 @@ from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Rollout
 from ..planning.data import Row, check_eval_dataset
 from ..planning.plan import RolloutPlan
-from ..recording.recorder import TraceRecorder
+from ..recorder import TraceRecorder
 from .metrics import EvaluationRun
 
 # Column of the name in the dataloader's rows; environments and functions never get it.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core import ClippedSurrogate, logit_space_squares
-from ...core.clip_bias import cosine, normalization_scale
+from ...core.policy import cosine, normalization_scale
 from ..stabilizers import GRADIENT, STEP, Stabilizer
 from ..sums import wide
 from .buffers import GradientBuffer, Reduce, grad_norm

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
+from ...rollout.messages import check_turn, read_messages
 from ...rollout.reward_funcs import GIVEN, RESERVED, unmatched
 from ..ppo_config import PPOConfig
-from . import text_only
 from .plan import RolloutPlan
 
 Row = dict[str, Any]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
+# Columns that GRPOTrainer passes to a model.
+IMAGE_COLUMNS = ("image", "images")
 
 
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
     """Copy rows and give each a prompt that templates read; return them, and pre-tokenised ids or None."""
-    text_only.check_columns("The dataset", rows[0])
+    check_columns("The dataset", rows[0])
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
         ids = [unpadded(row, tokenizer) for row in rows]
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
-    prompts = [text_only.read_prompt(row.get("prompt")) for row in rows]
+    prompts = [read_prompt(row.get("prompt")) for row in rows]
     # A prompt is None if datasets with and without prompts were joined.
     if owns_prompts:
         prompts = [list(PLACEHOLDER_PROMPT) if p is None else p for p in prompts]
@@ -164,7 +167,7 @@ def _check_rows(
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
     columns, owns_prompt = set(dataset.column_names), rollout.owns_prompts
-    text_only.check_columns(f"`{name}`", columns)
+    check_columns(f"`{name}`", columns)
     if not owns_prompt and not {"prompt", "input_ids"} & columns:
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
@@ -212,7 +215,7 @@ def _check_prompt(row: Row, where: str, rollout: RolloutPlan, environment: str |
         return
     # Environments may add a message to it.
     complete = rollout.user_func is None and not rollout.owns_prompts
-    text_only.read_prompt(value, where, complete=complete)
+    read_prompt(value, where, complete=complete)
     has_tools = environment in rollout.tools and tool_names(rollout.probes[environment])
     if isinstance(value, str) and (rollout.standalone_tools or has_tools):
         raise ValueError(f"The `prompt` of {where} is a string; tools need messages.")
@@ -236,3 +239,38 @@ def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
                 f"{method} does not take `{'`, `'.join(left)}`: it gets every column of `{name}`. Add "
                 f"`**row` to its parameters."
             )
+
+
+def check_columns(name: str, columns: Iterable[str]) -> None:
+    """Raise ValueError if the columns include images."""
+    for column in IMAGE_COLUMNS:
+        if column in columns:
+            raise ValueError(f"{name} has a column `{column}`, and images are not supported.")
+
+
+def read_prompt(prompt: Any, row: str = "a row", *, complete: bool = False) -> Any:
+    """Return a prompt in the form of chat templates; refuse one that is neither text nor text messages.
+
+    A `complete` prompt must not end with an assistant message.
+    """
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list | tuple) or not all(_has_content(part) for part in prompt):
+        raise ValueError(
+            f"The `prompt` of {row} is {prompt!r:.80}; allowed are text, or a list of messages "
+            f"({{'role': 'user', 'content': ...}})."
+        )
+    try:
+        messages = read_messages(prompt)
+        if complete:
+            check_turn(messages)
+        return messages
+    except ValueError as error:
+        raise ValueError(f"The `prompt` of {row} is not supported: {error}.") from error
+
+
+def _has_content(part: Any) -> bool:
+    """Whether `part` is a message with content or tool calls."""
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("content") is not None or bool(part.get("tool_calls"))

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from inspect import isclass
 from typing import Any
 
+from transformers import ProcessorMixin
+
 from ...paths import check_name
 from ...rollout.environments import Factories, split_environments
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..ppo_config import PPOConfig
-from . import text_only
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +23,7 @@ ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
 
 def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
     """Return the default configuration of a trainer without `args`."""
-    model_id = model if isinstance(model, str) else get_config_model_id(model.config)
-    return config_class(f"{model_id.split('/')[-1]}-{name}")
+    return config_class(f"{model_name(model).split('/')[-1]}-{name}")
 
 
 def check_arguments(
@@ -42,7 +42,7 @@ def check_arguments(
         raise TypeError(
             f"`args` is a {type(args).__name__}, for {args.trainer_name()}; allowed: {config_class.__name__}."
         )
-    text_only.check_tokenizer(processing_class, model)
+    check_tokenizer(processing_class, model)
     if processing_class is not None and processing_class.pad_token is None:
         raise ValueError(
             "`processing_class` has no pad token. Set `tokenizer.pad_token = tokenizer.eos_token`."
@@ -219,3 +219,17 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
 
 def _scores(environment: Any) -> bool:
     return callable(getattr(type(environment), "get_reward", None))
+
+
+def check_tokenizer(processing_class: Any, model: Any) -> None:
+    """Raise ValueError if `processing_class` is a multimodal processor instead of a tokenizer."""
+    if isinstance(processing_class, ProcessorMixin):
+        raise ValueError(
+            f"`processing_class`, given or loaded, is a {type(processing_class).__name__}: images are not "
+            f"supported. Pass AutoTokenizer.from_pretrained({model_name(model) or '<its name>'!r})."
+        )
+
+
+def model_name(model: Any) -> str:
+    """Return the name of a model that is given by name or as an instance."""
+    return model if isinstance(model, str) else get_config_model_id(model.config)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import AutoProcessor
+
 from ...models.adapters import NEUTRAL_INITS, is_lora
+from ...rollout.chat import check_template
 from .. import _trl_vllm as door
 from .._trl import check_tool_template, replaced
 from ..loop.sampler import speaks_to_vllm
-from ..planning import text_only
 from ..planning.data import DataPlan
-from ..planning.plan import RolloutPlan
+from ..planning.plan import RolloutPlan, check_tokenizer, model_name
 from ..planning.rewards import RewardPlan
 from ..ppo_config import PPOConfig
 from ..sharding import runtime
 from .models import GivenCritic, ReferencePlan
+
+logger = logging.getLogger(__name__)
 
 # Fields of an adapter that vLLM does not support, and the ranks that it allocates.
 SPECIAL = (
@@ -105,7 +110,7 @@ class RunPlan:
     def upstream_arguments(self) -> dict[str, Any]:
         """Return the arguments for GRPOTrainer's constructor that the plan determines."""
         data = self.data
-        tokenizer = text_only.tokenizer_of(
+        tokenizer = tokenizer_of(
             self.model, self.processing_class, self.args, data.messages, data.plain
         )
         if self.rollout.tools or self.rollout.standalone_tools:
@@ -141,3 +146,32 @@ class RunPlan:
         with replaced(args, **options), engine:
             yield
         trainer.beta = args.beta
+
+
+def tokenizer_of(
+    model: Any, processing_class: Any, args: PPOConfig, messages: str | None, plain: str | None
+) -> Any:
+    """Return the given tokenizer, or load the model's tokenizer as GRPOTrainer would."""
+    if processing_class is None:
+        by_name = isinstance(model, str)
+        processing_class = AutoProcessor.from_pretrained(
+            model_name(model),
+            revision=(args.model_init_kwargs or {}).get("revision") if by_name else None,
+            truncation_side="left",
+            padding_side="left",
+            trust_remote_code=args.trust_remote_code,
+        )
+        check_tokenizer(processing_class, model)
+    if messages is not None:
+        check_template(processing_class, f" of `{messages}`")
+    if (
+        plain
+        and processing_class.chat_template
+        and not any(mark in plain for mark in processing_class.all_special_tokens)
+    ):
+        logger.warning(
+            "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
+            "[{'role': 'user', 'content': prompt}].",
+            plain,
+        )
+    return processing_class

@@ -13,19 +13,19 @@ from typing import Any
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from ...generation.sampling import SamplingSettings
-from ...hub import pushing
-from ...hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
-from ...models.adapters import discard_saved_reference
-from ...rollout.episode import Limits
-from .._trl import replaced, uploads_without
-from ..bridge import Bridge, Wrapped
-from ..checkpoints.checkpoints import Checkpoints
-from ..describe import algorithm_settings, dataset_of, name_of
-from ..evaluation.evaluator import SAMPLING
-from ..loop.sampler import sampling_settings
-from ..planning.plan import RolloutPlan
-from ..sharding.critics import gathered
+from ..generation.sampling import SamplingSettings
+from ..hub import pushing
+from ..hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
+from ..models.adapters import discard_saved_reference
+from ..rollout.episode import Limits
+from ._trl import replaced, uploads_without
+from .bridge import Bridge, Wrapped
+from .checkpoints.checkpoints import Checkpoints
+from .describe import algorithm_settings, dataset_of, name_of
+from .evaluation.evaluator import SAMPLING
+from .loop.sampler import sampling_settings
+from .planning.plan import RolloutPlan
+from .sharding.critics import gathered
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from ...core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
-from .._trl import GRPOConfig
+from ..core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
+from ._trl import GRPOConfig
 
 # Arguments of `vllm.LLM` that TRL sets -> the option for them, if there is one.
 TAKEN = {

@@ -23,14 +23,17 @@ from transformers.trainer_utils import SaveStrategy
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...models.critic import SeparateCritic, SharedCritic
 from ..bridge import Bridge
-from ..disk.files import checkpoints
-from .watches import FailureWatch
+from ..disk import checkpoints
+from .alarms import FailureWatch
 
 NOTICE = (
     "\n{name} received: the training stops after the current optimizer step and saves a checkpoint. "
     "A further SIGINT (Ctrl-C) stops it at once, without one.\n"
 )
 Handler = Callable[[int, FrameType | None], Any] | int | None
+logger = logging.getLogger(__name__)
+# Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
+MAX_SKIPS = 3
 
 
 class StopSignals:
@@ -123,11 +126,6 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
     left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
     # The rest is unwritten padding.
     return piece.flatten()[: max(0, left)]
-
-
-logger = logging.getLogger(__name__)
-# Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
-MAX_SKIPS = 3
 
 
 class Ending(TrainerCallback):

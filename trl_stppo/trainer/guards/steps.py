@@ -1,4 +1,4 @@
-"""Guards that skip steps, stop a run or raise; see `docs/reliability.md`."""
+"""Guards that skip optimizer steps, and use alarms and endings; see `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ...rollout.episode import Episode
 from ..bridge import Bridge
-from ..disk.files import checkpoints
+from ..disk import checkpoints
 from ..optimizers import Optimizers, policy_parameters
-from .ending import MAX_SKIPS, Ending
-from .watches import PATIENCE, FailureWatch, FallWatch, SamplerWatch, failures_of
+from .alarms import PATIENCE, FailureWatch, FallWatch, SamplerWatch, failures_of
+from .endings import MAX_SKIPS, Ending
 
 logger = logging.getLogger(__name__)
 

@@ -26,14 +26,13 @@ from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ...core import ClippedSurrogate
-from ...rollout.engine import RolloutEngine
-from ...trace.files import FOLDER, next_start, write_update
-from ...trace.format import DIGITS, TracedUpdate
-from ..batch import Batch
-from ..bridge import Bridge, is_warming_up
-from ..loop.player import EpisodePlayer
-from ..loop.rollout import Rollout
+from ..core import ClippedSurrogate
+from ..rollout.engine import RolloutEngine
+from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
+from .batch import Batch
+from .bridge import Bridge, is_warming_up
+from .loop.player import EpisodePlayer
+from .loop.rollout import Rollout
 
 # Search range for a piece after the previous one: text between them belongs to no single token, such as a
 # space, or a character of several tokens.

@@ -1,9 +1,8 @@
-"""Watches for a collapse, and for a sampler with wrong weights."""
+"""Watches for a collapse, for a sampler with wrong weights, and for environments that fail too often."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import statistics
 from collections import Counter, deque
@@ -19,6 +18,23 @@ from ...watch.runs import SCORE, SUCCESS
 FAILURE_BATCHES = 5
 # Share of failed episodes of these batches beyond which the run ends.
 MAX_FAILURE_RATE = 0.5
+# Share of the best level that a fall loses.
+SHARE = 0.15
+# Rollouts whose mean is the level.
+BEST_OF = 3
+# Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
+# of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
+CHANCE = {1: 4.0, 2: 3.0}
+# Nats, times the median, and updates.
+KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10
+# Gaps between the log-probabilities of the sampler and of training, for the same weights.
+# Nats per token, for our own sampler in float32: a hundred times its rounding.
+EXACT = 1e-3
+# Nats per token, for an engine of its own or 16 bits.
+ROUGH = 0.05
+# Factor on a rough sampler's gap, from one rollout batch to the next.
+RISE = 1.25
+PATIENCE = 3
 
 
 class Failures(NamedTuple):
@@ -82,26 +98,6 @@ class FailureWatch:
         """Restore the counts from a `state_dict`."""
         self.clear()
         self._batches.extend(Failures(failed, episodes) for failed, episodes in state)
-
-
-logger = logging.getLogger(__name__)
-# Share of the best level that a fall loses.
-SHARE = 0.15
-# Rollouts whose mean is the level.
-BEST_OF = 3
-# Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
-# of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
-CHANCE = {1: 4.0, 2: 3.0}
-# Nats, times the median, and updates.
-KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10
-# Gaps between the log-probabilities of the sampler and of training, for the same weights.
-# Nats per token, for our own sampler in float32: a hundred times its rounding.
-EXACT = 1e-3
-# Nats per token, for an engine of its own or 16 bits.
-ROUGH = 0.05
-# Factor on a rough sampler's gap, from one rollout batch to the next.
-RISE = 1.25
-PATIENCE = 3
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Names of settings: aliases, and PPO names that have no effect here."""
+"""Options of a configuration: help texts, aliases, and PPO names without effect. Light to import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 Value = TypeVar("Value")
-
 # PPO's name -> GRPOConfig's name for the same thing.
 ALIASES = {
     "num_ppo_epochs": "num_iterations",
@@ -33,16 +32,6 @@ def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[
         if warns and settings[name] not in (None, 0):
             logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
     return {name: value for name, value in settings.items() if name not in IGNORED}
-
-
-# ------------------------------------------------------------------------- constructors
-
-
-class Preset(str):
-    """String default, distinguishable by type from an equal value that the user sets."""
-
-    def __str__(self) -> str:
-        return self
 
 
 def option(default: Value, meaning: str) -> Value:

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: written completely or not at all.
+"""A run's output directory: checkpoints written completely or not at all, by one run at a time.
 
 A checkpoint is written into a staging folder, described by a manifest, flushed to the disk and then
 renamed. A folder named `checkpoint-<step>` is never half written. The next process completes or deletes
@@ -7,27 +7,48 @@ the remains of a killed one.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
-from ...hub.pushing import EPISODES
+from filelock import FileLock, Timeout
+
+from ..errors import CheckpointError, CheckpointWriteError, RunLockError
+from ..hub.pushing import EPISODES
 
 # Small, because the allocator of each thread keeps what the thread has held once.
 _BLOCK = 1 << 18
 _THREADS = 8
+logger = logging.getLogger(__name__)
+
+# Seconds for a killed process to close its files.
+DYING = 2.0
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+# Inside the output directory, on the same disk: renaming must be atomic. Upstream does not upload
+# names that begin with an underscore.
+STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
+MANIFEST = "stppo_checkpoint.json"
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-\d+")
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
+    **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
+    "run": str,
+}
 
 
 def flush(path: Path) -> None:
@@ -80,23 +101,6 @@ def _checksum(path: Path) -> str:
         while count := file.readinto(block):
             value = zlib.crc32(block[:count], value)
     return f"{value:08x}"
-
-
-logger = logging.getLogger(__name__)
-
-# Inside the output directory, on the same disk: renaming must be atomic. Upstream does not upload
-# names that begin with an underscore.
-STAGING = "_incomplete"
-TRASH = "_deleted"
-MANIFEST = "stppo_checkpoint.json"
-FORMAT = 1
-_NAME = re.compile(r"checkpoint-\d+")
-# Fields of a manifest.
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
-    **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
-    "run": str,
-}
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
@@ -283,3 +287,53 @@ def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[P
     spare = [folder for folder in found if folder.resolve() not in protected]
     for folder in spare[: max(0, len(found) - max(limit, len(protected)))]:
         discard(folder)
+
+
+class RunLock:
+    """File lock on an output directory, released at the latest when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
+
+    def take(self) -> None:
+        """Acquire the lock, or raise RunLockError; on a disk without file locks, only warn."""
+        folder = self._path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=DYING)
+            except Timeout:
+                raise self._refused() from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                logger.warning(
+                    "`output_dir=%r` lies on a disk without file locks (%s): start no second run there.",
+                    str(folder), error,
+                )  # fmt: skip
+                return
+            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+            self._path.write_text(json.dumps(holder), encoding="utf-8")
+        except OSError as error:
+            self.release()
+            raise CheckpointWriteError(
+                f"`output_dir={str(folder)!r}` cannot be written to: {type(error).__name__}: {error}."
+            ) from error
+
+    def release(self) -> None:
+        """Release the lock if it is held."""
+        if self._lock.is_locked:
+            with suppress(OSError):
+                self._path.unlink()
+            self._lock.release()
+
+    def _refused(self) -> RunLockError:
+        other = {"host": "unknown", "pid": "unknown", "since": "a moment ago"}
+        with suppress(OSError, ValueError):
+            other |= json.loads(self._path.read_text(encoding="utf-8"))
+        return RunLockError(
+            f"`output_dir={str(self._path.parent)!r}` belongs to a run on host {other['host']}, process "
+            f"{other['pid']}, since {other['since']}. End it, or set another output_dir."
+        )

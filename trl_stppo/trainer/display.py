@@ -10,13 +10,13 @@ from typing import Any
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from ...watch.lines import ProgressLines
-from ...watch.metrics_file import MetricsFile
-from ..bridge import Bridge
-from ..describe import task
-from ..loop.rollout import Rollout
-from ..loop.sampler import why_not_ahead
-from ..planning.plan import RolloutPlan
+from ..watch.lines import ProgressLines
+from ..watch.metrics_file import MetricsFile
+from .bridge import Bridge
+from .describe import task
+from .loop.rollout import Rollout
+from .loop.sampler import why_not_ahead
+from .planning.plan import RolloutPlan
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan, why_padded: str | None) -> None:

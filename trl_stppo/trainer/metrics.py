@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import ClippedSurrogate, log_importance_ratio, turn_starts
-from ...rollout.contexts import OPENED
-from ...rollout.record import StopReason
-from ..batch import Batch, Targets, TurnBatch
-from ..loop.rollout import Rollout
-from ..sums import RatioOfSums, wide
+from ..core import ClippedSurrogate, log_importance_ratio, turn_starts
+from ..rollout.contexts import OPENED
+from ..rollout.record import StopReason
+from .batch import Batch, Targets, TurnBatch
+from .loop.rollout import Rollout
+from .sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
 # Largest ratio in an effective sample size, as in VCPO.

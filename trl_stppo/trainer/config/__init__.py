@@ -1,1 +1,0 @@
-"""Checks of the configurations, and aliases of their options."""

@@ -1,1 +1,0 @@
-"""Folders of checkpoints on a disk, and the lock of the run that writes to them."""

@@ -1,1 +1,0 @@
-"""Saving of an agent's files, and pushing to the Hub."""

@@ -1,1 +1,0 @@
-"""Recording of training and evaluation episodes for the trace."""

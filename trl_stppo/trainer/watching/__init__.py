@@ -1,1 +1,0 @@
-"""Metrics and displays of a run."""

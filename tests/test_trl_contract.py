@@ -35,7 +35,8 @@ if __name__ == "__main__":
 
 from tests.kit.builders import build, logs
 from tests.kit.fakes import char_tokenizer, tiny_policy
-from trl_stppo.trainer import _trl, _trl_vllm, bridge
+from tests.kit.trl_contract import BORROWED_ATTRIBUTES, OVERRIDDEN, READ, VLLM_READ
+from trl_stppo.trainer import _trl, bridge
 from trl_stppo.trainer.ppo_trainer import STPPOTrainer
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_contract.json"
@@ -120,7 +121,7 @@ def called_methods() -> list[str]:
 
 def borrowed_methods() -> list[str]:
     """Upstream's methods among what we borrow."""
-    return [n for n in _trl.BORROWED_ATTRIBUTES if inspect.isroutine(getattr(GRPOTrainer, n, None))]
+    return [n for n in BORROWED_ATTRIBUTES if inspect.isroutine(getattr(GRPOTrainer, n, None))]
 
 
 def imported_helpers() -> dict[str, Any]:
@@ -150,7 +151,7 @@ def written_by_upstream() -> set[str]:
 
 
 def snapshot() -> dict[str, Any]:
-    names = sorted({*_trl.OVERRIDDEN, *_trl.READ, *_trl_vllm.READ, *borrowed_methods()})
+    names = sorted({*OVERRIDDEN, *READ, *VLLM_READ, *borrowed_methods()})
     return {
         "bodies": {
             module.__name__: {
@@ -173,10 +174,10 @@ def recorded() -> dict[str, Any]:
 
 
 def test_overridden_lists_exactly_the_upstream_methods_that_we_define():
-    assert our_methods() == set(_trl.OVERRIDDEN)
+    assert our_methods() == set(OVERRIDDEN)
 
 
-@pytest.mark.parametrize("name", [n for n, how in _trl.OVERRIDDEN.items() if how == "wrapped"])
+@pytest.mark.parametrize("name", [n for n, how in OVERRIDDEN.items() if how == "wrapped"])
 def test_wrapped_methods_call_super(name):
     ours = STPPOTrainer.__mro__[: STPPOTrainer.__mro__.index(GRPOTrainer)]
     bodies = [inspect.getsource(cls) for cls in ours if name in vars(cls)]
@@ -184,9 +185,7 @@ def test_wrapped_methods_call_super(name):
     assert any(re.search(rf"super\(\)\.{name}\b", body) for body in bodies)
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*_trl.OVERRIDDEN, *_trl.READ, *_trl_vllm.READ, *borrowed_methods()})
-)
+@pytest.mark.parametrize("name", sorted({*OVERRIDDEN, *READ, *VLLM_READ, *borrowed_methods()}))
 def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, recorded):
     module = sys.modules[package(name)]
     versions = recorded["bodies"][module.__name__]
@@ -196,12 +195,12 @@ def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, re
     known = versions.get(module.__version__, list(versions.values())[-1])
     assert body_hash(name) == known.get(name), (
         f"{module.__name__} {module.__version__} changed the body of "
-        f"{upstream(name).__qualname__}, which we have {_trl.OVERRIDDEN.get(name, 'borrowed')}. {TODO}"
+        f"{upstream(name).__qualname__}, which we have {OVERRIDDEN.get(name, 'borrowed')}. {TODO}"
     )
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*_trl.OVERRIDDEN, *_trl_vllm.READ, *called_methods(), *borrowed_methods()})
+    "name", sorted({*OVERRIDDEN, *VLLM_READ, *called_methods(), *borrowed_methods()})
 )
 def test_signatures_of_methods_that_we_wrap_or_call(name, recorded):
     known = recorded["bodies"].get(package(name), {})
@@ -248,7 +247,7 @@ def test_attributes_that_mypy_is_told_of_are_there(tmp_path):
     assert absent <= {"vllm_generation"}
 
 
-@pytest.mark.parametrize("name", _trl.BORROWED_ATTRIBUTES)
+@pytest.mark.parametrize("name", BORROWED_ATTRIBUTES)
 def test_borrowed_attributes_are_still_set_upstream(name):
     # A borrowed method has no assignment; its body is held with those we override.
     assert name in written_by_upstream() or name in borrowed_methods(), (
@@ -261,8 +260,8 @@ def test_every_name_under_which_we_borrow_is_listed():
     borrowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     borrowed = {name for name in borrowed | named_by_bridge() if name.startswith("_")}
     assert len(borrowed) > 15
-    ours = {"_name", "_paper", "_tag_names", *_trl.READ}
-    assert borrowed - ours <= {*_trl.BORROWED_ATTRIBUTES, *_trl.OVERRIDDEN}
+    ours = {"_name", "_paper", "_tag_names", *READ}
+    assert borrowed - ours <= {*BORROWED_ATTRIBUTES, *OVERRIDDEN}
 
 
 def entries(names: tuple[str, ...], log: str) -> set[str]:
@@ -308,7 +307,7 @@ def test_the_fused_head_reads_the_size_of_its_tiles_whenever_it_runs():
 
 def test_every_private_attribute_we_read_is_listed_as_borrowed():
     private = {n for n in attributes_used() & written_by_upstream() if n.startswith("_")}
-    assert private <= set(_trl.BORROWED_ATTRIBUTES)
+    assert private <= set(BORROWED_ATTRIBUTES)
 
 
 def test_a_changed_body_is_noticed_and_a_changed_docstring_is_not():

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-# Endings of files with rows -> the loader that datasets has for them.
 ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-# The two-sided 95 % quantile of the normal distribution.
 Z = NormalDist().inv_cdf(0.975)
 
 

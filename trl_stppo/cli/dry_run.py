@@ -33,7 +33,6 @@ from .arguments import TrainArguments
 from .flags import peeked
 from .usage import UsageError
 
-# Variables with which a process joins the other processes of its run.
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
 JOINING = ("LOCAL_RANK", "WORLD_SIZE", "RANK", "MASTER_ADDR", *ENGINES)
 

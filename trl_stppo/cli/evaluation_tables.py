@@ -14,7 +14,6 @@ Figures = dict[str, float]
 # Label of an agent -> data set or average -> metrics.
 Results = dict[str, dict[str, Figures]]
 MEAN, ALL_ROWS = "mean of data sets", "all rows"
-# Column -> metric of an evaluation.
 MEASURES = {
     "success": "episode/success_rate",
     "score": "episode/score",
@@ -23,7 +22,6 @@ MEASURES = {
     "episodes": "episodes",
     "judged": "episode/success_known",
 }
-# Columns that come with a 95 % interval.
 BOUNDS = {
     f"{column} {end}": (column, end) for column in ("success", "score") for end in ("low", "high")
 }

@@ -210,7 +210,6 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     try:
         found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
     except ValueError as error:
-        # A configuration rejects a value.
         raise UsageError(str(error)) from error
     return [_with_home(part) for part in found[: len(types)]]
 

@@ -36,7 +36,6 @@ def load_object(path: str) -> Any:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            # An import inside the module failed.
             raise
         raise UsageError(f"`{path}`: {error.name} is neither in {here} nor installed.") from error
     with contextlib.suppress(AttributeError):

@@ -81,7 +81,6 @@ GROUP_EPS = 1e-4
 # GEM's epsilon.
 RETURN_EPS = 1e-9
 GROUP_SCALES = ("group", "batch", "none")
-# GAE's lambda per turn.
 TURN_LAM = 0.9
 
 

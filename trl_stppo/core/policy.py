@@ -7,7 +7,7 @@ carries no gradient. The trainer decides what it multiplies (the gradient, or th
 """
 
 import math
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from trl_stppo.core.masking import (
 )
 from trl_stppo.core.turns import broadcast_turns, reduce_turns
 
+Scalar = TypeVar("Scalar", float, Tensor)
 RATIO_LEVELS = ("token", "turn", "sequence")
 NORMALIZATION_MODES = ("none", "triggered", "share")
 
@@ -32,7 +33,6 @@ NORMALIZATION_MODES = ("none", "triggered", "share")
 # at which the squares inside a float32 norm start to vanish.
 CLIP_BIAS_EPS = 1e-12
 MAX_LOG_RATIO = 20.0
-# PPO's clip range for the ratio of one token.
 TOKEN_CLIPRANGE = 0.2
 
 
@@ -343,22 +343,14 @@ def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
     return (total > 0).to(total.dtype)
 
 
-@overload
 def normalization_scale(
-    grad_norm: float, clip_bias_norm: float, mode: str, power: float = ..., *, eps: float = ...
-) -> float: ...
-@overload
-def normalization_scale(
-    grad_norm: Tensor, clip_bias_norm: Tensor, mode: str, power: float = ..., *, eps: float = ...
-) -> Tensor: ...
-def normalization_scale(
-    grad_norm: float | Tensor,
-    clip_bias_norm: float | Tensor,
+    grad_norm: Scalar,
+    clip_bias_norm: Scalar,
     mode: str,
     power: float = 1.0,
     *,
     eps: float = CLIP_BIAS_EPS,
-) -> float | Tensor:
+) -> Scalar:
     """Return the factor s by which the clipping-bias correction scales the gradient or the optimizer's step.
 
     With g = grad_norm and C = clip_bias_norm:
@@ -397,11 +389,7 @@ def normalization_scale(
     return _like_inputs(scale, grad_norm, clip_bias_norm)
 
 
-@overload
-def cosine(dot: float, norm_a: float, norm_b: float) -> float: ...
-@overload
-def cosine(dot: Tensor, norm_a: Tensor, norm_b: Tensor) -> Tensor: ...
-def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) -> float | Tensor:
+def cosine(dot: Scalar, norm_a: Scalar, norm_b: Scalar) -> Scalar:
     """Return the cosine of the angle between two vectors, from their inner product and norms.
 
     Args:
@@ -484,9 +472,9 @@ def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
     return [torch.as_tensor(x, dtype=dtype, device=device).detach() for x in scalars]
 
 
-def _like_inputs(result: Tensor, *scalars: float | Tensor) -> float | Tensor:
+def _like_inputs(result: Tensor, *scalars: Scalar) -> Scalar:
     """Return `result` as a tensor if any input is a tensor, else as a float."""
-    return result if any(isinstance(x, Tensor) for x in scalars) else float(result)
+    return cast(Scalar, result if any(isinstance(x, Tensor) for x in scalars) else float(result))
 
 
 def _clip(

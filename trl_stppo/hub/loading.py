@@ -15,7 +15,6 @@ from .pushing import reason
 from .settings import AgentSettings
 
 ADAPTER_CONFIG = "adapter_config.json"
-# Files of a policy and its tokenizer.
 _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # Folders, a second copy of the weights in another format, other files of a checkpoint.
 _NOT = ("*/*", "consolidated*.safetensors", "trainer_state.json")
@@ -71,10 +70,8 @@ def critic_folder(
     return folder if folder.is_dir() else None
 
 
-# Dtypes that `agent.json` may name.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _CODES = dict(zip(("F32", "F64", "F16", "BF16"), DTYPES, strict=True))
-# Tokenizers that `tokenizer.json` defines completely.
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 

@@ -16,7 +16,6 @@ from ..redaction import redacted
 from ..watch.runs import SCORE, SUCCESS, number
 
 CARD = "README.md"
-# transformers' tag on its cards.
 GENERATED = "generated_from_trainer"
 # Metric of an evaluation -> its name in the table (docs/evaluation.md).
 FIGURES = {
@@ -38,7 +37,6 @@ def may_be_written(path: Path) -> bool:
     try:
         return not path.exists() or GENERATED in (metadata_load(path) or {})["tags"]
     except Exception:
-        # A card without readable tags is a user's.
         return False
 
 
@@ -93,7 +91,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 logger = logging.getLogger(__name__)
 
-# Episodes in checkpoints.
 EPISODES = "episodes_*.pt"
 # Files of the output directory that transformers does not upload.
 LEFT_OUT = ("_*", "checkpoint-*")

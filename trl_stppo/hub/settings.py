@@ -27,18 +27,13 @@ class AgentSettings:
     Attributes:
         max_completion_length: tokens of an episode after its prompt, observations included; None for the
             model's limit (only runs without environments).
-        max_turns: turns of an episode.
-        max_turn_tokens: sampled tokens of a turn.
         max_tool_rounds: turns whose tools are called.
         env_timeout_seconds: of one call of the environment.
         sampling: temperature and other settings of turns that are not greedy.
         eos_token_ids: ids that end a turn; empty for the model's own.
-        chat_template_kwargs: for `apply_chat_template`.
         environments: `name` (among several), `kind` ("text" or "tools"), `class` and `import`
             ("module:Class") of each. Nothing is imported from there.
         tools: names of the functions without an environment.
-        trainer: class that trained the policy.
-        dtype: of the model's weights in the run.
         quantization: of the model in the run, as a bitsandbytes configuration.
         seed: of the run; it gives an agent the random numbers of the run's evaluation.
     """

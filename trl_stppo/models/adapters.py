@@ -107,7 +107,6 @@ if TYPE_CHECKING:
 def needs_reference_copy(model: Any, peft_config: Any) -> bool:
     """Return whether the initial policy may differ from its backbone without adapters."""
     if hasattr(model, "peft_config"):
-        # Its adapter may be trained already.
         return True
     if is_lora(peft_config):
         return peft_config.init_lora_weights not in NEUTRAL_INITS

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
-# Subfolder for the adapters of a separate critic.
 ADAPTERS = "value_model"
 
 
@@ -86,8 +85,6 @@ class Critic:
     Attributes:
         full: The weights that `save` writes if the modules hold shards of them.
         parameter_names: names of the critic's parameters inside the policy.
-        head: maps hidden states to values.
-        model: the model whose backbone gives the hidden states.
     """
 
     full: dict[str, Tensor] | None = None

@@ -38,7 +38,6 @@ class _BackboneWithScore(GenericForSequenceClassification):
         setattr(self, self.base_model_prefix, self.backbone_class(config))
         hidden = config.get_text_config().hidden_size
         self.score = nn.Linear(hidden, config.num_labels, bias=False)
-        # Copies the backbone's attributes for sharding and loading.
         self.post_init()
 
     @classmethod

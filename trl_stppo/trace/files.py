@@ -30,7 +30,6 @@ FORMAT = "trl-stppo-trace"
 # Increased if older readers would misread a file; new fields do not increase it.
 VERSION = 1
 
-# Fields with an entry per token after the prompt.
 PER_TOKEN = (
     *("loss_mask", "old_logprobs", "token_log_ratio", "log_ratio"),
     *("advantages", "values", "returns", "clipped"),
@@ -50,16 +49,12 @@ class TracedUpdate:
         name: "train", or the prefix of an evaluation's figures.
         update: number of the rollout batch, from 1; in an evaluation, number of past updates.
         global_step: optimizer steps before the episodes.
-        process: its rank.
         start: number of the (perhaps resumed) training in the folder, from 1; 0 outside of training.
         first_step: optimizer steps before it; None for an evaluation outside of training.
-        trainer, variant: of the run.
         level: of the importance ratio: "token", "turn" or "sequence".
         clip_range: distances of the clip bounds below and above 1.
         steps: optimizer steps of this update by outcome: "taken", "critic_only" (warm-up of the
             critic), "target_kl", "not_finite" and "empty" (skipped by a guard).
-        complete: whether the update was finished.
-        episodes: number in the file.
     """
 
     phase: str
@@ -92,17 +87,13 @@ class TracedEpisode:
     """Record of one episode: its texts, per-token values, rewards and outcome.
 
     Attributes:
-        update: of the episode.
         row: of the rollout batch over all processes; of the dataset in an evaluation.
         repetition: of the row, in an evaluation.
         prompt_id: the row's `id` column, else a hash of its prompt.
         columns: short columns of the row besides its prompt, for example the right answer.
         seed: of its random numbers; None without the rollout engine.
-        environment: name of the class or factory.
         pieces: text of each token, prompt included; together they are the text. Tokens of one character
             are "", except for the last.
-        token_ids: of the same tokens.
-        prompt_tokens: number of tokens of the prompt.
         turn_spans: per turn half-open offsets from the first token after the prompt.
         context, contexts: number of this context in the episode, and their count.
         turns: per turn of this context its number in the episode; None if there is one context.
@@ -111,20 +102,14 @@ class TracedEpisode:
         old_logprobs: log-probabilities of the sampling policy, nats.
         token_log_ratio, log_ratio: difference of the log-probabilities at the last update and
             `old_logprobs`, per token and at the ratio's level, nats.
-        advantages: in the loss.
         values, returns: of the critic before the update, and its targets.
         clipped: whether the clip removed the token's gradient in the last pass.
         weight: of the episode in the last pass, by `stabilizers`; None for 1.
         policy_versions: per turn the optimizer steps of the sampling policy; None if it is the trained
             policy.
         steps: passes over the episode by outcome, as in `TracedUpdate.steps`.
-        turn_rewards: per turn; None without them.
-        rewards: of each reward function.
         score: sum of all rewards, as in `episode/score`.
-        success: None if it is not known.
         terminated: whether the task ended by itself, and was not cut off.
-        stop_reason: None without the rollout engine.
-        error: of the environment, or of sampling.
         trains: whether the episode is in the loss.
         prompt, messages: the conversation before and after the beginning of the first turn.
         pictures: text or SVG of the environment after `reset` and after each turn; None without any.
@@ -310,7 +295,6 @@ def _lines(path: Path) -> list[bytes]:
     return text.removesuffix(b"\n").split(b"\n")
 
 
-# Errors of reading a damaged file.
 _DAMAGE = (OSError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 

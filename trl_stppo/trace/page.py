@@ -63,7 +63,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-# Joined in this order.
 SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
 PREVIEW = 160
 TAG = re.compile(r"<[^<>]{1,40}>")
@@ -72,13 +71,7 @@ MAX_EPISODES = 2000
 
 @dataclass(frozen=True)
 class PageSummary:
-    """Summary of a page.
-
-    Attributes:
-        path: of the page.
-        episodes, recorded: their numbers on the page and in the trace.
-        left_out: end of a sentence that counts damaged parts, or an empty text.
-    """
+    """Summary of a page."""
 
     path: Path
     episodes: int
@@ -183,7 +176,6 @@ def _write_blocks(
             position += 1
             if position - 1 not in wanted:
                 continue
-            # The messages repeat the tokens.
             shown = {**episode.to_json(), "prompt": None, "messages": None}
             shown |= {name: _rounded(shown[name]) for name in PER_TOKEN if shown[name]}
             data.write(_block(f"episode-{len(rows)}", shown))

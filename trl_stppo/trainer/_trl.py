@@ -1,8 +1,8 @@
 """All uses of private parts of TRL and transformers, in one file.
 
-`OVERRIDDEN` names each upstream method that our trainers wrap or replace, `BORROWED_ATTRIBUTES` the
-undocumented state that they read. `tests/test_trl_contract.py` compares both with the installed
-TRL: when it fails after an upgrade, read the upstream diff, adapt, then refresh the recorded hashes.
+`tests/test_trl_contract.py` compares the methods that our trainers wrap or replace, and the state that they
+read, with the installed TRL: when it fails after an upgrade, read the upstream diff, adapt, then refresh the
+recorded hashes.
 """
 
 from __future__ import annotations
@@ -66,76 +66,10 @@ __all__ = [
     "use_adapter",
 ]
 
-# Method name -> "wrapped" (calls super() and post-processes) or "replaced" (ours alone).
-OVERRIDDEN = {
-    "__init__": "wrapped",
-    "_get_per_token_logps_and_entropies": "wrapped",
-    "_generate_and_score_completions": "replaced",
-    "_prepare_inputs": "replaced",
-    "_compute_loss": "replaced",
-    "training_step": "wrapped",
-    "create_optimizer": "wrapped",
-    "create_accelerator_and_postprocess": "wrapped",
-    "_prepare_for_training": "wrapped",
-    "_save": "wrapped",
-    "_load_from_checkpoint": "wrapped",
-    "_issue_warnings_after_load": "wrapped",
-    "_load_best_model": "wrapped",
-    "evaluate": "wrapped",
-    "evaluation_loop": "wrapped",
-    "prediction_step": "replaced",
-    "get_eval_dataloader": "wrapped",
-    "get_test_dataloader": "replaced",
-    "_save_checkpoint": "wrapped",
-    "_get_output_dir": "wrapped",
-    "_get_train_sampler": "wrapped",
-    "_init_training_state": "wrapped",
-    "_finalize_training": "wrapped",
-    "_push_from_checkpoint": "wrapped",
-    "push_to_hub": "wrapped",
-    "init_hf_repo": "wrapped",
-    "create_model_card": "wrapped",
-    "save_model": "wrapped",
-    "train": "wrapped",
-    "log": "wrapped",
-}
-
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
-# Methods whose bodies we have read, because our rollout step calls or replaces them.
-READ = ("_generate", "_generate_single_turn", "_calculate_rewards")
-
-BORROWED_ATTRIBUTES = (
-    "_buffered_inputs",
-    "_metrics",
-    "_logs",
-    "_pending_metrics",
-    "_pending_extra_logs",
-    "_signature_columns",
-    "_step",
-    "_tr_loss",
-    "_total_loss_scalar",
-    "_globalstep_last_logged",
-    "_tokenizer",
-    "_last_loaded_step",
-    "_finish_current_push",
-    "aux_loss_enabled",
-    "beta",
-    "chat_template",
-    "chat_template_kwargs",
-    "environments",
-    "eos_token_ids",
-    "generation_config",
-    "generation_kwargs",
-    "ref_model",
-    "reward_weights",
-    "router_aux_loss_coef",
-)
-
-
 # Tokens of a tile of log-probabilities if TRL computes it without Triton.
 TORCH_TILE_TOKENS = 256
-# Levels of lists and dicts in a turn's tool calls, beyond which the turn is plain text.
 MAX_NESTING = 64
 
 

@@ -14,13 +14,6 @@ from ..generation.protocol import TurnRequest
 from ..generation.sampling import turn_random
 from ..generation.server import ServerError
 
-# Methods whose bodies we have read, because we call or replace them; the contract test holds them.
-READ = (
-    *("VLLMGeneration._init_vllm", "VLLMGeneration.generate", "VLLMGeneration.sync_weights"),
-    *("VLLMClient.__init__", "VLLMClient._get", "VLLMClient._post", "VLLMClient.check_server"),
-    *("VLLMClient.get_server_info", "VLLMClient.generate"),
-    *("VLLMClient.init_communicator", "VLLMClient.close_communicator"),
-)
 # Longest time of one turn on a server, its time in the queue included, in seconds.
 TURN_SECONDS = 7200.0
 CONNECT_SECONDS = 10.0
@@ -81,7 +74,6 @@ def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequ
 
     def options(request: TurnRequest) -> dict[str, Any]:
         sampling = {**_sampling(vllm), **_further(vllm, request, seeded)}
-        # Only stop strings need text.
         sampling.setdefault("detokenize", bool(sampling.get("stop")))
         if structure is not None:
             sampling["structured_outputs"] = structure

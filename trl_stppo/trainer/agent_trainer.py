@@ -90,7 +90,7 @@ class AgentTrainer(Bridge):
     ) -> None:
         plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:
-            args = plan.default_config(self.config_class, model, self._name)
+            args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
         plan.check_overrides(self)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)

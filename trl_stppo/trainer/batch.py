@@ -73,7 +73,6 @@ class Batch(TypedDict, total=False):
     episode_weights: Tensor
 
 
-# Fields of tokens that estimators of episodes read, and those that they add.
 READ = (
     *("completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps"),
     *("ref_per_token_logps", "values"),
@@ -143,9 +142,7 @@ class Targets:
         rewards: reward units, as they enter GAE.
         raw_advantages: before whitening.
         advantages: advantages as they enter the loss; 0 off `loss_mask`.
-        values: the critic's values before the update.
         returns: regression targets; meaningful on `value_mask`.
-        value_mask: bool, True at the critic's regression targets.
     """
 
     rewards: Tensor

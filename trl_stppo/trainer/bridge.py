@@ -13,7 +13,6 @@ from ._trl import GRPOTrainer
 from .batch import Batch
 from .ppo_config import PPOConfig
 
-# Upstream's method behind one of our overrides.
 Wrapped = Callable[..., Any]
 Value = TypeVar("Value")
 
@@ -106,14 +105,12 @@ class Internals:
         """Decode token ids to text, without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    # Methods that users override.
     generate_single_turn = Private[Wrapped]("_generate_single_turn")
     calculate_rewards = Private[Callable[..., torch.Tensor]]("_calculate_rewards")
     logprobs = Private[Wrapped]("_get_per_token_logps_and_entropies")
 
     method = Private[str]("_name")
 
-    # Output folder of the run, or of a trial.
     output_dir = Private[Callable[[Any], str]]("_get_output_dir")
     push = Private[Wrapped]("_push_from_checkpoint")
     finish_push = Private[Wrapped]("_finish_current_push")

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 class KeepsSecrets:
     """Base class, listed before TRL's, that removes secrets from pickles, `to_dict` and text."""
 
-    # Upstream pickles and pushes the arguments.
     def __getstate__(self) -> dict[str, object]:
         return redacted(self.__dict__, blank=None)
 
@@ -62,7 +61,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     The `help` of a field explains it; the API pages and `trl-stppo train --help_all` show it.
     """
 
-    _TRAINER: ClassVar[str] = "PPOTrainer"
+    # Name of the trainer class that supports all of these options.
+    trainer_name: ClassVar[str] = "PPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
     # Options that are refused here and supported by a subclass.
     _HONOURS: ClassVar[tuple[str, ...]] = ()
@@ -82,7 +82,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     needs_exact_norms: ClassVar[Any] = False
     stabilizers: ClassVar[Any] = ()
 
-    # Not options; PPO scripts read them, and may set them (`config.names.IGNORED`).
+    # Not options; PPO scripts read them, and may set them (`options.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
     ref_adapter_name: ClassVar[str | None] = None
@@ -142,7 +142,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "steps_per_generation becomes R and gradient_accumulation_steps R / num_mini_batches.",
     )
 
-    # Critic and advantages.
     gamma: float = option(1.0, "Discount, 0 < gamma <= 1, once per agent token (or per turn).")
     lam: float | None = option(0.95, "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma.")
     advantage_level: str = option("token", "'token' or 'turn'.")
@@ -240,7 +239,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         8, "Episodes recorded of each update, all processes together; 0 for none."
     )
 
-    # Names that PPO scripts set.
     stop_token: str | None = option(None, "'eos' or None; EOS always ends.")
     stop_token_id: int | None = option(None, "Ends a turn, as EOS does.")
     local_rollout_forward_batch_size: int | None = option(
@@ -248,11 +246,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     sft_model_path: str | None = option(None, "Read by PPO scripts.")
     reward_model_path: str | None = option(None, "Read by PPO scripts.")
-
-    @classmethod
-    def trainer_name(cls) -> str:
-        """Return the name of the trainer class that supports all of these options."""
-        return cls._TRAINER
 
     def __post_init__(self) -> None:
         check_finite(self)
@@ -285,7 +278,6 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             self.logging_steps = self.steps_per_rollout
         self._resolve_critic()
         self._resolve_overlap()
-        # None counts as not set.
         if isinstance(self.eval_generation_kwargs, dict):
             given = self.eval_generation_kwargs.items()
             self.eval_generation_kwargs = {k: v for k, v in given if v is not None} or None

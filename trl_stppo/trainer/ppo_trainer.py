@@ -68,7 +68,6 @@ class PPOTrainer(AgentTrainer):
     """
 
     config_class = PPOConfig
-    # Upstream's form.
     _tag_names = ["trl", "ppo", "reinforcement-learning", "multi-turn"]  # noqa: RUF012
     _name = "PPO"
     _paper = {  # noqa: RUF012

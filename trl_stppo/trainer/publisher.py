@@ -64,7 +64,6 @@ class Publisher(TrainerCallback):
         self._host, self._checkpoints = host, checkpoints
         self._rollout, self._limits = rollout, limits
         self._saved_for_push = True
-        # The checkpoint of a push; None in a push of the final agent.
         self._pushing: Path | None = None
         self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}

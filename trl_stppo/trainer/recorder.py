@@ -66,9 +66,7 @@ def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) ->
 
 logger = logging.getLogger(__name__)
 
-# Longest text of a message or an error; an environment's text has no limit.
 MAX_CHARACTERS = 100_000
-# Longest column of a row that is recorded, as JSON.
 SHORT = 200
 # Per-token field -> the column of its mask and of its values. A value off the mask is None.
 FIGURES = {
@@ -80,9 +78,7 @@ FIGURES = {
     "returns": ("value_mask", "returns"),
     "clipped": ("seen", "clipped"),
 }
-# The powers of ten that float64 represents exactly.
 _POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
-# Columns of the rollout batch, [B, T].
 COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
 OF_CRITIC = ("values", "returns", "value_mask")
 

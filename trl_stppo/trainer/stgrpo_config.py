@@ -15,7 +15,6 @@ GROUP_VARIANTS = {
     **{f"{k}{end}": meaning for end in ("grpo", "rloo", "rebn") for k, meaning in KINDS.items()},
 }
 ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
-# Options of a critic's training, or of advantages from its values.
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
     *("whiten_rewards", "cliprange_value", "vf_coef"),
@@ -37,7 +36,7 @@ class STGRPOConfig(STPPOConfig):
     arXiv:2402.14740 (RLOO); GEM, arXiv:2510.01051 (ReBN).
     """
 
-    _TRAINER: ClassVar[str] = "STGRPOTrainer"
+    trainer_name: ClassVar[str] = "STGRPOTrainer"
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = GROUP_VARIANTS
     _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
     _HONOURS: ClassVar[tuple[str, ...]] = ("scale_rewards",)

@@ -41,7 +41,7 @@ class STPPOConfig(PPOConfig):
     does.
     """
 
-    _TRAINER: ClassVar[str] = "STPPOTrainer"
+    trainer_name: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
     # Variant of a level that is set alone.

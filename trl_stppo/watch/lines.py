@@ -45,11 +45,8 @@ class Column(NamedTuple):
 
 
 OVERLAP = "perf/overlap"
-# Metrics of one rollout's durations.
 PLAYING = ("perf/generation_seconds", "perf/wait_seconds")
-# Rollouts with equal advantages after which a line says so.
 FIRST = 3
-# Rollouts that the end of a run looks at.
 LAST = 5
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
@@ -66,12 +63,10 @@ COLUMNS = (
     Column("KL", "policy/approx_kl", ".2g", 8, "from the policy that sampled, nats"),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
 )
-# Metrics of an evaluation: name, metric, format.
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
 )
-# Ends of episodes -> the usual causes.
 CUT_OFF = {
     "stop_reason/token_budget": "max_completion_length or max_turn_tokens too small, or no end of turn?",
     "stop_reason/max_turns": "max_turns too small?",
@@ -79,7 +74,6 @@ CUT_OFF = {
 # Metrics that are 0 if nothing can be learned -> the message.
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
-# Running totals of guards -> the message for an increase.
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
     "guard/empty_steps": "skipped, no episode to learn from",
@@ -97,9 +91,7 @@ class ProgressLines(TrainerCallback):
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
-        # How forward passes go, for the first lines.
         self.passes = ""
-        # Whether `rollout_overlap` is supported.
         self.can_overlap: Callable[[], bool] = lambda: False
         self._steps = 1
         self._lines = 0

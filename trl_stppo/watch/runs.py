@@ -16,9 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
-# Falls so far in the run.
 FALLS = "guard/falls"
-# Shown for a metric that is missing or not a number.
 NOTHING = "–"  # noqa: RUF001
 
 
@@ -94,11 +92,8 @@ class Run:
     """The log of a run.
 
     Attributes:
-        folder: of the run, or of the file.
         history: entries of `log_history`, oldest first.
         settings: changed settings, and names of model, environment and dataset, as `metrics.jsonl` has them.
-        steps_per_rollout: optimizer steps of an update; None if unknown.
-        resumed: steps at which the run went on.
     """
 
     folder: Path

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 TOLD_SO = "Write <search> words </search> or <answer> words </answer>."
 METRICS = ("em", "f1", "letter")
-# English text, without `count_tokens`.
 CHARS_PER_TOKEN = 4
 
 
@@ -115,10 +114,8 @@ class SearchEnv:
         elif max_observation_tokens is not None and max_observation_chars is None:
             self._max_chars = CHARS_PER_TOKEN * max_observation_tokens
         self._invalid_reward = float(invalid_reward)
-        # None: no episode is running.
         self._answers: tuple[str, ...] | None = None
         self._choices: Any = None
-        # Whether a letter is the answer of the running episode.
         self._by_letter = False
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:

@@ -143,7 +143,6 @@ def f1_reward(
     return _scores(completions, answers, choices, lambda answer, golds, _: f1_score(answer, golds))
 
 
-# Columns in tables (docs/evaluation.md).
 exact_match_reward.title = "EM"  # type: ignore[attr-defined]
 f1_reward.title = "F1"  # type: ignore[attr-defined]
 

@@ -140,7 +140,6 @@ class Checkpoints:
         self._host, self._state = host, state
         # The checkpoint that this run wrote last or resumed from.
         self.last: Path | None = None
-        # Folder of the checkpoint being written.
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
         self._has_trained = False

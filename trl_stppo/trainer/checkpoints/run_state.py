@@ -88,7 +88,6 @@ def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
 def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
     """Write a setting's new value into its parameter groups; return whether any group has the setting."""
     key, place = _ADAM.get(name, (name, None))
-    # The setting counts only if `optim` uses it.
     if name in _ADAM:
         _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
         if _of(options, key, place) != new:
@@ -213,7 +212,6 @@ class RunState(TrainerCallback):
         self._host = host
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
-        # Folder of the checkpoint that the run resumes from.
         self.folder: Path | None = None
         # This process's state in the checkpoint, until it is restored.
         self._saved: dict[str, Any] | None = None
@@ -264,7 +262,6 @@ class RunState(TrainerCallback):
     def _place(self) -> dict[str, Any]:
         epoch, sampler = self._host.state.epoch or 0.0, self._epoch_start
         ended = epoch == int(epoch) and self._began_at != self._host.state.global_step
-        # The next epoch draws from here.
         if self._generator is not None and ended:
             sampler = self._generator.get_state()
         return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}

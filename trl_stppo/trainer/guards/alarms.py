@@ -16,16 +16,13 @@ from ...watch.runs import SCORE, SUCCESS
 
 # Rollout batches over which failed episodes are counted; the limit holds only from that many batches on.
 FAILURE_BATCHES = 5
-# Share of failed episodes of these batches beyond which the run ends.
 MAX_FAILURE_RATE = 0.5
 # Share of the best level that a fall loses.
 SHARE = 0.15
-# Rollouts whose mean is the level.
 BEST_OF = 3
 # Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
 # of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
 CHANCE = {1: 4.0, 2: 3.0}
-# Nats, times the median, and updates.
 KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10
 # Gaps between the log-probabilities of the sampler and of training, for the same weights.
 # Nats per token, for our own sampler in float32: a hundred times its rounding.
@@ -108,7 +105,6 @@ class FallWatch:
         episodes: number of episodes of a rollout, over all processes.
         good_step: optimizer steps of the newest policy before a fall.
         _best: level and variance of an episode.
-        _recent: those of the last rollouts.
     """
 
     episodes: int
@@ -179,7 +175,6 @@ class SamplerWatch:
     # those in a row count only while the gap rises.
     blocks: int = 0
     count: int = 0
-    # Gap of the last rollout batch.
     last: float = 0.0
 
     def look(self, gap: float, *, exact: bool) -> str | None:

@@ -124,7 +124,6 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
     if piece is None:
         return parameter.detach()
     left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
-    # The rest is unwritten padding.
     return piece.flatten()[: max(0, left)]
 
 
@@ -149,13 +148,10 @@ class Ending(TrainerCallback):
 
     def reset(self) -> None:
         """Reset reason, signal and random states for a new run."""
-        # Why the last `train()` ended early.
         self.reason: str | None = None
-        # The value that was not finite too often.
         self.broken: str | None = None
         # Whether a step was taken that is in no checkpoint.
         self.unsaved = False
-        # Random states before a rollout, until its step.
         self.before: list[Any] | None = None
         self._agreed = 0
 
@@ -182,10 +178,6 @@ class Ending(TrainerCallback):
     def agree(self, everyone: list[int]) -> None:
         """Set the run's signal to the largest signal number of all processes."""
         self._agreed = max(everyone)
-
-    def agree_now(self) -> None:
-        """Gather the signals of all processes, and set the run's signal."""
-        self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
 
     def is_due(self) -> bool:
         """Decide whether the run must end now, and set `reason`; equal on all processes."""
@@ -305,7 +297,7 @@ class Ending(TrainerCallback):
         outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
-        self.agree_now()
+        self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
         if self.is_due():
             control.should_training_stop = control.should_save = True
 

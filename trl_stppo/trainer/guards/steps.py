@@ -25,7 +25,6 @@ from .endings import MAX_SKIPS, Ending
 
 logger = logging.getLogger(__name__)
 
-# Values that every process checks before a step.
 KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 
@@ -34,10 +33,7 @@ class GuardState:
     """Counters of the guards that a checkpoint keeps.
 
     Attributes:
-        skipped_steps: all steps skipped because a value was not finite.
-        consecutive_skips: such skips since the last step that was taken.
         empty_steps: all steps without an episode to train on, or with weights of 0 alone.
-        kl_stopped_steps: all steps stopped by `target_kl`.
         rollout_stopped: Whether the rest of this rollout batch must not move the weights.
         kls: `policy/approx_kl` of this update's mini-batches.
         best: success, or score, of the best rollout, with `save_best`.

@@ -16,7 +16,6 @@ from .plan import RolloutPlan
 
 Row = dict[str, Any]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
-# Columns that GRPOTrainer passes to a model.
 IMAGE_COLUMNS = ("image", "images")
 
 
@@ -61,11 +60,9 @@ def is_conversational(dataset: Any) -> bool:
 
 
 logger = logging.getLogger(__name__)
-# Rows that are decoded together.
 ROWS_AT_ONCE = 1000
 # The first of these columns is the prompt.
 PROMPTS = ("prompt", "input_ids")
-# Columns that reward functions would get twice.
 TAKEN = {*GIVEN} - {*RESERVED}
 
 
@@ -122,7 +119,6 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
                 f"`train_dataset` is missing; its `environment` must choose among {names}."
             )
         if not (rollout.text or rollout.agent):
-            # GRPOTrainer decides, and explains.
             return None
         if args.max_steps <= 0:
             raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")

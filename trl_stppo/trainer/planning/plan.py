@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import isclass
 from typing import Any
 
@@ -17,13 +18,7 @@ from ..ppo_config import PPOConfig
 
 logger = logging.getLogger(__name__)
 
-# Options that only the rollout engine honours, None if unset.
 ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
-
-
-def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
-    """Return the default configuration of a trainer without `args`."""
-    return config_class(f"{model_name(model).split('/')[-1]}-{name}")
 
 
 def check_arguments(
@@ -38,9 +33,9 @@ def check_arguments(
         raise TypeError(
             f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
         )
-    if args.trainer_name() != config_class.trainer_name():
+    if args.trainer_name != config_class.trainer_name:
         raise TypeError(
-            f"`args` is a {type(args).__name__}, for {args.trainer_name()}; allowed: {config_class.__name__}."
+            f"`args` is a {type(args).__name__}, for {args.trainer_name}; allowed: {config_class.__name__}."
         )
     check_tokenizer(processing_class, model)
     if processing_class is not None and processing_class.pad_token is None:
@@ -104,12 +99,7 @@ class RolloutPlan:
     """The source of episodes: the engine, the caller's function, or one plain generation.
 
     Attributes:
-        text: factories of text environments, by name.
-        tools: factories of tool environments, by name.
         probes: The instance that each factory made when it was probed.
-        standalone_tools: tools without an environment.
-        user_func: the caller's rollout_func, or None.
-        agent: the caller's agent, or None.
     """
 
     text: Factories = field(default_factory=dict)
@@ -142,13 +132,8 @@ class RolloutPlan:
     @property
     def tool_environments(self) -> Any:
         """Return an `environment_factory` for GRPOTrainer that returns the existing probes."""
-        looked_at = {name: self._probe_of(name) for name in self.tools}
-        if not looked_at:
-            return None
-        return looked_at.get(None, looked_at)
-
-    def _probe_of(self, name: str | None) -> Callable[[], Any]:
-        return lambda: self.probes[name]
+        made = {name: partial(self.probes.__getitem__, name) for name in self.tools}
+        return made.get(None, made) or None
 
 
 def plan_rollout(

@@ -32,7 +32,6 @@ class RewardPlan:
     # Index of the function that returns the turn rewards' sum, for the log and because
     # GRPOTrainer needs at least one function; not added to the score.
     turn_sum: int | None = None
-    # The episodes of the current call.
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 
     def weights(self, given: list[float] | None) -> list[float] | None:

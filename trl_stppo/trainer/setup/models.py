@@ -69,7 +69,6 @@ def policy_to_go_on_with(
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
-        # GRPOTrainer sets the same value.
         kwargs["device_map"] = None
     policy = create_model_from_path(base, revision=base_revision, **kwargs)
     if processing_class is None:
@@ -201,7 +200,6 @@ def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -
     install_stop_token(host)
     # Checkpoints of an adapter have none.
     if not hasattr(host.model, "peft_config"):
-        # The first checkpoint fails otherwise.
         with TemporaryDirectory() as folder:
             host.model.generation_config.save_pretrained(folder)
     return build_critic(host, given)

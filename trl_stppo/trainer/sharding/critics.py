@@ -110,7 +110,6 @@ def prepare_deepspeed(
 
     device = host.accelerator.device.type
     config = copy.deepcopy(host.accelerator.deepspeed_config)
-    # It is set step by step.
     config["gradient_clipping"] = 0.0
     for layer in critic.head.modules():
         if isinstance(layer, nn.Linear):
@@ -138,7 +137,6 @@ def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-# Name of the critic's pass on a module that gathers its weights.
 ENTRY = "state_values"
 
 
@@ -203,7 +201,6 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
         names = plugin.transformer_cls_names_to_wrap
         kinds = {type(module).__name__ for module in model.modules()}
         if not kinds & set(names or ()):
-            # accelerate takes the model's names.
             plugin.transformer_cls_names_to_wrap = None
         fsdp2_prepare_model(accelerator, model)
         plugin.transformer_cls_names_to_wrap = names

@@ -13,7 +13,7 @@ from tests.kit.launch import ENVIRONMENT, ROOT
 from trl_stppo import threads
 from trl_stppo.errors import ThreadStartError
 from trl_stppo.threads import DaemonThread
-from trl_stppo.trainer.disk import NAME, complaint
+from trl_stppo.trainer.disk import LOCK, complaint
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_rollout_whose_threads_do_not_start_ends_the_run_and_frees_its_folder(
     engine.calls._next_call = leave_at_once(engine.calls)
     with pytest.raises(ThreadStartError, match="environment"):
         trainer.train()
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK).exists()
 
 
 def leave_at_once(calls):
@@ -96,6 +96,6 @@ def test_a_memory_limit_ends_a_run_and_does_not_hang_it(hook, room, tmp_path):
     ended = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180
     )
-    assert not (tmp_path / NAME).exists(), ended.stderr[-3000:]
+    assert not (tmp_path / LOCK).exists(), ended.stderr[-3000:]
     checkpoint = tmp_path / "checkpoint-2"
     assert not checkpoint.exists() or complaint(checkpoint, thorough=True) is None

@@ -176,7 +176,7 @@ def test_a_server_that_dies_in_the_middle_of_a_rollout_and_comes_back(tmp_path):
 
 
 def test_an_agent_and_an_adapter_are_served_to_openais_client(tmp_path):
-    """As docs/serving.md says: greedy answers are the ones that the weights give here."""
+    """As docs/evaluation.md says: greedy answers are the ones that the weights give here."""
     openai, peft = pytest.importorskip("openai"), pytest.importorskip("peft")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,7 +1,5 @@
 """The script that plays the best of several turns, and its score of turns in training."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -76,15 +74,6 @@ def test_the_best_is_played_and_the_others_are_released():
     assert inner.released[-3:] == [12, 13, 14]
 
 
-def test_nothing_is_chosen_before_all_candidates_are_there():
-    backend = BestOf(Later(per_step=3), 2, highest)
-    for key in (0, 1, 2):
-        backend.add(TurnRequest(key, [0], 1, (key,)))
-    assert [result.key for result in backend.step()] == [0]
-    assert [result.key for result in backend.step()] == [1, 2]
-    assert backend.step() == []
-
-
 def test_an_episode_that_is_released_in_the_middle_starts_anew():
     backend = BestOf(Later(per_step=1), 2, highest)
     backend.add(TurnRequest(0, [1], 1, (0,)))
@@ -101,16 +90,6 @@ def test_a_turn_that_is_lost_is_played_only_if_all_are(broken, played):
     backend = BestOf(Later(broken=broken), 2, highest)
     backend.add(TurnRequest(0, [1], 1, (0,)))
     assert [result.ids for result in backend.step()] == [played]
-
-
-@pytest.mark.parametrize(("room", "left"), [(None, None), (8, 2), (2, 1)])
-def test_room_is_shared_among_candidates(room, left):
-    assert BestOf(Later(capacity=room), 3, highest).capacity == left
-
-
-def test_one_candidate_is_refused():
-    with pytest.raises(ValueError, match="candidates"):
-        BestOf(Later(), 1, highest)
 
 
 # ----------------------------------------------------------------------------- episodes
@@ -155,11 +134,6 @@ def test_the_critic_scores_as_in_training(saved):
         with torch.no_grad(), trainer.critic.active():
             values = trainer.critic.values(row, torch.ones_like(row), len(ids))
         assert value == pytest.approx(values[0, max(1, len(ids) - 1)].item(), abs=1e-4)
-
-
-def test_an_agent_without_a_critic(tmp_path):
-    with pytest.raises(FileNotFoundError, match="critic"):
-        critic_of(str(tmp_path), None)
 
 
 def capitals(prompts, completions):
@@ -220,20 +194,6 @@ def test_label_scores_are_the_share_of_yes():
     wanted = [share_of_yes(model, TOKENIZER, *pair) for pair in expected]
     assert scored == pytest.approx(wanted, abs=1e-6)
     assert len({round(value, 6) for value in scored}) == 3
-
-
-def test_of_a_long_history_both_ends_are_shown():
-    seen = []
-
-    class Reader:
-        device = "cpu"
-
-        def __call__(self, input_ids, attention_mask):
-            seen.append(TOKENIZER.decode(input_ids[0]))
-            return SimpleNamespace(logits=torch.zeros(*input_ids.shape, len(TOKENIZER)))
-
-    assert label_scores(Reader(), TOKENIZER)(["a" * 4000 + "b" * 9 + "c" * 4000], ["go"]) == [0.5]
-    assert "a" * 4000 + "\n[...]\n" + "c" * 4000 in seen[0]
 
 
 def test_three_updates_with_label_scores(tmp_path):

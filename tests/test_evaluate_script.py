@@ -15,8 +15,6 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
-from tests.hub import conftest as hub_fixtures
-from tests.hub.hub_server import Repo
 from tests.kit.launch import launcher
 from tests.kit.script_kit import AGENT, ROOT, small_data
 from tests.kit.tiers import quick
@@ -25,7 +23,6 @@ from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
 from trl_stppo.models.small import tiny_config
 
-local_hub = hub_fixtures.hub
 NAMES = ["nq", "nq", "hotpotqa"] * 4
 FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
@@ -86,39 +83,9 @@ def test_each_data_set_has_its_own_figures_and_all_rows_theirs(evaluated):
         assert 0 <= figures["valid actions"] <= 1
 
 
-def test_f1_is_reported_and_does_not_count_in_the_score(evaluated):
-    for figures in evaluated[0]["shipped"].values():
-        assert figures["F1"] >= figures["success"] > 0
-        assert figures["score"] <= figures["success"]
-
-
 def test_an_adapter_is_evaluated_with_its_adapter(evaluated):
     results = evaluated[0]
     assert results["changed"]["nq"]["turns"] != results["shipped"]["nq"]["turns"]
-
-
-def test_an_adapter_of_the_hub_is_evaluated_as_its_folder(local_hub, words, adapter, tmp_path):
-    files = {path.name: path.read_bytes() for path in Path(adapter).iterdir()}
-    repo = local_hub.repos["me/lora-agent"] = Repo()
-    repo.commit(files, "first", branch="v1")
-    flags = ["--models", "me/lora-agent", "--model_revision", "v1", "--max_rows", "4"]
-    results = evaluate.compare([*words, *flags, "--output", str(tmp_path / "table.json")])
-    expected = evaluate.compare([*words, "--models", adapter, "--max_rows", "4"])
-    assert list(results) == ["lora-agent"]
-    assert list(results.values()) == list(expected.values())
-    read = json.loads((tmp_path / "table.json").read_text())
-    assert read["settings"]["agents"] == {"lora-agent": "me/lora-agent"}
-
-
-def test_the_files_of_the_run_are_left_alone(words, tmp_path):
-    (tmp_path / "trace").mkdir()
-    for name in ("metrics.jsonl", "trace/eval-0000000-rank0.jsonl.gz"):
-        (tmp_path / name).write_text("of the training")
-    flags = ["--output_dir", str(tmp_path), "--max_rows", "2"]
-    evaluate.compare([*words, *flags, "--trace_episodes", "4"])
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(path.name for path in files) == ["eval-0000000-rank0.jsonl.gz", "metrics.jsonl"]
-    assert {path.read_text() for path in files} == {"of the training"}
 
 
 @pytest.mark.parametrize(
@@ -217,18 +184,6 @@ def test_what_generate_alone_can_do_is_done(words):
     assert figures != evaluate.compare(flags[:-2])["search-agent"]["nq"]
 
 
-def test_a_stop_token_ends_turns_and_other_samplers_are_named(words, monkeypatch, caplog):
-    flags = [*words, "--stop_token_id", "5", "--use_transformers_continuous_batching", "true"]
-    _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, flags)
-    ends = [evaluate.load_agent(Path(AGENT), config, model_args)._speaker.eos_token_ids]
-    config.stop_token_id = None
-    ends.append(evaluate.load_agent(Path(AGENT), config, model_args)._speaker.eos_token_ids)
-    assert set(ends[0]) == {*ends[1], 5}
-    monkeypatch.setattr(evaluate, "evaluate", lambda *rest: {"x": {"episodes": 1.0}})
-    evaluate.compare(flags)
-    assert "`use_transformers_continuous_batching`: not used here" in caplog.text
-
-
 def test_nothing_but_the_weights_is_loaded(words, adapter):
     flags = ["--kl_coef", "0.1", "--beta", "0.1"]
     _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])
@@ -239,31 +194,12 @@ def test_nothing_but_the_weights_is_loaded(words, adapter):
         assert not any(p.grad_fn or p.grad is not None for p in agent.model.parameters())
 
 
-def test_a_variant_without_a_critic_is_evaluated_too(words, evaluated):
-    flags = ["--variant", "grpo", "--num_generations", "2", "--per_device_train_batch_size", "2"]
-    results = evaluate.compare([*words, *flags])
-    assert list(results) == ["search-agent"]
-    assert results["search-agent"]["nq"] == evaluated[0]["shipped"]["nq"]
-
-
 def test_rows_keep_their_order_where_all_of_them_fit():
     rows = Dataset.from_list([{"n": n} for n in range(9)])
     assert agents.drawn(rows, 9)["n"] == [*range(9)]
     few = agents.drawn(rows, 8)["n"]
     assert len(set(few)) == 8
     assert few != sorted(few)
-
-
-@pytest.mark.parametrize(("flags", "warns"), [
-    ([], False),
-    (["--dataset_test_split", "train"], True),
-    (["--dataset_test_split", "train", "--test_split_size", "0.5"], False),
-])  # fmt: skip
-def test_a_warning_if_the_rows_are_those_of_training(words, flags, warns, tmp_path, caplog):
-    small_data(tmp_path / "mine")
-    wanted = [*words, "--dataset_name", str(tmp_path / "mine"), *flags]
-    evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, wanted)[0])
-    assert ("`dataset_test_split`" in caplog.text) is warns
 
 
 @pytest.mark.parametrize(("flags", "said"), [
@@ -309,23 +245,6 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
         )  # fmt: skip
     assert json.loads((tmp_path / "t.json").read_text())["results"] == {"first": figures}
     assert "hotpotqa" in capsys.readouterr().out
-
-
-def test_weights_in_four_bits_need_no_flag_of_training(words, adapter):
-    flags = [*words, "--load_in_4bit", "true", "--dtype", "bfloat16", "--max_rows", "2"]
-    _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, flags)
-    for name in (AGENT, adapter):
-        agent = evaluate.load_agent(Path(name), config, model_args)
-        assert agent.model.is_loaded_in_4bit
-    assert evaluate.compare(flags)["search-agent"]["nq"]["episodes"] == 2
-
-
-def test_a_stream_is_evaluated_whole(words):
-    sets = [
-        evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])[0])
-        for flags in ([], ["--dataset_streaming", "true"])
-    ]
-    assert {k: list(v) for k, v in sets[0].items()} == {k: list(v) for k, v in sets[1].items()}
 
 
 def test_averages_by_hand():

@@ -1,16 +1,11 @@
 """Playing an environment in the terminal, from a script's standard input."""
 
 import io
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit import warm
 from trl_stppo.cli.main import main
-
-ROOT = Path(__file__).parents[1]
 
 
 class Echo:
@@ -28,13 +23,6 @@ class Echo:
 
     async def close(self) -> None:
         print("closed")
-
-
-class Bare(Echo):
-    """Takes a seed and no other column, as a training gives it."""
-
-    async def reset(self, seed: int):
-        return await super().reset(what=seed)
 
 
 class Needy(Echo):
@@ -94,20 +82,6 @@ def test_an_episode_is_played_to_its_end(play) -> None:
     assert "never read" not in shown
 
 
-@pytest.mark.parametrize(("text", "turns"), [("", 0), (":q\n", 0), ("a\n", 1), ("a\n:q\nb\n", 1)])
-def test_the_end_of_the_input_and_q_stop(play, text, turns) -> None:
-    assert f"=== Echo: {turns} turns, return {turns / 2:g}\n" in play(text, *ECHO)[1]
-
-
-def test_a_backslash_continues_a_turn(play) -> None:
-    assert "<a\n:q\nb>" in play("a\\\n:q\\\nb\n", *ECHO)[1]
-
-
-def test_arguments_of_the_factory_are_passed(play) -> None:
-    words = ("--arguments", '{"word": "stop"}')
-    assert "2 turns, return 1\n" in play("end\nstop\n", *ECHO, *words)[1]
-
-
 def test_tools_are_listed_called_and_paid(play) -> None:
     out = play('dig {"depth": 2}\nrest\ndig {"d": 2}\ndig {\nfly {}\n', *GARDEN)[1]
     assert "--- tool dig(depth: int) -> str\nDig a hole." in out
@@ -136,21 +110,3 @@ def test_what_breaks_the_contract_is_one_line(play, name, named) -> None:
     assert code == 1
     assert named in shown
     assert "Traceback" not in shown
-
-
-def test_reset_gets_what_a_training_gives_it(play) -> None:
-    assert play("", "test_play_env:Bare")[1].startswith("--- prompt\n\n--- observation\nSay 0.")
-
-
-@pytest.mark.slow
-def test_the_script_plays_the_demo() -> None:
-    pytest.importorskip("bm25s")
-    result = warm.run(
-        [sys.executable, "scripts/play_env.py"],
-        input="<search>merge</search>\n<answer>x</answer>\n",
-        cwd=ROOT,
-        timeout=900,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert "<information>" in result.stdout
-    assert "=== StdlibSearchEnv: 2 turns, return " in result.stdout

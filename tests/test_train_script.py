@@ -67,20 +67,6 @@ def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, m
     assert (tmp_path / "critic" / "model.safetensors").exists()
 
 
-def test_a_run_that_goes_on_has_its_first_evaluation_in_the_log_already(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    words = [*FLAGS.split(), "--output_dir", str(tmp_path), "--save_strategy", "steps"]
-    words += ["--gradient_accumulation_steps", "4"]
-    train.run([*words, "--save_steps", "4", "--total_episodes", "16"])
-    before = json.loads((tmp_path / "evaluation.json").read_text())["before"]
-    train.run([*words, "--resume_from_checkpoint", "auto", "--total_episodes", "32"])
-    found = json.loads((tmp_path / "evaluation.json").read_text())
-    assert found["before"] == before
-    log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
-    steps = [entry["step"] for entry in log if "eval_runtime" in entry]
-    assert steps == [0, 8], "none where it went on"
-
-
 OWN = str(SCRIPTS / "configs" / "own_task.yaml")
 
 
@@ -108,13 +94,6 @@ def test_the_sample_of_a_task_of_ones_own_trains_and_is_evaluated(monkeypatch, t
     assert read[tmp_path.name]["own_task"]["success"] == after
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["ppo", "turn-ppo", "s-ppo", "st-ppo"])
-def test_every_variant_is_one_flag(tmp_path, variant):
-    result = run("--output_dir", str(tmp_path), "--variant", variant, "--eval_episodes", "0")
-    assert result.returncode == 0, result.stderr[-2000:]
-
-
 class Capped:
     """As much of an environment as a factory's arguments need."""
 
@@ -139,11 +118,6 @@ def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bou
     assert (getattr(factory(), "count", None) is len) == bound
 
 
-def test_a_counter_that_is_given_stays():
-    factory = objects.factory_of(f"{__name__}:Capped", '{"count_tokens": 7}', len)
-    assert factory().count == 7
-
-
 def test_the_counter_counts_the_models_tokens_and_travels():
     counter = agents.TokenCounter(AGENT)
     text = "Which class defines the method writerow?"
@@ -151,20 +125,6 @@ def test_the_counter_counts_the_models_tokens_and_travels():
     assert counter(text) == expected > 1
     assert copy.deepcopy(counter) is counter
     assert pickle.loads(pickle.dumps(counter))(text) == expected
-
-
-def test_the_search_environment_keeps_its_observations_to_the_models_tokens():
-    counter = agents.TokenCounter(AGENT)
-    cap = '{"retriever": "stdlib", "max_observation_tokens": 40}'
-    environment = objects.factory_of("trl_stppo.recipes.search:SearchEnv", cap, counter)()
-    environment.reset(answers=["csv"])
-    observation = environment.step("<search> writerow csv module </search>")[0]
-    assert 20 < counter(observation) <= 40
-
-
-def test_a_folder_that_is_not_there_is_no_dataset_of_the_hub():
-    with pytest.raises(OSError, match="data/nothing"):
-        agents.load_splits(agents.AgentArguments(dataset_name="data/nothing"))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])

@@ -6,7 +6,6 @@ import threading
 
 import openai
 import pytest
-from datasets import Dataset
 
 from trl_stppo.cli import env_check
 from trl_stppo.cli.main import main
@@ -91,35 +90,6 @@ def test_rows_are_read_from_a_file_of_json_lines(check, tmp_path):
     assert "played 1 rows" in check("Clean", "--row", '{"number": 1}')[1]
 
 
-class Offering(Clean):
-    @classmethod
-    def datasets(cls):
-        rows = [{"prompt": "a: ", "number": 3}] * 5
-        return {"own": lambda split: Dataset.from_list(rows if split == "train" else rows[:1])}
-
-    def reset(self, *, number, **row):
-        return super().reset(number=number)
-
-
-def test_rows_that_the_class_offers_are_played_unless_others_are_named(check):
-    assert "played 5 rows" in check("Offering")[1]
-    assert "played 1 rows" in check("Offering", "--row", '{"number": 1, "prompt": ""}')[1]
-    assert "Offering.reset" in check("Offering", "--row", '{"prompt": ""}')[1]
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (("--rows", "nowhere.jsonl"), "`--rows nowhere.jsonl`"),
-    (("--rows", __file__), "`--rows"),
-    (("--row", "{'a': 1}"), "`row="),
-    (("--arguments", "3"), "`arguments=3`"),
-    (("--steps", "many"), "--steps"),
-])  # fmt: skip
-def test_words_that_make_no_sense(words, message, check):
-    code, shown = check("Clean", *words)
-    assert code == 2
-    assert message in shown
-
-
 # --------------------------------------------------------------------------------- agents
 
 
@@ -141,11 +111,6 @@ def adding(client, row):
     say(client)
 
 
-async def endless(client, row):
-    while True:
-        await say(client)
-
-
 async def stubborn(client, row):
     while True:
         with contextlib.suppress(openai.PermissionDeniedError):
@@ -165,10 +130,6 @@ async def worded(client, row):
     return "well done"
 
 
-async def idle(client, row):
-    return {"reward": 1.0}
-
-
 def test_a_clean_agent(check):
     code, shown = check("careful", "--strict")
     assert code == 0
@@ -182,12 +143,6 @@ def test_an_agent_gets_the_actions_as_turns_and_calls_of_its_tools(check):
     assert "warning: `temperature`" in shown
     assert "no reward" in shown
     assert check("adding", "--action", 'add {"a": 2}', "--action", "bye", "--strict")[0] == 1
-
-
-def test_an_agent_that_does_not_end_is_told_so_once(check):
-    code, shown = check("endless", "--steps", "3")
-    assert (code, "calls 4, tools (none), returns None" in shown) == (0, True)
-    assert "no call" in check("idle")[1]
 
 
 @pytest.mark.parametrize(("name", "part"), [

@@ -2,8 +2,6 @@
 
 import linecache
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -48,16 +46,6 @@ def test_exit_codes(call, code, traceback, capsys):
     assert ("Traceback" in capsys.readouterr().err) == traceback
 
 
-@pytest.mark.parametrize(("flags", "variable", "traceback"), [
-    (["--debug"], None, True), ([], "1", True), ([], "0", False),
-])  # fmt: skip
-def test_debugging_shows_the_traceback(flags, variable, traceback, capsys, monkeypatch):
-    if variable is not None:
-        monkeypatch.setenv("TRL_STPPO_DEBUG", variable)
-    assert main([*flags, "trian"]) == 2
-    assert ("Traceback" in capsys.readouterr().err) is traceback
-
-
 def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
     """The trainer saves a checkpoint (tests/trainer/guards/test_signals.py); here is the code."""
 
@@ -72,14 +60,6 @@ def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
         "train --model_name_or_path a --dataset_name b --reward_funcs c:d --use_cpu --bf16 false"
     )
     assert main([*words.split(), "--output_dir", str(tmp_path)]) == 143
-
-
-def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m trl_stppo train -h; echo $? >&2"
-    closed = f"({command}) | (exec <&-; sleep 0.5)"
-    result = subprocess.run(closed, shell=True, cwd=ROOT, capture_output=True, text=True)
-    assert "Traceback" not in result.stderr
-    assert result.stderr.split()[-1] == "141"
 
 
 WORDS = ["--config", "scripts/configs/demo.yaml", "--environment_kwargs"]

@@ -1,16 +1,14 @@
 """Flags and files: what is read, and wrong words with exit code 2 and the name that is wrong."""
 
 import os
-import re
 
 import pytest
 
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
-from trl_stppo.cli.flags import FlagParser, settings_in, types_of, wants_dry_run
+from trl_stppo.cli.flags import wants_dry_run
 from trl_stppo.cli.main import main
-from trl_stppo.cli.usage import GONE, hint
 
 CPU = ("--use_cpu", "true", "--bf16", "false")
 RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:d")
@@ -70,16 +68,6 @@ def test_wrong_files_are_named(text, named, capsys, tmp_path):
     assert "Traceback" not in shown
 
 
-def test_quotes_make_a_text_of_a_date(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\nreward_funcs: ['a:b']\n")
-    assert settings_in(str(path))["run_name"] == "2024-01-01"
-    words = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
-    path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\n")
-    config = parse_flags(TrainArguments, words)[1]
-    assert (config.run_name, config.learning_rate) == ("2024-01-01", 1e-5)
-
-
 @pytest.mark.parametrize("config", [["--config", "run.yaml"], ["--config=run.yaml"]])
 def test_a_flag_beats_the_file_and_env_reaches_the_environment(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -89,26 +77,6 @@ def test_a_flag_beats_the_file_and_env_reaches_the_environment(config, tmp_path,
     config = parse_flags(TrainArguments, words)[1]
     assert (config.max_turns, config.seed) == (4, 5)
     assert os.environ["OF_THE_FILE"] == "1"
-
-
-def test_one_file_serves_all_commands(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("models: [a]\ndry_run: true\nlora_r: 4\nmax_turns: 3\n")
-    words = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
-    assert parse_flags(TrainArguments, words)[0].dry_run
-
-
-def test_a_hint_is_one_name():
-    assert hint("max_turn", ["max_turns", "max_turn_tokens"]) == "Did you mean `max_turns`?"
-    assert "--help_all" in hint("xyzzy", ["max_turns"])
-
-
-def test_a_setting_that_is_gone_has_no_namesake_as_its_hint():
-    known = [action.dest for action in FlagParser(types_of("train"))._actions]
-    for name in GONE:
-        assert name not in known
-        assert "Did you mean" not in hint(name, known)
-        assert all(word in known for word in re.findall("`(.*?)`", hint(name, known)))
 
 
 def test_a_home_folder_in_a_file_is_the_users(tmp_path, monkeypatch):

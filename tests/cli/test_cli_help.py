@@ -45,14 +45,6 @@ def test_help_trace_plot_and_play_import_neither_torch_nor_trl(tmp_path):
     assert "Env: 1 turns, return 1" in done.stdout
 
 
-def test_the_module_is_the_script(capfd):
-    done = subprocess.run(
-        [sys.executable, "-m", "trl_stppo"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert main(["--help"]) == done.returncode == 0
-    assert done.stdout == capfd.readouterr().out
-
-
 @pytest.mark.parametrize("command", MODULES)
 def test_flags_of_the_help_exist(command, capsys):
     assert main([*command.split(), "--help"]) == 0

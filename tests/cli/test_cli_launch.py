@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.launch import ENVIRONMENT
 from tests.kit.script_kit import AGENT, DEMO, LAUNCHES, ROOT
-from trl_stppo.cli import agents, train
+from trl_stppo.cli import agents
 from trl_stppo.cli.arguments import EvaluateArguments, TrainArguments
 from trl_stppo.cli.usage import UsageError
 
@@ -36,28 +36,6 @@ def test_flags_of_the_launcher_are_refused_with_the_line_to_run(launch, wanted, 
     command = "train" if kind is TrainArguments else "evaluate"
     found = printed_line(kind, [*own[:2], *launch.split(), *own[2:]])
     assert found == ["accelerate", "launch", *wanted.split(), "-m", "trl_stppo", command, *own]
-
-
-def test_so_are_its_keys_in_a_file(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("variant: ppo\naccelerate_config: zero2\nnum_processes: 4\nmulti_gpu: false\n")
-    found = printed_line(TrainArguments, ["--config", str(path), "--machine_rank", "1"])
-    wanted = ["--config_file", ZERO, "--num_processes", "4", "--machine_rank", "1"]
-    assert found[2:-5] == wanted
-    assert found[-5:] == ["-m", "trl_stppo", "train", "--config", str(path)]
-
-
-def test_a_flag_that_both_have_is_the_commands(tmp_path):
-    words = ["--gradient_accumulation_steps", "4", "--output_dir", str(tmp_path), "--use_cpu"]
-    config = agents.parse_flags(TrainArguments, [*words, "--bf16", "false"])[1]
-    assert config.gradient_accumulation_steps == 4
-
-
-def test_one_process_that_sees_several_gpus_prints_the_line(monkeypatch):
-    config = type("Config", (), {"n_gpu": 2})
-    monkeypatch.setattr(agents, "parse_flags", lambda *given: (None, config, None, None))
-    with pytest.raises(UsageError, match="accelerate launch -m trl_stppo train --seed 3"):
-        train.run(["--seed", "3"])
 
 
 def started(*words: str, folder=ROOT) -> subprocess.CompletedProcess[str]:

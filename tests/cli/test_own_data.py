@@ -1,11 +1,9 @@
 """What an environment's class says of itself: its rows, and what an evaluation reports."""
 
-import pytest
 from datasets import Dataset
 
 from trl_stppo import isolated
 from trl_stppo.cli import agents, evaluate, objects
-from trl_stppo.cli.usage import UsageError
 from trl_stppo.rollout.isolation import Isolated
 
 HERE = __name__
@@ -66,26 +64,6 @@ def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
     rows.write_text('{"prompt": "mine"}\n')
     args = arguments(f"{HERE}:Offering", dataset_name=str(rows))
     assert agents.load_splits(args)[0][0] == {"prompt": "mine"}
-
-
-def test_the_demos_environments_offer_both():
-    for name in ("StdlibSearchEnv", "SearchEnv"):
-        path = f"trl_stppo.recipes.search:{name}"
-        train, held_out = agents.load_splits(arguments(path, dataset_name="stdlib-search"))
-        assert {"prompt", "answers"} <= {*train.column_names} & {*held_out.column_names}
-        assert [f.__name__ for f in objects.offered_by(path, "figures")] == ["f1_reward"]
-
-
-def test_rows_to_play_are_of_the_class_a_file_or_given(tmp_path):
-    rows_for = objects.rows_for
-    assert rows_for(f"{HERE}:Offering", None, None)[1] == {"prompt": "train 1"}
-    assert rows_for(f"{HERE}:Silent", None, None) is None
-    assert rows_for(f"{HERE}:Silent", None, '{"prompt": "x"}') == [{"prompt": "x"}]
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n')
-    assert rows_for(f"{HERE}:Silent", str(tmp_path / "rows.jsonl"), None)[1] == {"prompt": "b"}
-    for file, row in (("nowhere.jsonl", None), (__file__, None), (None, "1")):
-        with pytest.raises(UsageError, match="row"):
-            rows_for(f"{HERE}:Silent", file, row)
 
 
 def test_figures_are_the_environments_own_unless_others_are_named():

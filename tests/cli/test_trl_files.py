@@ -11,9 +11,8 @@ import yaml
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.kit.script_kit import AGENT
-from trl_stppo.cli import agents, arguments, objects
+from trl_stppo.cli import objects
 from trl_stppo.cli.main import main
-from trl_stppo.cli.usage import UsageError
 
 HERE = __name__
 
@@ -101,12 +100,6 @@ def test_the_registered_names_are_those_of_trls_script():
     assert punished(completion_ids=[[0] * 1000, [0] * 1300]) == [0.0, -1.0]
 
 
-def test_dotted_paths_and_colons_name_the_same():
-    assert arguments_of(reward_funcs="a.b").reward_funcs == ["a.b"], "one alone needs no list"
-    for path in (f"{HERE}:long_answers", f"{HERE}.long_answers"):
-        assert objects.load_reward(path, "reward_funcs") is long_answers
-
-
 def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, caplog):
     write_rows(tmp_path / "a", "test", 2)
     path = file(
@@ -134,32 +127,3 @@ def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
     assert any("eval_reward" in entry for entry in history(tmp_path))
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["settings"]["dataset"].split(",")[0] == "a+b"
-
-
-def arguments_of(**options):
-    return arguments.TrainArguments(**options)
-
-
-def test_fractions_columns_and_the_single_name_are_trls(tmp_path, caplog):
-    for name, count in (("a", 8), ("b", 4)):
-        write_rows(tmp_path / name, "train", count, other="x")
-    parts = [{"path": str(tmp_path / n), "fraction": 0.5, "columns": ["prompt"]} for n in "ab"]
-    rows, held_out = agents.load_splits(arguments_of(datasets=parts, dataset_name="ignored"))
-    assert (len(rows), held_out, rows.column_names) == (8, None, ["prompt"])
-    assert "`dataset_name=ignored` is ignored" in caplog.text
-
-
-def test_a_mixture_streams(tmp_path):
-    write_rows(tmp_path / "a", "train")
-    args = arguments_of(datasets=[{"path": str(tmp_path / "a")}], streaming=True)
-    rows, _ = agents.load_splits(args)
-    assert len(list(rows)) == 8
-    config = type("C", (), {"eval_strategy": "no", "max_steps": -1})
-    with pytest.raises(UsageError, match=r"`streaming=True`: .* Set max_st"):
-        agents.check_splits(args, config, rows, None)
-
-
-def test_nothing_is_played_where_no_environment_is_named():
-    assert arguments.AgentArguments().environment is None
-    assert agents.load_environment(arguments_of()) is None
-    assert agents.load_environment(arguments_of(environment="none")) is None

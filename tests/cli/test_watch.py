@@ -8,10 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.kit.trace_kit import browser, made_up_run, set_size
-from tests.watch.test_runs import write_lines
+from tests.kit.trace_kit import made_up_run
 from trl_stppo.cli.watch import server
-from trl_stppo.trace.files import FOLDER
 
 HEAD = {"format": 1, "settings": {}, "steps_per_rollout": 8, "resumed": [16]}
 
@@ -61,16 +59,6 @@ def test_curves_and_episodes_follow_a_run(tmp_path):
         assert "6 episodes from 2 updates" in get(f"{url}/episodes/0")
 
 
-def test_a_score_stands_in_for_a_success_that_is_not_known(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_lines(folder, [{"episode/score": 0.5, "step": 1}])
-    with served(tmp_path, folder) as url:
-        panels = json.loads(get(f"{url}/state"))[0]["panels"]
-    assert "success" not in panels
-    assert panels["score"]["train"] == [[1, 0.5]]
-
-
 def test_a_damaged_log_leaves_the_episodes(tmp_path):
     made_up_run(tmp_path / "run", updates=1)
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\nno json")
@@ -88,29 +76,3 @@ def test_nothing_else_is_served_and_to_no_other_name(tmp_path, path, host, statu
     with served(tmp_path, tmp_path) as url, pytest.raises(urllib.error.HTTPError) as error:
         get(url + path, **({"Host": host} if host else {}))
     assert error.value.code == status
-
-
-@pytest.mark.parametrize(("width", "height"), [(1300, 900), (390, 844)])
-def test_two_runs_in_a_browser(tmp_path, width, height):
-    for name, successes in {"a": (0.9, 0.2, 0.8), "b": (0.4, 0.5)}.items():
-        logged(made_up_run(tmp_path / name, updates=2), *successes)
-    with served(tmp_path, tmp_path / "a", tmp_path / "b") as url, browser() as session:
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        def wait(expression):
-            return WebDriverWait(session, 20).until(
-                lambda s: s.execute_script(f"return {expression}")
-            )
-
-        set_size(session, width, height)
-        session.get(url)
-        wait("document.querySelectorAll('iframe').length === 2")
-        assert wait("document.querySelectorAll('polyline').length") == 2
-        assert wait("document.querySelectorAll('.fall').length") == 1
-        assert session.execute_script("return document.documentElement.scrollWidth") <= width
-        inside = "(f) => f.contentDocument.documentElement.dataset.ready"
-        wait(f"[...document.querySelectorAll('iframe')].every({inside})")
-        logged(tmp_path / "b", 0.4, 0.5, 0.6)
-        (tmp_path / "b" / FOLDER).joinpath("train-0000001-rank0.jsonl.gz").touch()
-        wait("document.getElementById('curves').textContent.includes('0.8 · 0.6')")
-        assert session.get_log("browser") == []

@@ -120,11 +120,3 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
                 del sys.modules[name]
         shutil.rmtree(tmp_path, ignore_errors=True)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_that_are_not_run_are_python_and_few(page):
-    left_out = [block for block in PYTHON[page] if block.not_run]
-    for block in left_out:
-        ast.parse(block.code)
-    assert len(left_out) == NOT_RUN.get(page.name, 0), [block.where for block in left_out]

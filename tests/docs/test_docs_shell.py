@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.kit import docs_scripts
-from tests.kit.docs_kit import CODE, DOCS, PAGES, blocks, table_rows
+from tests.kit.docs_kit import PAGES, blocks
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "shell", "console")]
@@ -26,25 +26,6 @@ def check_all(code):
     assert found, "no command in the block"
     for words in found:
         docs_scripts.check(words)
-
-
-@pytest.mark.parametrize("code", [
-    "make no-such-target", "trl-stppo train --no_such_flag 3",
-    "accelerate launch --no_such_flag scripts/train_stppo.py",
-    "accelerate launch scripts/train_stppo.py --response_lenght 3",
-    "python scripts/search/build_index.py bm25 a b --no_such_flag",
-    "python scripts/no_such_script.py", "pip install 'trl-stppo[no-such-extra]'",
-    "for i in 1 2; do\n  python scripts/train_stppo.py --config scripts/configs/none.yaml\ndone",
-    "frobnicate --all",
-])  # fmt: skip
-def test_a_wrong_command_is_noticed(code):
-    with pytest.raises(AssertionError):
-        check_all(code)
-
-
-def test_every_extra_is_explained():
-    named = {e for row in table_rows(DOCS / "installation.md") for e in CODE.findall(row[0])}
-    assert named == docs_scripts.extras()
 
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)

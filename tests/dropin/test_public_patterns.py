@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig
 from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
 from tests.hub.hub_kit import saved_base
-from tests.kit.builders import build, logs, prompts, share_of_a, train
-from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.builders import logs, prompts, share_of_a, train
 from trl_stppo import STPPOTrainer
 
 ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
@@ -143,40 +142,3 @@ def test_a_curriculum_by_a_sampler_of_ones_own(tmp_path):
     assert levels == [1.5, 5.5]
     assert logs(trainer)["reward"] == pytest.approx(0.25 * 1.5)
     assert logs(trainer)["turns/mean"] == 2
-
-
-def with_adapters() -> dict[str, Any]:
-    """Policy and critic with LoRA, and a reward model, in bfloat16."""
-    tokenizer = char_tokenizer()
-    scores = LoraConfig(**ADAPTER, task_type="SEQ_CLS", modules_to_save=["score"])
-    models = [
-        make(tokenizer, seed) for seed, make in enumerate((tiny_policy, *[tiny_value_model] * 2))
-    ]
-    policy, critic, reward = (model.to(torch.bfloat16) for model in models)
-    return {
-        "processing_class": tokenizer,
-        "model": get_peft_model(policy, lora()),
-        "value_model": get_peft_model(critic, scores),
-        "reward_model": reward,
-    }
-
-
-def test_ppo_with_an_adapter_for_each_in_bfloat16(tmp_path):
-    arguments = with_adapters()
-    models = arguments["model"], arguments["value_model"]
-    before = [{n: p.clone() for n, p in model.named_parameters()} for model in models]
-    # A rollout of 8 episodes is two optimizer steps.
-    trainer = train(tmp_path / "agree", arguments=arguments, max_steps=2, total_episodes=8)
-    assert trainer.state.global_step == 2
-    for model, old in zip(models, before, strict=True):
-        now = dict(model.named_parameters())
-        moved = {n for n, p in old.items() if not torch.equal(p, now[n])}
-        assert moved
-        assert moved <= {n for n, p in now.items() if p.requires_grad}
-        assert all("lora_" in n or "modules_to_save" in n for n in moved)
-    assert any("score.modules_to_save" in n for n in moved)
-    message = (
-        r"`total_episodes=8` means 2 optimizer steps and contradicts `max_steps=3`. Set only one"
-    )
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path / "not", arguments=with_adapters(), max_steps=3, total_episodes=8)

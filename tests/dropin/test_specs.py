@@ -7,12 +7,10 @@ Stood in for is what it imports of `harbor` and `openreward`, by the names and f
 import json
 import re
 import sys
-from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from trl.experimental.harbor import HarborSpec
-from trl.experimental.openreward import OpenRewardSpec
 
 from tests.kit.builders import logs
 from tests.trainer.loop.test_tool_environments import said_by, tool_trainer
@@ -140,65 +138,3 @@ def test_a_spec_of_harbor_trains_and_its_verifier_pays(kind, options, harbor, mo
     assert figures["tools/failure_frequency"] == 0.0
     assert figures["reward_std"] == pytest.approx(0.5)
     assert Sandbox.started in (4, 8)
-
-
-class Session:
-    """Two tools; the second ends the task and pays."""
-
-    def __init__(self, index):
-        self.index = index
-
-    def get_prompt(self):
-        return [SimpleNamespace(type="text", text=f"This is task {self.index}.")]
-
-    def list_tools(self):
-        return TOOLS
-
-    def call_tool(self, name, arguments):
-        reward = None if name == "look" else float(arguments["number"] == self.index)
-        block = SimpleNamespace(type="text", text=f"{name} says {arguments}")
-        return SimpleNamespace(
-            blocks=[block], reward=reward, metadata=None, finished=name != "look"
-        )
-
-
-def tool(name, **properties):
-    schema = {"properties": properties, "required": list(properties)}
-    return SimpleNamespace(name=name, description=f"To {name}.", input_schema=schema)
-
-
-TOOLS = [tool("look"), tool("submit", number={"type": "integer", "description": "Which."})]
-
-
-class Tasks:
-    server, name, namespace = "here", "env", None
-
-    def num_tasks(self, split):
-        return 4
-
-    def get_task(self, split, index):
-        return {"difficulty": index}
-
-    def list_tools(self):
-        return TOOLS
-
-    @contextmanager
-    def session(self, split, index, secrets):
-        yield Session(index)
-
-
-@pytest.mark.parametrize(("kind", "options"), TRAINERS, ids=lambda v: getattr(v, "_name", ""))
-def test_a_spec_of_openreward_trains_and_its_last_reward_pays(kind, options, tmp_path, monkeypatch):
-    client = SimpleNamespace(environments=SimpleNamespace(get=lambda target: Tasks()))
-    modules(monkeypatch, openreward={"OpenReward": lambda **given: client})
-
-    def turns(number):
-        return [call("look"), call("submit", number=min(number, 2)), "done"]
-
-    spec = OpenRewardSpec("http://here", num_tasks=4)
-    trainer = trained(kind, options, tmp_path, monkeypatch, spec, turns)
-    figures = logs(trainer)
-    assert figures["episode/score"] == 0.75
-    assert figures["turns/mean"] == 3.0
-    assert figures["tools/failure_frequency"] == 0.0
-    assert figures["reward_std"] == pytest.approx(0.5)

@@ -4,15 +4,14 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from transformers import BitsAndBytesConfig, Qwen2ForCausalLM
 
 from tests.hub.hub_kit import letters, logits, run, saved_base
-from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.trainer.loop.test_tool_environments import TEMPLATE, PayingEnv, call
 from trl_stppo import Agent
 from trl_stppo.generation.batched import BatchedBackend
-from trl_stppo.hub.loading import _quantization
 from trl_stppo.hub.settings import AgentSettings
 
 ROW = letters()[0]
@@ -31,21 +30,6 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def agent(saved):
     return Agent.from_pretrained(str(saved))
-
-
-def test_the_settings_are_those_of_the_run(agent):
-    settings = agent.settings
-    assert (settings.max_turns, settings.max_turn_tokens) == (3, 4)
-    assert (settings.env_timeout_seconds, settings.seed) == (9.0, 5)
-    assert settings.sampling["temperature"] == 0.7
-    assert settings.environments[0]["import"] == "tests.kit.fakes:CountEnv"
-    assert (settings.dtype, settings.trainer) == ("float32", "STPPOTrainer")
-
-
-def test_seeds_name_what_is_drawn_and_greedy_needs_none(agent):
-    first, again, other = (agent.run(CountEnv, ROW, seed=s, greedy=False) for s in (1, 1, 2))
-    assert first.ids == again.ids != other.ids
-    assert agent.run(CountEnv, ROW, seed=1).ids == agent.run(CountEnv, ROW, seed=2).ids
 
 
 def length(completions, **columns):
@@ -89,18 +73,6 @@ def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
     agent = Agent.from_pretrained(trainer.args.output_dir)
     played = agent.run_many(CountEnv, letters(), seed=trainer.args.seed, greedy=False)
     assert [e.ids for e in played] == [kept[i] for i in range(8)]
-
-
-def test_an_episode_tells_what_happened(agent):
-    episode = agent.run(CountEnv, ROW)
-    assert [m["role"] for m in episode.messages] == ["user", "assistant", "user", "assistant"]
-    assert episode.turns == [m["content"] for m in episode.messages if m["role"] == "assistant"]
-    assert len(episode.rewards) == 2
-    assert episode.score == sum(episode.rewards)
-    assert (episode.stop_reason, episode.success, episode.error) == ("terminated", False, None)
-    said = str(episode).splitlines()
-    assert said[1] == f"assistant: {episode.turns[0]}"
-    assert said[-1] == f"(failed, score {episode.score:g}, terminated)"
 
 
 class Closable(CountEnv):
@@ -214,15 +186,6 @@ def test_a_model_whose_cache_is_not_ours_generates_the_same(saved, agent, monkey
     assert other.run(CountEnv, ROW, greedy=False).turns
 
 
-def test_a_model_without_settings_plays_with_the_defaults(tmp_path):
-    folder = saved_base(tmp_path / "plain")
-    agent = Agent.from_pretrained(folder, max_completion_length=40, dtype=torch.float64)
-    assert agent.model.dtype == torch.float64
-    assert agent.run(CountEnv, ROW).turns
-    made = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
-    assert made.settings == AgentSettings()
-
-
 def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
     base = saved_base(tmp_path / "base")
     lora = LoraConfig(r=2, target_modules=["q_proj"])
@@ -235,15 +198,6 @@ def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
         Agent.from_pretrained(folder)
     agent = Agent.from_pretrained(folder, base_model=str(tmp_path / "moved"))
     assert torch.equal(logits(agent.model), expected)
-
-
-def test_a_second_adapter_on_top_of_one_by_name_is_refused(tmp_path):
-    lora = LoraConfig(r=2, target_modules=["q_proj"])
-    base = saved_base(tmp_path / "base")
-    get_peft_model(Qwen2ForCausalLM.from_pretrained(base), lora).save_pretrained(tmp_path / "lora")
-    named = {"model": str(tmp_path / "lora"), "peft_config": lora}
-    with pytest.raises(ValueError, match=r"`peft_config` .*lora' holds an adapter"):
-        run(tmp_path / "run", arguments=named)
 
 
 def test_a_quantised_policy_comes_back_quantised(tmp_path):
@@ -272,14 +226,3 @@ def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "code": "rm -rf /"}))
     assert AgentSettings.load(tmp_path) == settings
     assert AgentSettings.load(tmp_path / "nowhere") is None
-
-
-def test_values_of_other_types_are_refused_by_name():
-    wrong = {"max_turns": True, "env_timeout_seconds": float("nan"), "eos_token_ids": ["a"]}
-    wrong |= {"sampling": [], "environments": ["x"], "tools": "add", "dtype": 1, "seed": "0"}
-    for name, value in wrong.items():
-        with pytest.raises(ValueError, match=f"`{name}="):
-            AgentSettings(**{name: value})
-    settings = AgentSettings(quantization={"load_in_4bit": "yes"})
-    with pytest.raises(ValueError, match=r"`quantization=\{'load_in_4bit': 'yes'\}`"):
-        _quantization(settings, None)

@@ -2,9 +2,6 @@
 
 import logging
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
 from tests.hub.hub_server import LocalHub
 from tests.kit.fakes import CountEnv
-from tests.kit.waiting import PATIENCE, wait_until
+from tests.kit.waiting import wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
 from trl_stppo.trainer import disk
@@ -61,24 +58,6 @@ def test_a_final_push_that_fails_says_where_everything_is_and_how_to_go_on(
     assert hub.repos[REPO].files[WEIGHTS] == Path(folder, WEIGHTS).read_bytes()
 
 
-def test_the_command_in_the_message_pushes_what_the_trainer_would(hub, pushable):
-    hub.fail("PUT /lfs", 500)
-    with pytest.raises(HubError) as caught:
-        pushable.push_to_hub()
-    hub.faults.clear()
-    command = shlex.split(re.search(r"`(hf upload .*?)`", str(caught.value))[1])
-    code = "import sys; from huggingface_hub.cli.hf import main; sys.argv[0] = 'hf'; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command[1:]], capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    by_command = hub.repos[REPO].files
-    commits = len(hub.repos[REPO].commits)
-    pushable.push_to_hub()
-    assert set(hub.repos[REPO].files) == set(by_command)
-    assert len(hub.repos[REPO].commits) <= commits + 1
-
-
 @pytest.mark.parametrize(
     ("pattern", "status", "headers"),
     [("preupload", 429, {"Retry-After": "7"}), ("PUT /lfs", 500, {}), ("PUT /lfs", None, {})],
@@ -116,30 +95,10 @@ def test_a_push_from_a_checkpoint_that_fails_is_told_and_ends_no_run(hub, tmp_pa
     assert WEIGHTS in hub.repos[REPO].files
 
 
-def test_what_cannot_be_put_together_for_a_push_ends_no_run(hub, tmp_path, caplog, monkeypatch):
-    trainer = run(tmp_path / "run", hub_strategy="every_save", **PUSHES)
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("trl_stppo.trainer.publisher.shutil.copytree", full)
-    with caplog.at_level(logging.WARNING, logger="trl_stppo"):
-        assert trainer.train().global_step == 2
-    assert "No space left on device" in caplog.text
-
-
 def test_a_repository_that_cannot_be_made_is_told_before_anything_is_loaded(hub, tmp_path):
     hub.fail("repos/create", 403)
     with pytest.raises(HubError, match=r"'me/agent' could not be created.*push_to_hub=False"):
         run(tmp_path / "run", **PUSHES)
-
-
-def test_a_push_in_the_background_that_fails_is_told(hub, pushable, caplog):
-    hub.fail("preupload", 403)
-    with caplog.at_level(logging.WARNING, logger="trl_stppo"):
-        future = pushable.push_to_hub(blocking=False)
-        assert future.exception(timeout=PATIENCE) is not None
-    assert "403" in warnings_of(caplog, 1)[0]
 
 
 @pytest.fixture
@@ -162,10 +121,3 @@ def test_a_download_that_fails_for_good_names_the_repository(published, pattern,
         Agent.from_pretrained(REPO)
     published.faults.clear()
     assert Agent.from_pretrained(REPO).run(CountEnv, letters()[0]).turns
-
-
-@pytest.mark.parametrize("revision", [None, "no-such"])
-def test_what_is_not_there_is_named(published, revision):
-    name = REPO if revision else "me/nothing"
-    with pytest.raises(HubError, match=f"'{name}'.*{revision or ''}"):
-        Agent.from_pretrained(name, revision=revision)

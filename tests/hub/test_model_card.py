@@ -4,16 +4,13 @@ import math
 import re
 
 import pytest
-from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
-from peft import LoraConfig
 
-from tests.hub.hub_kit import REPO, letters, run
+from tests.hub.hub_kit import letters, run
 from tests.kit.fakes import CountEnv
 from trl_stppo import PPOTrainer, STGRPOTrainer
-from trl_stppo.hub.pushing import GENERATED, may_be_written, results
-
-ADAPTER = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
+from trl_stppo.hub.pushing import results
 
 
 class TalkingEnv(CountEnv):
@@ -69,47 +66,6 @@ def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag
     assert {tag, "trl", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)
     assert absent not in card.text.split("## Citations")[0].lower()
     assert "## Results" not in card.text
-
-
-@pytest.mark.parametrize(("text", "written"), [
-    ("My words.\n", False),
-    ("---\nlicense: mit\ntags: [mine]\n---\nMy words.\n", False),
-    ("---\ntags: [broken\n---\nMy words.\n", False),
-    ("---\ntags:\n- generated_from_trainer\n---\nOf an earlier run.\n", True),
-])  # fmt: skip
-def test_only_a_trainers_card_is_overwritten(hub, tmp_path, caplog, text, written):
-    trainer = run(tmp_path / "run", arguments=ADAPTER)
-    path = tmp_path / "run" / "README.md"
-    path.write_text(text)
-    trainer.save_model()
-    trainer.push_to_hub()
-    assert (path.read_text() == text) is not written
-    assert hub.repos[REPO].files["README.md"].decode() == path.read_text()
-    assert caplog.text.count(f"`{path}` has no tag") == (not written)
-
-
-def test_an_adapters_card_goes_on_being_the_runs(hub, tmp_path, caplog):
-    """PEFT would take the tags out of every card that it finds where it saves, and write its own."""
-    steps = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = run(tmp_path / "run", arguments=ADAPTER, **steps)
-    path = tmp_path / "run" / "README.md"
-    trainer.train()
-    assert [*tmp_path.rglob("checkpoint-*/README.md")] == []
-    # The usual last line of a script.
-    trainer.save_model(str(tmp_path / "run"))
-    assert "has no tag" not in caplog.text
-    assert GENERATED in metadata_load(path)["tags"]
-    assert "## Results" not in path.read_text()
-    trainer.evaluate(letters(2))
-    trainer.save_model(str(tmp_path / "run"))
-    assert "## Results" in path.read_text()
-    trainer.push_to_hub()
-    sent = ModelCard(hub.repos[REPO].files["README.md"].decode())
-    assert {GENERATED, "trl"} <= set(sent.data.tags)
-
-
-def test_a_missing_card_may_be_written(tmp_path):
-    assert may_be_written(tmp_path / "README.md")
 
 
 def test_the_last_evaluation_is_the_one_that_counts():

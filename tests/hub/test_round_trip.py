@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, Cohere2Config, Cohere2ForCausalLM
 
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
 from tests.hub.hub_server import TOKEN
-from tests.kit.builders import build
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
@@ -40,14 +39,6 @@ def test_the_token_of_the_hub_stays_here(hub, tmp_path):
     saved = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len([path for path in saved if path.name == "training_args.bin"]) == 3
     assert not [path for path in saved if TOKEN.encode() in path.read_bytes()]
-
-
-def test_a_run_without_a_limit_is_saved_and_played(tmp_path):
-    trainer = build(tmp_path, max_completion_length=None)
-    trainer.save_model()
-    agent = Agent.from_pretrained(tmp_path)
-    assert agent.settings.max_completion_length is None
-    assert agent.run(CountEnv(), letters()[0]).turns
 
 
 def test_push_load_run_and_train_on(hub, tmp_path):

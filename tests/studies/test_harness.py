@@ -27,15 +27,6 @@ b = {trainer = "GRPOTrainer", learning_rate = 2e-3}
 slow = {learning_rate = 1e-3, num_iterations = 2}
 fast = {learning_rate = 1e-2}
 """
-GRID = """
-[[grid]]
-settings = ["slow"]
-[[grid]]
-arms = ["b"]
-settings = ["fast"]
-seeds = [9]
-rollouts = 5
-"""
 
 
 @pytest.fixture
@@ -49,41 +40,6 @@ def study(tmp_path, script):
 
 
 # ---------------------------------------------------------------------------------- cells
-
-
-def test_a_study_without_a_grid_is_the_whole_product_seed_by_seed(study):
-    cells = study(STUDY).cells
-    expected = [(s, x, a) for s in (3, 4, 7) for x in ("slow", "fast") for a in "ab"]
-    assert [(cell.seed, cell.setting, cell.arm) for cell in cells] == expected
-
-
-def test_an_arm_overrides_its_setting(study):
-    first, second = study(STUDY).cells[:2]
-    assert first.overrides == {"learning_rate": 1e-3, "num_iterations": 2}
-    assert second.overrides == {**first.overrides, "trainer": "GRPOTrainer", "learning_rate": 2e-3}
-
-
-def test_blocks_of_a_grid_come_one_after_the_other(study):
-    cells = study(STUDY + GRID).cells
-    assert [cell.key for cell in cells[-2:]] == [
-        ("house", "b", "slow", 7),
-        ("house", "b", "fast", 9),
-    ]
-    assert len(cells) == 7
-    assert [cell.rollouts for cell in cells] == [None] * 6 + [5]
-
-
-@pytest.mark.parametrize(("text", "field"), [
-    ("speed = 1" + STUDY, "speed"),
-    (STUDY + '[[grid]]\narms = ["c"]', "arms"),
-    (STUDY + '[[grid]]\nsettings = ["c"]', "settings"),
-    (STUDY + "[[grid]]\nbase = 3", "grid"),
-    (STUDY.replace('base = "a"', 'base = "c"'), "base"),
-    (STUDY + "[[grid]]\n[[grid]]\nseeds = [3]", "grid"),
-])  # fmt: skip
-def test_a_wrong_name_is_refused(study, text, field):
-    with pytest.raises(ValueError, match=field):
-        study(text)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -119,19 +75,6 @@ def test_every_trainer_has_the_same_rollouts_and_steps(script, trainer, tmp_path
     assert left_out == (["rollout_staleness"] if trainer == "GRPOTrainer" else [])
     assert getattr(config, "critic_learning_rate", None) == (1e-3 if "PPO" in trainer else None)
     assert config.num_generations == (1 if trainer == "STPPOTrainer" else 4)
-
-
-@pytest.mark.parametrize("trainer", ["STPPOTrainer", "GRPOTrainer"])
-def test_an_override_that_no_configuration_has_is_refused(script, trainer, tmp_path):
-    with pytest.raises(TypeError, match="speed"):
-        config_of(script, trainer, tmp_path, speed=1)
-
-
-def test_an_arm_may_name_a_trainer_beside_its_study(script, tmp_path):
-    (tmp_path / "prototypes.py").write_text("class Mine: ...\n")
-    kind = script("_cell").trainer_class("prototypes:Mine", tmp_path)
-    sys.path.remove(str(tmp_path))
-    assert kind.__name__ == "Mine"
 
 
 # ---------------------------------------------------------------------------------- records
@@ -283,38 +226,7 @@ def running(process: int) -> bool:
     return state != "Z"
 
 
-def run_arms(script, study, folder, arms, **options):
-    runner = script("_runner")
-    mine = study(ARMS.split("[arms]")[0] + "[arms]\n" + "\n".join(f"{arm} = {{}}" for arm in arms))
-    records = script("_records").Records(folder / "mine.jsonl.gz")
-    made = runner.Options(folder, command=(sys.executable, "-c", WORKER), **options)
-    with records.writing():
-        return runner.run_all(mine, records.missing(mine.cells), records, made), records
-
-
-def test_a_worker_that_breaks_down_leaves_no_record_and_the_others_run(
-    script, study, tmp_path, capsys
-):
-    outcome, records = run_arms(script, study, tmp_path, ["dies", "quick"])
-    assert (outcome["ran"], outcome["left"]) == (2, 0)
-    assert [row["arm"] for row in records.rows] == ["quick", "quick"]
-    assert [failure["cell"] for failure in outcome["failed"]] == [
-        "t dies default 0",
-        "t dies default 1",
-    ]
-    assert all("no memory" in failure["error"] for failure in outcome["failed"])
-    shown = capsys.readouterr().out.splitlines()
-    assert "t quick default 0: 0.500, 2 s; 0:00:04 left" in shown[1]
-
-
 # ----------------------------------------------------------------------------------- report
-
-
-def test_a_drop_counts_from_a_height_on(script):
-    drop = script("_report").drop
-    assert drop([0.5, 0.0, 0.75, 1.0, 0.75]) == 0.75 - 0.0 - 0.25
-    assert drop([0.5, 0.0, 0.75, 1.0, 0.75], height=0.9) == 0.25
-    assert drop([0.5, 0.0], height=0.9) == 0.0
 
 
 def test_a_run_that_died_counts_as_zero_from_there_on(script):
@@ -347,17 +259,6 @@ def test_differences_are_paired_by_seed(script):
     assert "+0.50 (-0.12 to +1.12) [3]" in table
 
 
-def test_one_pair_has_no_interval_and_no_pair_no_difference(script):
-    difference = script("_report").difference
-    assert difference({1: 0.5, 2: 0.5}, {2: 0.25}) == {
-        "pairs": 1,
-        "mean": 0.25,
-        "low": None,
-        "high": None,
-    }
-    assert difference({1: 0.5}, {2: 0.25}) is None
-
-
 @pytest.mark.slow
 def test_the_quick_run_passes(tmp_path):
     words = [sys.executable, str(STUDIES / "study.py"), "--quick"]
@@ -367,24 +268,3 @@ def test_the_quick_run_passes(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     outcome = json.loads(result.stdout.splitlines()[-1])
     assert (outcome["ran"], outcome["left"], outcome["failed"]) == (2, 0, [])
-
-
-@pytest.mark.slow
-def test_a_worker_ends_when_nobody_holds_its_input(script, tmp_path):
-    cell = script("_plan").Cell("mine", "hanoi", "a", "s", 0, {}, rollouts=10_000)
-    runner, mine = script("_runner"), script("_plan").Study("mine")
-    worker = runner.Worker(mine, cell, runner.Options(tmp_path, small=True))
-    worker.process.stdin.close()
-    assert worker.process.wait() == 1
-    assert worker.record() is None
-    assert "exit status 1" in worker.failure
-
-
-def test_the_program_reports_and_ends_in_json(script, monkeypatch, capsys):
-    study = script("study")
-    flags = ["--report", "--seeds", "800-801", "--arms", "grpo", "spread"]
-    monkeypatch.setattr(sys, "argv", ["study.py", "start", *flags])
-    study.main()
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {line["arm"] for line in last["lines"]} == {"grpo", "spread"}
-    assert {seed for line in last["lines"] for seed in line["seeds"]} == {800, 801}

@@ -1,9 +1,5 @@
 """The studies' tasks: their rules against scripted players, and a tiny training of each."""
 
-import asyncio
-import random
-from types import SimpleNamespace
-
 import pytest
 
 # Between them every task, every trainer and every way to play.
@@ -53,12 +49,6 @@ def test_a_training_that_dies_is_a_result(folder, script, monkeypatch):
     record = module.run(cell, folder, small=True)
     assert "nothing left" in record["error"]
     assert script("_report").final(record) == 0.0
-
-
-def test_an_unknown_task_is_refused(script):
-    for name in ("chess", "relay-chess"):
-        with pytest.raises(ValueError, match=name):
-            script("_task").load(name)
 
 
 def test_an_agent_is_taught_once_and_never_half(folder, script, tmp_path):
@@ -113,59 +103,3 @@ def test_the_best_moves_solve_hanoi_from_everywhere_within_its_moves(script):
     # A larger disc does not lie upon a smaller one.
     assert hanoi.moved("ABB", "BA") is None
     assert hanoi.moved("ABB", "AC") == "CBB"
-
-
-def test_halving_the_interval_finds_every_number(script):
-    guess = script("tasks.guess")
-    for number in range(1, guess.NUMBERS + 1):
-        env, low, high, over = guess.GuessEnv(), 1, guess.NUMBERS, False
-        env.reset(number=number)
-        while not over:
-            middle = (low + high) // 2
-            answer, reward, over, _, _ = env.step(str(middle))
-            low, high = (middle + 1, high) if answer == "higher" else (low, middle - 1)
-        assert reward == 1.0
-
-
-def test_the_house_rewards_the_share_of_the_plan(script):
-    house = script("tasks.house")
-    for calls, share in (("attic hall attic", 3), ("attic attic hall attic", 3), ("hall attic", 1)):
-        env = house.House()
-        env.reset(plan="attic hall attic")
-        for room in calls.split():
-            env.go(room)
-        assert house.visited([env]) == [share / 3]
-
-
-class Scripted:
-    """A client whose policy copies the code that it reads, or carries its note; `forgets` one call."""
-
-    def __init__(self, forgets: int | None = None) -> None:
-        self.asked, self._forgets = list[str](), forgets
-        self.chat = SimpleNamespace(completions=self)
-
-    async def create(self, *, model: str, messages: list[dict[str, str]]) -> SimpleNamespace:
-        text = messages[0]["content"]
-        self.asked.append(text)
-        source = text.split("code")[1] if "code" in text else text.removeprefix("note")
-        answer = "f0f0" if len(self.asked) - 1 == self._forgets else source[:4]
-        message = SimpleNamespace(content=answer)
-        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
-
-
-@pytest.mark.parametrize("forgets", [None, 0, 4, 9])
-def test_the_code_stands_on_the_first_page_and_is_asked_for_at_the_end(script, forgets):
-    task, client = script("tasks.relay"), Scripted(forgets)
-    result = asyncio.run(task.relay(client, {"seed": 3}))
-    assert result == {"reward": float(forgets is None), "success": forgets is None}
-    assert ["code" in text for text in client.asked] == [True] + [False] * (task.PAGES + 1)
-    code = task.codes(random.Random(3))
-    assert forgets is not None or all(f"note{code}" in text for text in client.asked[1:])
-
-
-def test_each_fact_has_its_share_when_it_is_asked_for(script):
-    task, client = script("tasks.relay"), Scripted(forgets=2)
-    result = asyncio.run(task.facts(client, {"seed": 3}))
-    shares = [reward * task.PAGES for reward in result["turn_rewards"]]
-    assert shares == [0.0, 1.0, 0.0, 0.0] + [0.0, 1.0] * (task.PAGES - 2)
-    assert not result["success"]

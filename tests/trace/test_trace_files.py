@@ -1,7 +1,6 @@
 """Trace files: what is written is read, whatever was killed, damaged or done again meanwhile."""
 
 import gzip
-import json
 import math
 import random
 from dataclasses import replace
@@ -10,8 +9,7 @@ import pytest
 
 from tests.kit.trace_kit import HOSTILE, add_hostile, episode, made_up_run
 from trl_stppo.cli import main
-from trl_stppo.errors import TraceError
-from trl_stppo.trace import TracedUpdate, build_page, files, read_trace
+from trl_stppo.trace import TracedUpdate, files, read_trace
 
 
 def update(number: int, *, start: int = 1, first_step: int = 0, **options) -> TracedUpdate:
@@ -65,18 +63,6 @@ def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):
     assert found == [*before, ("eval", 2, 0.5), ("train", 3, 1.0), ("train", 4, 1.0)]
 
 
-def test_the_latest_start_counts(tmp_path):
-    """Resumed twice, each time with an older checkpoint."""
-    assert files.next_start(tmp_path / "trace") == 1
-    for number in (1, 2, 3, 4):
-        write(tmp_path, update(number), score=0.0)
-    assert files.next_start(tmp_path / "trace") == 2
-    for number in (2, 3):
-        write(tmp_path, update(number, start=2, first_step=4), score=1.0)
-    write(tmp_path, update(3, start=3, first_step=8), score=2.0)
-    assert [(e.update.update, e.score) for e in read_trace(tmp_path)] == [(1, 0), (2, 1), (3, 2)]
-
-
 def test_damaged_files_are_left_out(tmp_path, caplog, capsys):
     made_up_run(tmp_path, updates=4, per_update=2)
     first, second, third, _ = sorted((tmp_path / "trace").iterdir())
@@ -95,31 +81,6 @@ def test_damaged_files_are_left_out(tmp_path, caplog, capsys):
     assert f"3 episodes of 4 from 2 updates and 0 evaluations; {said}" in page.read_text()
 
 
-def test_one_bit_costs_its_file_and_is_said(tmp_path, caplog):
-    made_up_run(tmp_path, updates=3, per_update=1)
-    whole = {path: path.read_bytes() for path in sorted((tmp_path / "trace").iterdir())}
-    written = [e.to_json() for e in read_trace(tmp_path)]
-    draw = random.Random(0)
-    for _ in range(60):
-        path, data = draw.choice(list(whole.items()))
-        bit = draw.randrange(80, 8 * len(data))
-        path.write_bytes(_flipped(data, bit))
-        caplog.clear()
-        found = [e.to_json() for e in read_trace(tmp_path)]
-        assert len(found) < 3, bit
-        assert all(line in written for line in found), "none is another than was written"
-        assert "is damaged and left out" in caplog.text
-        page = build_page(tmp_path, tmp_path / "page.html")
-        assert page.left_out, bit
-        path.write_bytes(data)
-
-
-def _flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(self, data):
         self.touch()
@@ -129,28 +90,3 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         write(tmp_path, update(1))
     assert list((tmp_path / "trace").iterdir()) == []
-
-
-def test_fields_of_a_later_version_are_passed_over_and_its_format_is_refused(tmp_path):
-    write(tmp_path, update(1))
-    (path,) = (tmp_path / "trace").iterdir()
-    head, *rest = gzip.decompress(path.read_bytes()).decode().splitlines()
-    newer = {**json.loads(head), "mood": "fine"}
-    lines = [json.dumps(newer), *(json.dumps({**json.loads(r), "mood": 1}) for r in rest)]
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    assert len(list(read_trace(tmp_path))) == 1
-    newer["version"] = 2
-    path.write_bytes(gzip.compress(json.dumps(newer).encode()))
-    with pytest.raises(TraceError, match="version is 2"):
-        read_trace(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [("none", "does not exist"), ("empty", "`trace_episodes`"), ("file", "is a file")],
-)
-def test_where_there_is_no_trace(name, match, tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TraceError, match=match):
-        read_trace(tmp_path / name)

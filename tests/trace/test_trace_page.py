@@ -1,6 +1,5 @@
 """The page as a file: complete, closed to the outside, and with nothing of an episode in its markup."""
 
-import argparse
 import base64
 import gzip
 import hashlib
@@ -10,7 +9,7 @@ import re
 import pytest
 
 from tests.kit.trace_kit import HOSTILE, add_hostile, made_up_run
-from trl_stppo.trace import build_page, page, read_trace
+from trl_stppo.trace import build_page, read_trace
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([\w-]+)">([\w+/=]*)</script>')
 
@@ -57,38 +56,9 @@ def test_its_policy_allows_its_own_script_and_nothing_else(html):
     assert "unsafe" not in policy
 
 
-def test_it_needs_no_network_and_writes_no_markup(html):
-    own = BLOCK.sub("", html).replace("http://www.w3.org/2000/svg", "")
-    assert "//" not in re.sub(r"^\s*//.*$|  // .*$|; // .*$|, // .*$", "", own, flags=re.MULTILINE)
-    assert not re.search(r"\bsrc=|\bhref=|url\(|@import|innerHTML|outerHTML|insertAdjacent", own)
-
-
 def test_nothing_of_an_episode_is_in_its_markup(html):
     own = BLOCK.sub("", html)
     for text in (*HOSTILE[:4], HOSTILE[5], "question-1"):
         assert text not in own
     assert own.count("<script>") == own.count("</script>") == 1
     assert "Episodes of &lt;b&gt;run {{script}}" in own
-
-
-def test_of_many_episodes_some_are_taken_evenly(run):
-    page = build_page(run, run / "few.html", max_episodes=4)
-    assert (page.episodes, page.recorded) == (4, 34)
-    rows = blocks(page.path.read_text())["list-data"]["rows"]
-    assert [row["key"] for row in rows] == ["train-1-0", "train-4-2", "train-8-1", "train-11-0"]
-
-
-def options(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    page.add_arguments(parser)
-    return parser.parse_args(words)
-
-
-def test_the_command_writes_the_page_into_the_run(run, capsys, monkeypatch):
-    shown = []
-    monkeypatch.setattr(page.webbrowser, "open", shown.append)
-    assert page.run(options(str(run), "--max_episodes", "5", "--open")) == 0
-    assert shown == [(run / "trace.html").resolve().as_uri()]
-    assert re.search(r"trace.html: 5 of 34 episodes, 0\.\d MiB", capsys.readouterr().out)
-    assert page.run(options(str(run), "--output", str(run / "new" / "p.html"))) == 0
-    assert len(blocks((run / "new" / "p.html").read_text())["list-data"]["rows"]) == 34

@@ -54,19 +54,6 @@ def test_any_tokens_add_up_to_their_text(make, backed):
         assert "".join(pieces) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("backed", [True, False])
-def test_words_keep_the_space_before_them(backed):
-    tokenizer = word_tokenizer()
-    pieces = cut([0, 1, 2, 4, 5, 0], tokenizer.decode, tokenizer if backed else None)
-    assert pieces == ["the", " cat", "s", " ran", ".", " the"]
-
-
-def test_what_a_decoder_takes_back_costs_the_tokens_beside_it_alone():
-    tokenizer = fallback_tokenizer()
-    ids = [256, ord("x"), 200, 256, 257, 256]
-    assert cut(ids, tokenizer.decode, tokenizer) == ["a", "", "", "\ufffd\ufffd a", "b", " a"]
-
-
 def test_a_decoder_that_rewrites_its_past_still_adds_up():
     def decode(ids):
         return "".join("ab"[i % 2] for i in ids)[::-1] + f"/{len(ids)}"

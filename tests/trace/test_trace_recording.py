@@ -2,12 +2,11 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
+from tests.kit.builders import LIMITS, TEXT, build, prompts
 from tests.kit.fakes import char_tokenizer, float64_policy
 from tests.kit.launch import on_two_processes
 from tests.kit.run_log import comparable
@@ -17,10 +16,9 @@ from tests.kit.scripted import (
     plain_logprobs,
     scripted_trainer,
     train,
-    weights,
 )
 from tests.kit.trace_run import run
-from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo import STGRPOTrainer
 from trl_stppo.trace import read_trace
 from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.training_loop import TrainingLoop
@@ -103,13 +101,6 @@ def test_ratios_are_those_of_the_last_pass_over_each_row(trained):
     assert clipped > 5, "the case should be interesting"
 
 
-def test_a_clip_range_that_is_unset_is_recorded_as_it_was(tmp_path):
-    trainer, _ = train(tmp_path, **{**UPDATE, "cliprange": None})
-    episodes = list(read_trace(tmp_path))
-    assert episodes[-1].update.clip_range == [trainer.epsilon_low, trainer.epsilon_high]
-    assert all(0 < low < 0.2 for low, _ in (each.update.clip_range for each in episodes))
-
-
 def test_other_figures_are_those_of_the_batch(trained):
     trainer, recorder, episodes = trained
     batch = recorder.batches[0]
@@ -146,14 +137,6 @@ def test_weights_are_the_same_bit_for_bit_without_it(trained, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
-def test_fewer_episodes_are_recorded_as_among_all(trained, tmp_path):
-    """Rows without a record leave the others as they are."""
-    train(tmp_path, **UPDATE, trace_episodes=3)
-    few = list(read_trace(tmp_path))
-    assert [e.row for e in few] == [0, 1, 2]
-    assert [e.to_json() for e in few] == [trained[2][row].to_json() for row in range(3)]
-
-
 def test_a_resumed_run_records_as_if_it_had_never_stopped(tmp_path):
     """From the middle of the first update, whose first passes only the checkpoint remembers."""
     options = {**UPDATE, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}
@@ -166,15 +149,6 @@ def test_a_resumed_run_records_as_if_it_had_never_stopped(tmp_path):
     episodes = list(read_trace(tmp_path / "one"))
     assert [e.to_json() for e in episodes] == reference
     assert {e.update.first_step for e in episodes} == {3}, "the files are new ones"
-
-
-def test_what_a_guard_has_left_out_is_marked(tmp_path):
-    trainer, recorder = train(tmp_path, **UPDATE, target_kl=1e-9, trace_episodes=2)
-    episodes = list(read_trace(tmp_path))
-    assert [e.steps for e in episodes] == [{"target_kl": 2}] * 2
-    assert episodes[0].update.steps == {"target_kl": 4}
-    for name, weight in weights(trainer).items():
-        assert torch.equal(weight, recorder.before[name])
 
 
 def test_a_training_that_breaks_off_leaves_its_update(tmp_path):
@@ -225,15 +199,6 @@ def test_environments_evaluations_and_no_critic(tmp_path):
         assert spoken == [m["content"] for m in e.messages[::2]]
     assert all(e.values is None and e.returns is None and e.pictures is None for e in played)
     assert len({tuple(e.seed) for e in played}) == len(played)
-
-
-def test_a_full_disk_costs_one_warning(tmp_path, caplog):
-    (tmp_path / "trace").write_text("in the way")
-    trainer = build(tmp_path, STPPOTrainer, arguments={"reward_funcs": share_of_a}, max_steps=4)
-    trainer.train()
-    assert trainer.state.global_step == 4
-    assert caplog.text.count("were not recorded") == 1
-    assert Path(tmp_path, "trace").read_text() == "in the way"
 
 
 @pytest.mark.slow

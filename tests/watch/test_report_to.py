@@ -1,6 +1,5 @@
 """Every integration of `report_to` can take the logs."""
 
-import logging
 import math
 import os
 import subprocess
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from transformers import TrainerCallback
-from transformers.integrations import TrackioCallback
 
 from tests.kit.scripted import scripted_trainer
 
@@ -48,24 +46,6 @@ def test_integrations_get_numbers_only_and_the_history_everything(tmp_path):
     assert {*entry} - {*first} == {"rewards/<lambda>/mean", "too/large", "step"}
     assert all(isinstance(v, (int, float)) and math.isfinite(v) for v in first.values())
     assert {*entry} - {*own.seen[0]} == {"step"}, "the user's callbacks miss nothing"
-
-
-def test_tensorboard(tmp_path, caplog):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trainer, _ = scripted_trainer(tmp_path, report_to="tensorboard", max_steps=2)
-    trainer._metrics["train"].update({name: list(values) for name, values in ODD.items()})
-    with caplog.at_level(logging.WARNING):
-        trainer.train()
-    assert "incorrect" not in caplog.text
-    (folder,) = (tmp_path / "runs").iterdir()
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    (logged, *_) = trainer.state.log_history
-    (first, _) = events.Scalars("train/clip_bias/norm")
-    assert first.value == pytest.approx(logged["clip_bias/norm"])
-    assert "train/clip ‖C‖ (x)/ü" in events.Tags()["scalars"]
 
 
 REPORTING = """
@@ -120,23 +100,3 @@ def test_a_training_that_reports_offline(name, tmp_path):
     if name == "trackio":
         assert "REPORTED trackio" in printed
         assert list((tmp_path / "hf").rglob("*.db")) != []
-
-
-def test_trackio_is_open_before_an_evaluation_that_comes_before_the_training(tmp_path):
-    class Opened(TrackioCallback):
-        def __init__(self):
-            self._initialized, self.at = False, []
-
-        def setup(self, args, state, model, **kwargs):
-            self._initialized = True
-            self.at.append(state.global_step)
-
-        on_train_begin = on_log = on_train_end = TrainerCallback.on_log
-
-    opened = Opened()
-    trainer, _ = scripted_trainer(tmp_path, callbacks=[opened], max_steps=2, staleness=0.0)
-    trainer.eval_dataset = trainer.train_dataset
-    trainer.evaluate()
-    assert opened.at == [0], "TRL's profiling writes to it while the episodes are played"
-    trainer.evaluate()
-    assert opened.at == [0]

@@ -23,21 +23,9 @@ def write_state(folder, entries=ENTRIES):
     return folder
 
 
-def test_a_run_by_its_folder_or_by_its_file(tmp_path):
-    folder = write_lines(tmp_path / "run", variant="ppo")
-    for path in (folder, folder / "metrics.jsonl", str(folder)):
-        run = read_run(path)
-        assert (run.history, run.settings) == (ENTRIES, {"variant": "ppo"})
-
-
 def test_a_line_that_is_being_written_does_not_count_yet(tmp_path):
     folder = write_lines(tmp_path, end='\n{"a": 3.0, "st')
     assert read_run(folder).history == ENTRIES
-
-
-def test_a_run_without_the_file_is_read_from_its_state(tmp_path):
-    write_state(tmp_path)
-    assert read_run(tmp_path).history == ENTRIES
 
 
 def test_metrics_of_trl_are_drawn_under_our_names(tmp_path):
@@ -69,14 +57,6 @@ def test_a_run_that_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
     assert read_run(tmp_path / "checkpoint-8").history == [{"a": 8.0, "step": 8}]
 
 
-def test_a_file_without_an_entry_is_passed_over(tmp_path):
-    write_lines(tmp_path, entries=[])
-    with pytest.raises(FileNotFoundError, match=r"holds no log.*logging_steps"):
-        read_run(tmp_path)
-    write_state(tmp_path / "checkpoint-2")
-    assert read_run(tmp_path).history == ENTRIES
-
-
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("metrics.jsonl", "{}\n", "format None; this version reads 1"),
     ("metrics.jsonl", '{"format": 2}\n', "format 2; this version reads 1"),
@@ -92,8 +72,3 @@ def test_a_damaged_file_is_named(name, text, message, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         read_run(tmp_path)
     assert name in str(caught.value)
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere` does not exist; .*output_dir"):
-        read_run(tmp_path / "nowhere")

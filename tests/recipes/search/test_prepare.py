@@ -1,10 +1,8 @@
 """Split hygiene, limits, the report, and a folder that `load_dataset` reads."""
 
-import json
 from pathlib import Path
 
 import pytest
-from datasets import load_dataset
 
 from tests.kit.hub_copies import flashrag, medical
 from tests.kit.script_kit import scripts
@@ -12,7 +10,7 @@ from trl_stppo.recipes.search.protocol import SEARCH_PROMPT, SEARCH_PROMPT_CHOIC
 
 with scripts() as _module:
     _module("search_rows")
-    from search_rows import prepare, save
+    from search_rows import prepare
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +64,6 @@ def test_nothing_of_the_evaluation_is_trained_on_and_all_is_counted(copies):
     assert prepared.report["eval"]["popqa"]["kept"] == 1
 
 
-def test_a_cut_evaluation_still_keeps_all_its_questions_out(copies):
-    prepared = prepare(TRAIN, EVAL, local=copies, max_eval_rows=1)
-    assert [row["dataset"] for row in prepared.rows["eval"]] == EVAL
-    assert sorted(questions(prepared.rows["train"])) == sorted(
-        questions(prepare(TRAIN, EVAL, local=copies).rows["train"])
-    )
-    assert prepared.report["eval"]["nq"]["kept"] == 1
-
-
 def test_limits_are_per_data_set_and_the_seed_decides(tmp_path):
     rows = [(f"question {i}", ["x"]) for i in range(50)]
     flashrag(tmp_path, "nq", "train", rows)
@@ -116,32 +105,3 @@ def test_rows_as_the_trainer_takes_them(copies, tmp_path):
     assert pubmedqa["prompt"][1]["content"].startswith("Context: First. Second.\n\nQuestion: Does")
     without = prepare([], ["pubmedqa"], local=copies, context=False).rows["eval"][0]
     assert "First." not in without["prompt"][1]["content"]
-
-
-def test_exam_questions_with_other_choices_are_no_duplicates(copies):
-    medical(Path(copies))
-    report = prepare([], ["medmcqa"], local=copies).report["eval"]["medmcqa"]
-    assert (report["kept"], report["read"]) == (2, 3)
-    # But a question that is evaluated on is not trained on, whatever its choices.
-    report = prepare(["medmcqa"], ["medmcqa"], local=copies).report["train"]["medmcqa"]
-    assert report["kept"] == 0
-
-
-def test_load_dataset_reads_what_is_written(copies, tmp_path):
-    prepared = prepare(TRAIN, EVAL, local=copies)
-    folder = save(prepared, tmp_path / "data" / "search")
-    assert sorted(p.name for p in folder.parent.iterdir()) == ["search"]
-    loaded = load_dataset(str(folder))
-    assert list(loaded) == ["train", "test"]
-    assert loaded["train"].to_list() == prepared.rows["train"]
-    assert loaded["test"].to_list() == prepared.rows["eval"]
-    assert json.loads((folder / "report.json").read_text()) == prepared.report
-    with pytest.raises(FileExistsError, match=str(folder)):
-        save(prepared, folder)
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_one_split_alone(copies, tmp_path, split):
-    names = (["nq"], []) if split == "train" else ([], ["nq"])
-    save(prepare(*names, local=copies), tmp_path / "one")
-    assert list(load_dataset(str(tmp_path / "one"))) == [split]

@@ -34,14 +34,3 @@ def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
     assert {name: len(split) for name, split in rows.items()} == {"train": 3, "test": 2}
     assert rows["test"]["dataset"] == ["nq", "bamboogle"]
     assert "question 3" not in rows["train"]["question"]
-
-
-def test_a_folder_that_is_there_is_refused_before_anything_is_loaded(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").write_text("x")
-    nowhere = f"--train nq --local {tmp_path}/nowhere --output {tmp_path}/out".split()
-    result = run(tmp_path, *nowhere)
-    assert result.returncode == 1
-    assert result.stderr.strip().startswith("FileExistsError: ")
-    assert result.stderr.count("\n") == 1
-    assert "FileNotFoundError" in run(tmp_path, *nowhere[:-1], str(tmp_path / "new")).stderr

@@ -48,25 +48,6 @@ def test_the_last_complete_answer_outside_of_thoughts_and_observations(text, ans
     assert final_answer(said("<answer>old</answer>", text)) == ("old" if answer is None else answer)
 
 
-def test_only_assistant_messages_are_the_policys():
-    conversation = [
-        {"role": "tool", "content": "<answer>tool</answer>"},
-        {"role": "assistant", "content": "<think>hm</think><search>q</search>"},
-        {"role": "user", "content": "<answer>user</answer>"},
-    ]
-    assert final_answer(conversation) is None
-    conversation[1]["content"] = "<answer>mine</answer>"
-    assert final_answer(conversation) == "mine"
-
-
-def test_contents_that_are_no_strings():
-    parts = [{"type": "image"}, {"type": "text", "text": "<answer>a"}, {"text": "b</answer>"}]
-    assert final_answer([{"role": "assistant", "content": parts}]) == "ab"
-    calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}]
-    assert final_answer(calls) is None
-    assert final_answer([{"role": "assistant"}, None, 3, "x"]) is None
-
-
 ROWS = [
     ("The   PARIS!", ["Paris"], 1.0, 1.0),
     ("Cafe\u0301", ["caf\u00e9"], 1.0, 1.0),
@@ -88,13 +69,6 @@ def test_exact_match_and_f1(wrap):
     answers = [row[1] for row in ROWS]
     assert exact_match_reward(completions, answers, prompts=[]) == [row[2] for row in ROWS]
     assert f1_reward(completions, answers=answers) == pytest.approx([row[3] for row in ROWS])
-
-
-def test_no_answer_is_worth_nothing_and_no_column_is_no_reward():
-    for function in (exact_match_reward, f1_reward, multiple_choice_reward):
-        assert function(["Paris", None], ["A", "A"]) == [0.0, 0.0]
-        assert function(["<answer>A</answer>"] * 2) == [None, None]
-        assert function([], answers=[]) == []
 
 
 def test_multiple_choice():
@@ -146,14 +120,6 @@ def test_format(turns, share):
     if None not in turns:
         text = "<information> <answer>noise</answer> </information>".join(turns)
         assert format_reward([text]) == [share]
-
-
-def test_a_thought_that_the_template_returns_apart():
-    message = {"role": "assistant", "content": "<answer>a</answer>", "reasoning_content": "hm"}
-    assert format_reward([[message]]) == [1.0]
-    message["reasoning_content"] = "</think><answer>b</answer><think>"
-    message["content"] = "c"
-    assert final_answer([message]) is None
 
 
 def odd_value(rng: random.Random, depth: int = 0):

@@ -1,17 +1,13 @@
 """The protocol of the search environment, and how it scores."""
 
 import inspect
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import pytest
 
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
-from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv, retrieval
+from trl_stppo.recipes.search import SearchEnv
 from trl_stppo.recipes.search.env import TOLD_SO
-from trl_stppo.recipes.search.protocol import NOTHING_FOUND
-from trl_stppo.recipes.search.retrieval import Passage
 
 
 @BOTH
@@ -33,14 +29,6 @@ def test_search_shows_what_was_found(action: str) -> None:
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert info == {"valid_action": True}
     assert retriever.asked == [("merge", 2)]
-
-
-@BOTH
-def test_search_without_a_hit_says_so_and_is_a_valid_action(kind) -> None:
-    env, _ = started(kind=kind)
-    observation, reward, terminated, truncated, info = env.step("<search>zebra</search>")
-    assert observation == NOTHING_FOUND == "<information> nothing found </information>"
-    assert (reward, terminated, truncated, info) == (0.0, False, False, {"valid_action": True})
 
 
 @BOTH
@@ -86,42 +74,6 @@ def test_long_observations_end_at_a_word(limit: int, shown: str) -> None:
     assert env.step("<search>q</search>")[0] == f"<information> {shown} </information>"
 
 
-def test_top_k_reaches_the_retriever() -> None:
-    env, retriever = started("x", top_k=5)
-    env.step("<search>q</search>")
-    assert retriever.asked == [("q", 5)]
-
-
-def test_step_outside_an_episode_is_refused() -> None:
-    env = SearchEnv(ScriptedRetriever())
-    with pytest.raises(RuntimeError, match="call reset before step"):
-        env.step("<answer>csv</answer>")
-    env.reset(answers=["csv"])
-    env.step("<answer>csv</answer>")
-    with pytest.raises(RuntimeError, match="call reset before step"):
-        env.step("<answer>csv</answer>")
-    env.reset(answers=("json",))
-    assert env.step("<answer>json</answer>")[1] == 1.0
-
-
-def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-
-    def build(passages: tuple[Passage, ...]) -> ScriptedRetriever:
-        built.append(len(passages))
-        return ScriptedRetriever("found")
-
-    monkeypatch.setattr(retrieval, "BM25Retriever", build)
-    monkeypatch.setattr(retrieval, "_open", cache(retrieval._open.__wrapped__))
-    environments = [SearchEnv() if i % 2 else StdlibSearchEnv() for i in range(8)]
-    for env in environments:
-        env.reset(answers=["csv"])
-    assert built == []
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda env: env.step("<search>q</search>"), environments))
-    assert len(built) == 1
-
-
 def answered(answer: str, metric: str, **row) -> tuple[float, bool]:
     env = SearchEnv(ScriptedRetriever(), metric=metric)
     env.reset(**row)
@@ -151,17 +103,3 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
 ])  # fmt: skip
 def test_the_row_decides_whether_letters_are_read(row, answer: str, right: bool) -> None:
     assert answered(answer, "letter", **row) == (float(right), right)
-
-
-def test_questions_and_choices_take_turns_in_one_environment() -> None:
-    env = SearchEnv(ScriptedRetriever(), metric="letter")
-    rows = [{"answers": ["Paris"], "choices": []}, {"answers": ["B"], "choices": ["x", "y"]}] * 2
-    for row, answer in zip(rows, ["paris", "(B)"] * 2, strict=True):
-        env.reset(**row)
-        assert env.step(f"<answer>{answer}</answer>")[1] == 1.0
-
-
-def test_environments_share_the_retriever_of_a_name() -> None:
-    first, second = (SearchEnv("http://127.0.0.1:9/retrieve") for _ in range(2))
-    assert first._retriever is second._retriever
-    assert SearchEnv("http://127.0.0.1:9/other")._retriever is not first._retriever

@@ -22,13 +22,6 @@ def demos(monkeypatch: pytest.MonkeyPatch):
     return search_demonstrations
 
 
-def test_same_seed_same_rows(demos) -> None:
-    first = demos.conversations(50, demos.Mixture(), seed=3)
-    assert demos.conversations(50, demos.Mixture(), seed=3) == first
-    assert demos.conversations(50, demos.Mixture(), seed=4) != first
-    assert demos.drills(5, seed=3) == demos.drills(5, seed=3)
-
-
 def test_right_behaviour_always_succeeds(demos) -> None:
     rng = random.Random(0)
     source = demos.TaskSource(rng, 0.5)

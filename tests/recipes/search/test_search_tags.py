@@ -6,7 +6,7 @@ import time
 import pytest
 
 from trl_stppo.recipes.search import SearchEnv
-from trl_stppo.recipes.search.protocol import Turn, last_answer, read_turn, turns_of
+from trl_stppo.recipes.search.protocol import Turn, last_answer, read_turn
 from trl_stppo.recipes.search.retrieval import Passage
 from trl_stppo.recipes.search.rewards import (
     exact_match_reward,
@@ -48,13 +48,6 @@ def test_what_a_turn_says(text, turn):
 
 def test_without_thoughts_their_tags_are_text():
     assert read_turn("<think><search><think></search>", thoughts=False) == Turn("search", "<think>")
-
-
-def test_strings_are_read_between_observations():
-    text = "a<information>b<information>c</information>d</information>e<information>f"
-    assert turns_of(text) == ["a", "d</information>e"]
-    assert last_answer("<answer>a</answer><search>q</search>") == "a"
-    assert last_answer("<answer>a<search></answer>") is None
 
 
 def random_turn(dice: random.Random) -> str:

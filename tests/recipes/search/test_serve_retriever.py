@@ -1,13 +1,10 @@
 """The retrieval server: its form, its errors, how it starts and how it ends."""
 
-import argparse
-import contextlib
 import http.client
 import json
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -20,8 +17,7 @@ from trl_stppo.recipes.search.retrieval import BM25Retriever, HttpRetriever, Pas
 pytest.importorskip("bm25s")
 
 with scripts():
-    from search_index import BM25Index, build_bm25
-    from serve_retriever import MAX_BODY, RetrievalServer, retriever_of
+    from serve_retriever import RetrievalServer
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts/search/serve_retriever.py"
@@ -86,22 +82,6 @@ def test_our_client_gets_the_passages_back(server) -> None:
     assert retriever.search("lines", 3) == [Passage("Two lines", "of a title")]
 
 
-def test_other_paths_and_lengths(server) -> None:
-    assert ask(server, {"queries": []}, path="/search")[0] == 404
-    assert ask(server, None, "/nothing", "GET")[0] == 404
-    for length in ("-1", "x", str(MAX_BODY + 1)):
-        status, content = ask(server, None, headers={"Content-Length": length})
-        assert status == 400
-        assert "Content-Length" in content["error"]
-
-
-def test_a_failing_retriever_is_a_500_and_health_goes_on(server, capfd) -> None:
-    status, content = ask(server, {"queries": ["fail"]})
-    assert (status, content) == (500, {"error": "RuntimeError: index on fire"})
-    assert "index on fire" in capfd.readouterr().err
-    assert ask(server, None, "/health", "GET") == (200, {"status": "ok"})
-
-
 @pytest.fixture
 def corpus(tmp_path) -> Path:
     path = tmp_path / "corpus.jsonl"
@@ -123,18 +103,3 @@ def test_as_a_command_over_a_corpus_file(corpus, number) -> None:
         assert (process.returncode, out, err) == (0, "", "")
     finally:
         process.kill()
-
-
-def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    texts = ["Beyonc\u00e9 sang", "\u6771\u4eac", "the of and", "the long " * 30, "sang sang x"]
-    passages = [Passage("", text) for text in texts]
-    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    build_bm25(passages, tmp_path / "index")
-    index = BM25Index(tmp_path / "index")
-    args = argparse.Namespace(corpus=[tmp_path / "c.jsonl"], index=None, stdlib=False, dense=None)
-    with contextlib.ExitStack() as scratch:
-        retriever = retriever_of(args, scratch)
-        for query in ("beyonce", "\u6771\u4eac", "the", "sang long"):
-            assert retriever.ranked(query, 5) == index.ranked(query, 5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "index"]

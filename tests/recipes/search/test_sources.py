@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.hub_copies import FLASHRAG, flashrag, medical
+from tests.kit.hub_copies import flashrag, medical
 from tests.kit.script_kit import scripts
 
 with scripts() as _module:
@@ -51,29 +51,3 @@ def test_the_medical_sets(tmp_path):
             f"Does {config} work?", ("C",), ("yes", "no", "maybe"), "First. Second.", "7"
         )
         assert second.answers == ()
-
-
-def test_hidden_answers_are_no_answers(tmp_path):
-    """MedMCQA's test split has -1 for all of them; it is not used, and would give nothing."""
-    medical(tmp_path)
-    source = find_source("medmcqa")
-    hidden = {"question": "?", "opa": "a", "opb": "b", "opc": "c", "opd": "d", "cop": -1}
-    assert source.evaluation == "data/validation-*.parquet"
-    assert source.layout.read(hidden).answers == ()
-
-
-def test_addresses_on_the_hub():
-    nq, medmcqa = find_source("nq"), find_source("medmcqa")
-    assert nq.location("eval") == f"hf://datasets/{FLASHRAG}/nq/test.jsonl"
-    assert nq.location("train", revision="refs/pr/5").startswith(
-        f"hf://datasets/{FLASHRAG}@refs%2Fpr%2F5/nq/"
-    )
-    assert medmcqa.location("train", "copies") == (
-        "copies/openlifescienceai/medmcqa/data/train-*.parquet"
-    )
-
-
-@pytest.mark.parametrize("name", ["popqa", "bamboogle"])
-def test_sets_without_training_rows_say_so(name):
-    with pytest.raises(ValueError, match=f"{name} has no rows for --train .*--eval"):
-        find_source(name).files("train")

@@ -13,7 +13,7 @@ from trl_stppo.envs.adapters import TextWorldEnv
 
 with scripts():
     import adventures
-    from adventures import GameKind, demonstration, game_rows, make_games
+    from adventures import GameKind, game_rows, make_games
 
 KIND = GameKind(rooms=2, objects=3, quest_length=3, step_points=True, theme="basic")
 PARTS = ("description", "feedback", "inventory")
@@ -59,11 +59,6 @@ def test_the_same_seed_makes_the_same_game_in_another_process(folder, made):
     assert json.loads(again) == stored
 
 
-def test_games_differ(made):
-    tasks = [demonstration(row, TextWorldEnv())[1]["content"] for row in game_rows(made)]
-    assert len(set(tasks)) == 3
-
-
 def test_a_quest_takes_as_many_steps_as_it_says(folder, made):
     from textworld.generator.game import Game
 
@@ -101,33 +96,6 @@ def test_the_walkthrough_wins_and_is_paid_one_in_all(made, reward):
             assert sorted({*rewards} - {0.0}) == [pytest.approx(1 / points)]
             assert points >= 2
         env.close()
-
-
-def test_a_lost_episode_keeps_the_share_of_its_points(made):
-    row = next(row for row in game_rows(made, turns_per_step=1) if row["max_score"] == 3)
-    env = TextWorldEnv(reward="dense")
-    env.reset(**row)
-    steps = [env.step(command) for command in (row["walkthrough"][0], "look", "look")]
-    assert [step[1] for step in steps] == [pytest.approx(1 / 3), 0.0, 0.0]
-    assert steps[-1][2:] == (False, True, {"valid_action": True, "success": False})
-
-
-def test_the_last_step_alone_is_paid_unless_every_step_has_a_point(folder):
-    kind = GameKind(rooms=2, objects=3, quest_length=3, theme="basic")
-    row = make_games(folder, kind, [0])[0]
-    assert row["max_score"] == 1
-    env = TextWorldEnv(row["game"])
-    env.reset()
-    assert [env.step(command)[1] for command in row["walkthrough"]] == [0.0, 0.0, 1.0]
-
-
-def test_rows_give_twice_as_many_turns_as_needed(made):
-    (row, *_) = game_rows(made)
-    assert row["max_turns"] == 6
-    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert game_rows(made, system=None, turns_per_step=1.5)[0]["max_turns"] == 4
-    with pytest.raises(ValueError, match=r"turns_per_step is 0\.9"):
-        game_rows(made, turns_per_step=0.9)
 
 
 def test_the_games_keep_the_contract(made):

@@ -92,34 +92,6 @@ def test_it_holds_from_the_checkpoint_on_and_is_said(case, stopped, tmp_path, ca
     assert mine == pytest.approx(theirs[-len(mine) :])
 
 
-def test_nothing_is_written_where_nothing_is_new(stopped, tmp_path, caplog):
-    """What a callback had set stays, and so do all bits."""
-    checkpoint, unchanged = stopped
-    trainer = build(tmp_path, save_strategy="no")
-    trainer.train(resume_from_checkpoint=checkpoint)
-    assert all(torch.equal(weight, unchanged[name]) for name, weight in weights(trainer).items())
-    assert "new settings" not in caplog.text
-
-    first = build(tmp_path, ByHand({"weight_decay": 0.4}), max_steps=AT)
-    first.train()
-    first._save_checkpoint(first.model, None)
-    second = build(tmp_path, learning_rate=1e-3)
-    second.train(resume_from_checkpoint=True)
-    decays = [group["weight_decay"] for group in second.optimizer.param_groups]
-    assert decays == [0.4, 0.0, 0.4, 0.0]
-
-
-def test_a_trainer_that_goes_on_itself_takes_its_new_settings(tmp_path):
-    """As after an error that advises another rate, in a notebook."""
-    trainer = build(tmp_path, max_steps=AT)
-    trainer.train()
-    trainer.args.max_steps, trainer.args.learning_rate = AT + 1, 0.0
-    before = {name: p.detach().clone() for name, p in policy_parameters(trainer).items()}
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == AT + 1
-    assert all(torch.equal(p, before[n]) for n, p in policy_parameters(trainer).items())
-
-
 def test_an_optimizer_that_was_passed_in_keeps_its_groups(tmp_path, caplog):
     """The critic's groups, which it did not have, are ours."""
 
@@ -144,22 +116,6 @@ def test_an_optimizer_that_was_passed_in_keeps_its_groups(tmp_path, caplog):
     assert "new, but without effect: learning_rate: 0.01 -> 0.001. The optimizer was passed" in (
         caplog.text
     )
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(1e-2, 2e-2), (1e-5, 1e-4)])
-def test_a_rate_of_the_critic_that_nobody_has_set_follows_the_policys(
-    rate, expected, stopped, tmp_path, caplog
-):
-    """A checkpoint may come from another default, which no new setting is."""
-    checkpoint, unchanged = stopped
-    trainer = build(tmp_path, save_strategy="no", learning_rate=rate, critic_learning_rate=None)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.args.critic_learning_rate == expected
-    bases = [group["initial_lr"] for group in trainer.optimizer.param_groups]
-    assert bases == [rate, rate, expected, expected]
-    same = rate == RUN["learning_rate"]
-    assert same is ("new settings" not in caplog.text)
-    assert same is all(torch.equal(w, unchanged[name]) for name, w in weights(trainer).items())
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -162,15 +162,6 @@ def equal(one, other) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def test_a_shared_critics_folder_is_written_with_the_models_parts_only(tmp_path):
-    trainer, _ = scripted_trainer(**arguments("shared", tmp_path))
-    trainer.save_model(str(tmp_path / "elsewhere"))
-    names = {path.name for path in (tmp_path / "elsewhere" / "critic").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", HEAD_FILE} <= names
-    policy = load_file(tmp_path / "elsewhere" / "adapter_model.safetensors")
-    assert not any("critic" in name for name in policy)
-
-
 @pytest.mark.parametrize("kind", ["full", "shared"])
 def test_the_best_model_at_the_end_has_the_critic_of_its_checkpoint(kind, tmp_path):
     """The scripted score never improves, so the first checkpoint stays the best one."""

@@ -1,9 +1,5 @@
 """The settings: aliases, batch arithmetic, defaults that follow, and what a parser makes of them."""
 
-import copy
-import pickle
-from dataclasses import InitVar, dataclass
-
 import pytest
 import yaml
 from transformers import training_args
@@ -48,11 +44,6 @@ def test_clip_range_and_lambda_follow_the_ratio(level, width, lam):
     assert config(STPPOConfig, importance_sampling_level=level, lam=0.7).lam == 0.7
 
 
-def test_ppo_has_the_clip_range_and_the_lambda_of_tokens():
-    args = config(PPOConfig)
-    assert (args.cliprange, args.lam) == (0.2, 0.95)
-
-
 @pytest.mark.parametrize(
     ("batch", "accumulation", "parts", "rollout"),
     # rollout batch = batch * R; each epoch M steps of R / M micro-batches
@@ -88,61 +79,6 @@ def test_total_episodes_sets_max_steps(episodes, steps):
     sizes |= {"num_mini_batches": 2, "num_ppo_epochs": 3, "total_episodes": episodes}
     assert config(**sizes).max_steps == steps
     assert config(**sizes, max_steps=steps).max_steps == steps
-
-
-def test_one_generation_is_the_default_and_a_plain_number():
-    assert type(config().num_generations) is int
-    assert config().num_generations == 1
-    assert config(num_generations=2, per_device_train_batch_size=4).num_generations == 2
-
-
-class Wider(STPPOConfig):
-    """What a user may do: a constructor of one's own."""
-
-    def __init__(self, *args, mine=0, **others):
-        super().__init__(*args, **others)
-        self.mine = mine
-
-
-@dataclass
-class Wrapped(STPPOConfig):
-    mine: InitVar[int] = 0
-
-    def __post_init__(self, mine):
-        super().__post_init__()
-
-
-@pytest.mark.parametrize("cls", [Wider, Wrapped])
-def test_subclasses_may_take_more(cls):
-    args = cls(mine=3, **PLAIN)
-    assert copy.deepcopy(args).max_turns == pickle.loads(pickle.dumps(args)).max_turns
-    with pytest.raises(TypeError, match="max_turn"):
-        cls(max_turn=3, **PLAIN)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {
-            "vllm_importance_sampling_mode": f"{level}_{form}",
-            f"vllm_importance_sampling_{end}": None,
-        }
-        for level, form, end in [
-            *(("turn", "truncate", "clip_min"), ("token", "truncate", "clip_min")),
-            *(("sequence", "truncate", "clip_min"), ("turn", "mask", "clip_max")),
-            *(("token", "mask", "clip_max"), ("sequence", "mask", "clip_max")),
-        ]
-    ]
-    + [{"vllm_importance_sampling_mode": "turn_truncate"}]
-    + [{"gamma": 1.0}, {"lam": 0.0}, {"kl_coef": 0.0}, {"epsilon": 10.0}, {"delta": 1.3}]
-    + [{"env_timeout_seconds": None}, {"cliprange_value": None}]
-    + [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}],
-    ids=str,
-)
-def test_the_ends_of_the_ranges_are_allowed(options):
-    args = config(**options)
-    assert {name: getattr(args, name) for name in options} == options
-    assert config().vllm_importance_sampling_mode == "turn_truncate"
 
 
 @pytest.mark.parametrize(
@@ -187,26 +123,6 @@ def test_the_fields_of_ppo_scripts_parse(source, cls, tmp_path):
     assert args.num_iterations == 2
 
 
-def test_the_parser_reads_st_ppos_own_fields(tmp_path):
-    options = {
-        **{"output_dir": str(tmp_path), "bf16": False, "variant": None, "cliprange_value": None},
-        **{"importance_sampling_level": "sequence", "stabilizers": ["winners", "share"]},
-        "eval_generation_kwargs": {"temperature": 0.0},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(options))
-    words = ["--config", str(tmp_path / "config.yaml"), "--target_kl", "2"]
-    (args,) = TrlParser((STPPOConfig,)).parse_args_and_config(words)
-    assert args.target_kl == 2.0
-    assert {key: getattr(args, key) for key in options} == options
-
-
-def test_dictionaries_parse_as_flags(tmp_path):
-    words = ["--output_dir", str(tmp_path), "--bf16", "false"]
-    words += ["--eval_generation_kwargs", '{"temperature": 0.5, "top_k": 3}']
-    (args,) = TrlParser((PPOConfig,)).parse_args_and_config(words)
-    assert args.eval_generation_kwargs == {"temperature": 0.5, "top_k": 3}
-
-
 PRECISIONS = [
     ({}, False, False),
     ({"use_cpu": True}, True, False),
@@ -235,13 +151,3 @@ def test_a_run_on_the_cpu_is_in_float32_unless_bf16_is_set(
     assert cls(output_dir="out", report_to="none", **options).bf16 is bf16
     said = [record for record in caplog.records if "`bf16`" in record.getMessage()]
     assert len(said) == (not bf16)
-
-
-def test_bf16_without_an_accelerator_and_a_launchers_precision_are_upstreams(
-    accelerator, monkeypatch
-):
-    accelerator(False)
-    with pytest.raises(ValueError, match="bf16"):
-        PPOConfig(output_dir="out", bf16=True)
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert PPOConfig(output_dir="out", use_cpu=True).mixed_precision == "bf16"

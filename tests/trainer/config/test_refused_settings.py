@@ -10,7 +10,6 @@ from trl import GRPOConfig
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
 from trl_stppo.trainer.config_checks import LIMITS
 from trl_stppo.trainer.ppo_config import ALIASES
-from trl_stppo.trainer.stppo_config import check_linear
 
 NAN = math.nan
 CONFIGS = [PPOConfig, STPPOConfig, STGRPOConfig]
@@ -176,17 +175,3 @@ def test_no_number_may_be_infinite_or_nan_unless_it_is_a_limit(config, bad):
         with pytest.raises(ValueError) as caught:
             settings(config, **{name: value})
         assert f"`{name}={value!r}`" in str(caught.value)
-
-
-def test_half_precision_from_the_launcher_is_refused(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(ValueError, match="fp16"):
-        settings()
-
-
-@pytest.mark.parametrize(
-    "name", ["Prodigy", "ASGD", "AdamWScheduleFree", "AdaLomo", "GaLoreAdamW", "LBFGS"]
-)
-def test_an_optimizer_of_unknown_kind_is_not_scaled(name):
-    with pytest.raises(ValueError, match=f"`optim`.*{name}"):
-        check_linear(name)

@@ -32,10 +32,6 @@ def test_a_variant_sets_ratio_level_and_stabilizers(variant, level, stabilizers)
     assert (repeated.importance_sampling_level, repeated.stabilizers) == (level, stabilizers)
 
 
-def test_st_ppo_is_the_default():
-    assert config().variant == "st-ppo"
-
-
 @pytest.mark.parametrize(("variant", "options", "named"), [
     ("ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
     ("turn-ppo", {"stabilizers": "winners"}, "stabilizers=['winners']"),
@@ -68,52 +64,10 @@ def test_a_level_alone_chooses_the_variant(kind, level, variant, stabilizers, ty
     assert type(args.variant) in (str, type(None))
 
 
-@pytest.mark.parametrize(("kind", "level", "stabilizers", "variant"), [
-    (STPPOConfig, "token", [], "ppo"),
-    (STPPOConfig, "turn", [], "turn-ppo"),
-    (STPPOConfig, "token", ["winners"], "s-ppo"),
-    (STPPOConfig, "sequence", ["share"], None),
-    (STGRPOConfig, "token", ["share"], "s-grpo"),
-    (STGRPOConfig, "turn", [], "turn-grpo"),
-])  # fmt: skip
-def test_a_level_and_stabilizers_choose_it_together(kind, level, stabilizers, variant):
-    args = config(kind, importance_sampling_level=level, stabilizers=stabilizers)
-    found = args.variant, args.importance_sampling_level, args.stabilizers
-    assert found == (variant, level, stabilizers)
-
-
 def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
     words = "--output_dir out --use_cpu --bf16 false --variant st-ppo --importance_sampling_level"
     with pytest.raises(ValueError, match="`importance_sampling_level='token'` contradicts"):
         TrlParser((STPPOConfig,)).parse_args_and_config([*words.split(), "token"])
-
-
-def test_without_a_variant_the_two_fields_are_free():
-    plain = config(variant=None)
-    assert (plain.importance_sampling_level, plain.stabilizers) == ("turn", [])
-    free = config(variant=None, importance_sampling_level="sequence", stabilizers=["winners"])
-    assert (free.importance_sampling_level, free.stabilizers) == ("sequence", ["winners"])
-
-
-@pytest.mark.parametrize(("stabilizers", "scale", "weighs", "second"), [
-    (["winners", "share"], "share", True, False),
-    (["winners"], None, True, False),
-    ("share", "share", False, True),
-    (["triggered", "winners"], "triggered", True, True),
-])  # fmt: skip
-def test_what_the_list_means(stabilizers, scale, weighs, second):
-    args = config(stabilizers=stabilizers)
-    kind = args.scaling_stabilizer
-    found = kind and kind.name, args.weighs_episodes, args.takes_second_gradient
-    assert found == (scale, weighs, second)
-    assert args.measures_clip_bias is (scale is not None)
-
-
-def test_a_list_is_read_from_the_command_line():
-    words = "--output_dir out --use_cpu --bf16 false --stabilizers winners share"
-    (args,) = TrlParser((STPPOConfig,)).parse_args_and_config(words.split())
-    assert args.stabilizers == ["winners", "share"]
-    assert config(stabilizers=["share", "share"]).stabilizers == ["share"]
 
 
 ACCEPTED = (

@@ -177,12 +177,6 @@ def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, t
     assert said in caplog.text
 
 
-def test_no_folder_at_all(tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
-        last_complete(tmp_path / "nothing")
-    assert "is not a folder" in complaint(tmp_path / "nothing")
-
-
 @pytest.mark.parametrize(("limit", "best", "kept"), [
     (None, None, [1, 2, 9, 10]),
     (0, None, [1, 2, 9, 10]),
@@ -216,44 +210,6 @@ def test_a_deletion_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypa
     with pytest.raises(Killed):
         discard(tmp_path / "checkpoint-1")
     assert checkpoints(tmp_path) == []
-
-
-def test_a_clock_that_goes_back_does_not_change_the_order(tmp_path):
-    for step, about in (
-        (4, {"saved_at": 9e9}),
-        (3, {"saved_at": 8e9}),
-        (2, {"saved_at": 7e9}),
-        (1, {"saved_at": 6e9}),
-    ):
-        save(tmp_path, step, **about)
-    assert [f.name[-1] for f in checkpoints(tmp_path)] == ["4", "3", "2", "1"]
-    assert last_complete(tmp_path).name == "checkpoint-1"
-    (tmp_path / "checkpoint-2" / MANIFEST).unlink()
-    prune(tmp_path, 2, None)
-    assert complete(tmp_path) == ["checkpoint-3", "checkpoint-1"], "what nobody can tell goes first"
-
-
-def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
-    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    for step in (1, 2, 3):
-        save(run, step)
-    elsewhere.mkdir()
-    for step in (1, 2):
-        shutil.move(run / f"checkpoint-{step}", elsewhere)
-        (run / f"checkpoint-{step}").symlink_to(elsewhere / f"checkpoint-{step}")
-    (run / disk.TRASH).symlink_to(elsewhere / "checkpoint-1")
-    prune(run, 2, None)
-    assert complete(run) == ["checkpoint-2", "checkpoint-3"]
-    save(run, 2, "new")
-    (run / "checkpoint-4").symlink_to(elsewhere / "nowhere")
-    save(run, 4)
-    prune(run, 1, None)
-    assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
-    assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
-    (run / disk.TRASH).symlink_to(elsewhere / "checkpoint-1")
-    tidy(run)
-    assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
-    assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):

@@ -4,12 +4,11 @@ import random
 import statistics
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
-from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
+from tests.kit.builders import LIMITS, build, prompts, share_of_a
 from tests.kit.evaluation_run import Watched, evaluated, figures_of
 from tests.kit.fakes import CountEnv, char_tokenizer, float64_value_model
 from tests.kit.run_log import comparable
@@ -106,25 +105,6 @@ def test_what_a_failed_evaluation_leaves_is_cleared(tmp_path):
     assert trainer.num_generations_eval == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
     assert not trainer._metrics["eval"]
-
-
-def test_nothing_is_computed_but_the_episodes(tmp_path, monkeypatch):
-    trainer = build(tmp_path, arguments={**TEXT, "eval_dataset": prompts(4)}, **LIMITS)
-    monkeypatch.setattr(trainer.critic, "values", None)
-    monkeypatch.setattr(trainer.ref_model, "forward", None)
-    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", None)
-    assert "eval_loss" not in trainer.evaluate()
-
-
-def test_the_table_of_completions_keeps_trainings_own(tmp_path):
-    trainer = build(tmp_path, arguments={"eval_dataset": prompts(3)}, log_completions=True,
-                    eval_strategy="steps", eval_steps=1, max_steps=2)  # fmt: skip
-    trainer.train()
-    folder = tmp_path / "completions"
-    tables = [f"completions_0000{step}.parquet" for step in (1, 2)]
-    assert {path.name for path in folder.iterdir()} == {*tables, *(f"eval_{t}" for t in tables)}
-    assert len(pandas.read_parquet(folder / "completions_00001.parquet")) == 8
-    assert len(pandas.read_parquet(folder / "eval_completions_00001.parquet")) == 3
 
 
 @pytest.mark.parametrize("kind", ["tokens", "stream", "script", "selected columns"])

@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
-from tests.kit.builders import LIMITS, TEXT, build, prompts
-from tests.kit.evaluation_run import CASES, ROWS, Watched, evaluated, figures_of
+from tests.kit.builders import build, prompts
+from tests.kit.evaluation_run import CASES, ROWS, evaluated, figures_of
 from tests.kit.launch import on_two_processes
 from trl_stppo.statistics import wilson_interval
 from trl_stppo.trainer.evaluation.metrics import EvaluationRun, PlayedEpisode
@@ -112,26 +112,6 @@ def test_processes_are_joined_by_name_and_filled_up_rows_count_once():
     later = [[(3, 0), (1, 0)], [(2, 0), (0, 0)]]
     assert runs[0].mark_new(later[0], lambda own: later) == [True, False]
     assert runs[1].mark_new(later[1], lambda own: later) == [False, False]
-
-
-def test_turn_reward_functions_are_averaged_over_turns(tmp_path):
-    metrics, trainer = evaluated(tmp_path, "text", per_device_eval_batch_size=2)
-    assert len({fact.turns for fact in trainer.facts}) > 1, "the case should be interesting"
-    numbers = [float(k) for fact in trainer.facts for k in range(fact.turns)]
-    assert metrics["eval_rewards/late/turn_mean"] == pytest.approx(statistics.fmean(numbers))
-
-
-def test_several_datasets_have_their_own_figures(tmp_path):
-    data = {"easy": prompts(3, letter=["a"] * 3), "hard": prompts(2, letter=["~"] * 2)}
-    trainer = build(tmp_path, Watched, arguments={**TEXT, "eval_dataset": data}, **LIMITS)
-    metrics = trainer.evaluate()
-    assert metrics["eval_easy_episodes"] == 3
-    assert metrics["eval_hard_episodes"] == 2
-    assert not any(key.startswith(("eval_episode", "eval_reward")) for key in metrics)
-    alone = trainer.evaluate({"hard": data["hard"]}, metric_key_prefix="test")
-    assert figures_of(alone, "test_hard") == {
-        k.replace("eval_", "test_", 1): v for k, v in figures_of(metrics, "eval_hard").items()
-    }
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,12 @@
 """Evaluation's own sampling, limits and environments, and what is refused."""
 
 import pytest
-from transformers import Qwen2ForCausalLM
-from trl import GRPOTrainer
 
 from tests.kit.builders import LIMITS, build, prompts, quick_config
 from tests.kit.evaluation_run import DiceEnv
-from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy, tiny_config
-from tests.kit.scripted import numbered_rows, play_script
+from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy
 from tests.kit.vllm_server import attach, serving
-from tests.trainer.loop.test_tool_environments import (
-    TEMPLATE,
-    PayingEnv,
-    PayingOnlyTurnsEnv,
-    scripted_turn,
-)
 from trl_stppo.trainer.loop import sampler
-from trl_stppo.trainer.planning import plan
 
 
 @pytest.mark.parametrize("path", ["engine", "answers", "generate", "batched"])
@@ -109,64 +99,6 @@ def test_evaluation_has_environments_of_its_own(tmp_path):
         assert [env.resets for env in trained] == resets, "training's stay as they are"
         players = made[expected] if expected == "eval" else made["train"][len(trained) :]
         assert sum(env.resets for env in players) == 3
-
-
-class HeldOutTools(PayingEnv):
-    """The same tools, another score."""
-
-    final = 3.0
-
-
-def test_tools_of_evaluation_pay_under_the_names_of_trainings(tmp_path, monkeypatch):
-    """Four scripted episodes, one of which is cut; what each earns is worked out by hand."""
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", scripted_turn)
-    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
-    tokenizer = char_tokenizer()
-    tokenizer.chat_template = TEMPLATE.read_text()
-    arguments = {
-        "processing_class": tokenizer,
-        "model": Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=4096)),
-        "environment_factory": PayingEnv,
-        "eval_environment_factory": HeldOutTools,
-        "eval_dataset": prompts(4),
-    }
-    trainer = build(tmp_path, arguments=arguments, per_device_eval_batch_size=3,
-                    max_completion_length=800)  # fmt: skip
-    metrics = trainer.evaluate()
-    assert metrics["eval_rewards/PayingEnv/mean"] == 3.0
-    assert metrics["eval_episode/score"] == pytest.approx((7.0 + 24.5 + 33.0 + 0.0) / 4 + 3.0)
-    assert metrics["eval_tools/call_frequency"] == (3 + 3 + 2 + 0) / 4
-    assert metrics["eval_tools/failure_frequency"] == 2 / 8
-    assert metrics["eval_stop_reason/no_action"] == 0.75
-    assert metrics["eval_stop_reason/token_budget"] == 0.25
-    assert metrics["eval_turns/mean"] == (3 + 3 + 2 + 1) / 4
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({}, "without an `environment_factory`"),
-    ({"environment_factory": PayingEnv}, "each of the same kind"),
-    ({"environment_factory": {"a": CountEnv}}, "allowed: those of"),
-    ({"rollout_func": play_script}, "without an `environment_factory`"),
-])  # fmt: skip
-def test_other_kinds_of_environments_are_refused(arguments, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path, arguments={**arguments, "eval_environment_factory": CountEnv})
-
-
-def test_environments_must_agree_on_having_a_score():
-    rollout = plan.RolloutPlan(
-        tools={None: PayingOnlyTurnsEnv}, probes={None: PayingOnlyTurnsEnv()}
-    )
-    with pytest.raises(ValueError, match="`get_reward`"):
-        plan.plan_evaluation(None, PayingEnv, rollout)
-
-
-def test_settings_that_cannot_reach_a_rollout_func_are_refused(tmp_path):
-    arguments = {"rollout_func": play_script, "train_dataset": numbered_rows()}
-    with pytest.raises(
-        ValueError, match=r"`eval_generation_kwargs=.*cannot reach a `rollout_func`"
-    ):
-        build(tmp_path, arguments=arguments, eval_generation_kwargs={"temperature": 1})
 
 
 def test_the_best_model_is_chosen_by_score_unless_told_otherwise(tmp_path):

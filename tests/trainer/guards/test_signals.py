@@ -4,12 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from tests.kit import warm
 from tests.kit.guards_run import CASES
@@ -77,22 +75,6 @@ def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     assert all(torch.equal(final[name], tensor) for name, tensor in uninterrupted.items())
 
 
-@pytest.mark.parametrize("first", SIGNALS)
-def test_an_interrupt_after_another_signal_stops_at_once(first, tmp_path):
-    twice = Sends("on_step_begin", 2, first, signal.SIGINT)
-    trainer, _ = scripted_trainer(tmp_path, callbacks=[twice], **RUN)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert not list(tmp_path.glob("checkpoint-*"))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_sigterm_changes_nothing(tmp_path):
-    twice = Sends("on_step_begin", 2, signal.SIGTERM, signal.SIGTERM)
-    trainer, _ = train(tmp_path, callbacks=[twice], **RUN)
-    assert trainer.state.global_step == 3
-
-
 def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_path):
     options = {
         **RUN, "eval_dataset": numbered_rows(), "per_device_eval_batch_size": 8,
@@ -112,49 +94,6 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
     during, _ = train(tmp_path / "during", **{**options, "trainer_class": Evaluates})
     assert during.state.global_step == 2
     assert (tmp_path / "during" / "checkpoint-2").is_dir()
-
-
-def test_signals_are_left_alone_where_that_is_asked_for(tmp_path):
-    def mine(number, frame):
-        calls.append(number)
-
-    calls, before = [], signal.signal(signal.SIGTERM, mine)
-    try:
-        callback = Sends("on_step_begin", 2, signal.SIGTERM)
-        trainer, _ = train(tmp_path, callbacks=[callback], enable_jit_checkpoint=False, **RUN)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert calls == [signal.SIGTERM]
-    assert trainer.state.global_step == 7
-    assert trainer.stop_signal is None
-
-
-def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        trainer, _ = train(tmp_path, callbacks=[Sends("on_step_begin", 2, signal.SIGINT)], **RUN)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert trainer.state.global_step == 7
-
-
-def test_training_in_another_thread_handles_no_signals(tmp_path):
-    trainer, _ = scripted_trainer(tmp_path, **RUN)
-    thread = threading.Thread(target=trainer.train)
-    thread.start()
-    thread.join()
-    assert trainer.state.global_step == 7
-
-
-def test_upstreams_own_handler_makes_way(tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    callback = Sends("on_step_begin", 2, signal.SIGTERM)
-    trainer, _ = scripted_trainer(tmp_path, callbacks=[callback], enable_jit_checkpoint=True, **RUN)
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert trainer.args.enable_jit_checkpoint
-    assert trainer.pop_callback(JITCheckpointCallback) is None
-    trainer.train()
-    assert (trainer.state.global_step, trainer.stop_signal) == (3, signal.SIGTERM)
 
 
 def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp_path):

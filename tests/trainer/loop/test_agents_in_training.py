@@ -2,7 +2,6 @@
 
 import json
 import socket
-import struct
 import subprocess
 import sys
 from typing import Any
@@ -238,34 +237,3 @@ def test_an_address_is_open_to_the_secret_of_a_running_episode_alone(tmp_path):
     trainer._player.engine.close()
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", port))
-
-
-def test_an_address_answers_odd_requests_and_logs_nothing_of_clients_that_are_gone(tmp_path, capfd):
-    answers: dict[str, bytes] = {}
-
-    def agent(client: Any, row: dict[str, Any]) -> float:
-        def send(name: str, headers: str, body: bytes = b"") -> None:
-            head = (
-                f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {client.api_key}\r\n"
-            )
-            with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=20) as probe:
-                probe.sendall(f"{head}{headers}\r\n\r\n".encode("latin-1") + body)
-                if name == "gone":
-                    gone = struct.pack("ii", 1, 0)
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, gone)
-                else:
-                    answers[name] = probe.recv(12)
-
-        body = b'{"messages": [{"role": "user", "content": "hi"}]}'
-        send("chunked", "Transfer-Encoding: chunked", b"31\r\n" + body + b"\r\n0\r\n\r\n")
-        send("digits", "Content-Length: \xb2")
-        send("deep", "Content-Length: 100000", b"[" * 100_000)
-        send("gone", f"Content-Length: {len(body)}", body)
-        send("retry", f"x-stainless-retry-count: x\r\nContent-Length: {len(body)}", body)
-        return 1.0
-
-    play_once(tmp_path, agent)
-    assert {name: answer[-3:] for name, answer in answers.items()} == {
-        "chunked": b"413", "digits": b"413", "deep": b"400", "retry": b"200",
-    }  # fmt: skip
-    assert "Traceback" not in capfd.readouterr().err

@@ -16,7 +16,6 @@ from tests.kit.scripted import (
     play_script,
     scripted_trainer,
 )
-from trl_stppo.trace import read_trace
 from trl_stppo.trainer.batch import deal, full_sequence, num_episodes
 from trl_stppo.trainer.training_loop import TrainingLoop
 
@@ -240,18 +239,3 @@ def test_groups_compare_episodes(tmp_path):
     for row, (n, _) in enumerate(trainer.rollout.contexts):
         values = batch["advantages"][row][batch["loss_mask"][row]]
         assert values.tolist() == pytest.approx([expected[n].item()] * len(values), rel=1e-3)
-
-
-def test_a_trace_has_a_line_per_context(tmp_path):
-    trainer, _ = trained(tmp_path, trace_episodes=3)
-    lines = [*read_trace(tmp_path)]
-    wanted = trainer.rollout.episodes[:3]
-    assert [line.contexts for line in lines] == [
-        len(e.contexts) for e in wanted for _ in e.contexts
-    ]
-    assert len({line.key for line in lines}) == len(lines)
-    for line, context in zip(lines, [c for e in wanted for c in e.contexts], strict=True):
-        assert line.token_ids == context.prompt_ids + context.ids
-        assert line.turn_spans == context.turn_spans
-        assert len(line.turn_rewards) == len(context.turns)
-        assert any(line.loss_mask)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from transformers import BitsAndBytesConfig, TrainerCallback
+from transformers import TrainerCallback
 
 from tests.kit.collective_run import TEMPLATE, qwen3_template
 from tests.kit.fakes import char_tokenizer, tiny_policy
@@ -21,11 +21,9 @@ from tests.kit.overlapping import (
     rows,
     trainer_for,
 )
-from tests.kit.scripted import play_script
 from tests.kit.tiers import quick
 from tests.kit.vllm_server import ModelSampler, attach, serving
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo import STPPOTrainer
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server
 from trl_stppo.generation.cached import PolicyCopy
@@ -122,13 +120,6 @@ def test_it_is_so_with_plain_prompts(tmp_path):
     assert_equal(*ends(tmp_path, arguments=given, **limits))
 
 
-def test_in_bfloat16_a_run_goes_on_and_samples_with_the_policy(tmp_path):
-    trainer = trainer_for(tmp_path, "full", **OVERLAP, bf16=True)
-    trainer.train()
-    assert trainer.stop_reason is None
-    assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 0.05
-
-
 # ---------------------------------------------------------------------------------- what is played
 
 
@@ -209,19 +200,6 @@ def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
     assert_equal(*found)
 
 
-def test_other_rows_than_those_played_are_noticed(tmp_path, monkeypatch):
-    trainer = trainer_for(tmp_path, **OVERLAP)
-    source = trainer._loop.source
-    play = source.play
-
-    def play_others(given):
-        return play([{**row, "letter": "z"} for row in given])
-
-    monkeypatch.setattr(source, "play", play_others)
-    with pytest.raises(RuntimeError, match="rollout_overlap"):
-        trainer.train()
-
-
 # ------------------------------------------------------------------------ checkpoints and resuming
 
 
@@ -296,27 +274,6 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     assert trainer.state.global_step == trainer.state.max_steps
 
 
-class Popping(SleepyEnv):
-    """Changes its row."""
-
-    def reset(self, prompt, **row):
-        prompt.append({"role": "user", "content": "go"})
-        return super().reset()
-
-
-def test_an_environment_may_change_its_row(tmp_path):
-    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Popping})
-    trainer.train()
-    assert trainer.state.global_step == trainer.state.max_steps
-
-
-def test_a_copy_that_cannot_be_made_is_refused_by_name(tmp_path):
-    trainer = trainer_for(tmp_path, **OVERLAP)
-    trainer.model.lock = threading.Lock()
-    with pytest.raises(ValueError, match=r"rollout_overlap.*cannot be made"):
-        trainer.train()
-
-
 # -------------------------------------------------------------------------------------- evaluation
 
 
@@ -383,13 +340,6 @@ def test_a_sampler_with_other_weights_is_named_and_ends_the_run(tmp_path, monkey
     assert figures(trainer, "guard/sampler_mismatch")[-1] == 3
 
 
-def test_a_copy_bound_to_the_policy_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_stppo.generation.cached.PATCHES", ())
-    trainer = trainer_for(tmp_path, "full", **OVERLAP)
-    with pytest.raises(ValueError, match="rollout_overlap"):
-        trainer.train()
-
-
 def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_path):
     trainer = trainer_for(tmp_path, "lora", **OVERLAP)
     trainer.train()
@@ -404,18 +354,6 @@ def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_p
     )
 
 
-def test_a_quantised_policy_is_overlapped(tmp_path):
-    pytest.importorskip("bitsandbytes")
-
-    packed = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-    )
-
-    tiny_policy(char_tokenizer()).save_pretrained(tmp_path / "model")
-    given = {"model": str(tmp_path / "model"), "quantization_config": packed}
-    assert_equal(*ends(tmp_path, arguments=given))
-
-
 # ------------------------------------------------------------------------------------- a server
 
 
@@ -426,15 +364,6 @@ def served(tmp_path):
     model = tiny_policy(char_tokenizer())
     with serving(ModelSampler(model, trainer.eos_token_ids)) as server:
         yield trainer, server, attach(trainer, server)
-
-
-def test_a_server_has_the_weights_of_each_blocks_beginning(served):
-    trainer, _, client = served
-    trainer.train()
-    assert figures(trainer, "rollout/staleness_max") == [0.0, *[PER_BLOCK] * 4]
-    assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 1e-4
-    assert min(figures(trainer, "sampling/drift")[1:]) > 1e-3
-    assert client.syncs == 4
 
 
 def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again(
@@ -460,33 +389,6 @@ def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again
 
 
 # --------------------------------------------------------------------------------------- refusals
-
-
-class Generates(STPPOTrainer):
-    def _generate_single_turn(self, *args, **kwargs):
-        return super()._generate_single_turn(*args, **kwargs)
-
-
-@pytest.mark.parametrize("options", [
-    {"use_vllm": True, "vllm_mode": "colocate"},
-    {"use_transformers_continuous_batching": True},
-    {"rollout_staleness": 2},
-    {"save_best": True},
-    {"generation_kwargs": {"no_repeat_ngram_size": 3}},
-    {"trainer_class": Generates},
-    {"stream": True},
-    {"func": True},
-])  # fmt: skip
-def test_what_cannot_be_played_ahead_is_refused_by_name(options, tmp_path):
-
-    options, given = dict(options), {}
-    if options.pop("stream", False):
-        given["train_dataset"] = rows().to_iterable_dataset()
-    if options.pop("func", False):
-        given |= {"rollout_func": play_script, "environment_factory": None}
-        options |= {"max_turns": None, "max_turn_tokens": None}
-    with pytest.raises(ValueError, match="rollout_overlap=True"):
-        trainer_for(tmp_path, **OVERLAP, **options, arguments=given)
 
 
 # ---------------------------------------------------------------------------------- two processes

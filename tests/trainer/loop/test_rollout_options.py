@@ -1,24 +1,17 @@
 """Every option of the rollout through `trainer.train()`: what it changes, and only that."""
 
 import itertools
-import os
 import threading
-from pathlib import Path
 
-import pandas
 import pytest
 import torch
-from datasets import Dataset
 from trl import GRPOTrainer
 
 from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer
-from tests.kit.located import Located
 from tests.kit.tool_model import TEMPLATE
-from trl_stppo import isolated
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
-from trl_stppo.rollout.isolation import IsolatedEnvironment
 from trl_stppo.trainer.loop import sampler
 
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
@@ -72,16 +65,6 @@ class Sleepy(CountEnv):
         return result
 
 
-def test_env_timeout_seconds(tmp_path):
-    data = prompts(4, pause=[0.0, 600.0, 0.0, 0.0])
-    trainer = trained(tmp_path, Sleepy, data, env_timeout_seconds=1.5)
-    assert reasons(trainer) == ["terminated", "env_timeout", "terminated", "terminated"]
-    assert logs(trainer)["stop_reason/env_timeout"] == 0.25
-    assert not trainer.kept[0][1]["loss_mask"][1].any()
-    assert trainer.kept[0][2].terminated.tolist()[1]
-    Sleepy.forget()
-
-
 @pytest.mark.parametrize(("slots", "expected"), [(1, {1}), (2, {2}), (None, {2, 3, 4})])
 def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     """Never more episodes at once, neither on the model nor in their environments."""
@@ -98,20 +81,6 @@ def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     assert max(held) == (slots or 4)
     assert Sleepy.most_open in expected
     assert reasons(trainer) == ["terminated"] * 4
-
-
-def test_an_isolated_factory_that_cannot_be_pickled(tmp_path):
-    turns = 2
-    data = prompts(4, dies=[False, True, False, False])
-    trainer = trained(tmp_path, isolated(lambda: Located(turns)), data)
-    episodes = trainer.episodes
-    places = {e.messages[1]["content"] for e in episodes if len(e.messages) > 1}
-    assert len(places) == 3
-    assert str(os.getpid()) not in places
-    assert all(isinstance(e.env, IsolatedEnvironment) for e in episodes)
-    assert reasons(trainer) == ["terminated", "env_error", "terminated", "terminated"]
-    assert "3" in episodes[1].error
-    trainer._player.engine.close()
 
 
 class Failing(CountEnv):
@@ -157,24 +126,6 @@ def test_reward_functions_are_not_asked_about_failed_episodes(tmp_path):
     assert asked == [[0, 0]] * 2
     assert trainer.kept[0][3].tolist() == [110.0, 0.0, 0.0, 111.0], "each row its own"
     assert logs(trainer)["rewards/plain/mean"] == 10.5
-
-
-def test_the_log_of_completions_has_all_episodes_and_why_they_stopped(tmp_path):
-    def logging(fails, log_extra, **kwargs):
-        log_extra("fails", fails)
-        return [1.0] * len(fails)
-
-    data = prompts(4, fails=[0, 2, 1, 0])
-    trained(tmp_path, Failing, data, {"reward_funcs": logging}, log_completions=True)
-    (path, *_) = sorted(Path(tmp_path, "completions").glob("*.parquet"))
-    table = pandas.read_parquet(path)
-    assert [None if f != f else f for f in table["fails"]] == [0, None, None, 0]
-    failed = [f"env_error: RuntimeError: {cause}" for cause in ("broken", "no start")]
-    reasons = [reason.partition(" (")[0] for reason in table["stop_reason"]]
-    assert reasons == ["terminated", *failed, "terminated"]
-    roles = [message["role"] for message in table["completion"][0]]
-    assert roles[::2] == ["assistant"] * len(roles[::2]), "the conversation, as messages"
-    assert len(roles) % 2 == 1, "what is said after the end is not part of it"
 
 
 class Lookup:
@@ -251,10 +202,3 @@ def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
     assert trainer.model.training is True, "as the training has left it"
     assert modes == [True] * modes.count(True) + [False] * modes.count(False)
     assert set(modes) == {True, False}
-
-
-def test_rows_without_a_prompt_among_others(tmp_path):
-    message = [{"role": "user", "content": "say 1 "}]
-    data = Dataset.from_dict({"prompt": [None, message] * 2})
-    trainer = trained(tmp_path, CountEnv, data)
-    assert reasons(trainer) == ["terminated"] * 4

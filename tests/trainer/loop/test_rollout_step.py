@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from tests.kit.builders import LIMITS, Kept, build, logs, prompts, share_of_a, train
-from tests.kit.fakes import CountEnv, char_tokenizer
-from tests.kit.tool_model import TEMPLATE
-from trl_stppo import PPOTrainer, STPPOTrainer
+from tests.kit.fakes import CountEnv
+from trl_stppo import PPOTrainer
 from trl_stppo.rollout.episode import Episode
 from trl_stppo.trainer import batch as batches
 from trl_stppo.trainer.loop import sampler
-from trl_stppo.trainer.loop.rollout import Rollout
 
 ONE = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
 
@@ -84,45 +82,6 @@ def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path)
     assert not any(name.startswith("stop_reason/") for name in logs(trainer))
 
 
-class Asks:
-    """Gives the prompt, and scores the one answer."""
-
-    def reset(self, **row) -> str:
-        return " please"
-
-    def get_reward(self) -> float:
-        return 0.5
-
-
-class OnlyAsks:
-    """Gives the prompt; a reward function scores."""
-
-    def reset(self, **row) -> str:
-        return " please"
-
-
-@pytest.mark.parametrize(
-    ("environment", "reward_funcs", "names"),
-    [(Asks, None, ["Asks"]), (OnlyAsks, share_of_a, ["share_of_a"])],
-)
-def test_environments_without_tools_ask_once(environment, reward_funcs, names, tmp_path):
-    tokenizer = char_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    arguments = {
-        "environment_factory": environment,
-        "reward_funcs": reward_funcs,
-        "processing_class": tokenizer,
-    }
-    trainer = train(tmp_path, Kept, arguments=arguments, **ONE)
-    assert trainer.reward_func_names == names
-    for episode in trainer.episodes:
-        assert episode.num_turns == 1
-        assert episode.prompt[-1]["content"].endswith(" please")
-        assert str(episode.stop_reason) in ("terminated", "token_budget")
-    if environment is Asks:
-        assert trainer.rollouts[0].totals == [0.5] * 4
-
-
 def episode(row, prompt, ids, mask, logprobs=None):
     return Episode(
         row, {}, "", prompt_ids=prompt, ids=ids, action_mask=[bool(m) for m in mask],
@@ -150,25 +109,6 @@ def test_collate_by_hand():
     assert said[1] == [0.0] * 3
 
 
-def test_collate_hides_and_widens():
-    played = [episode(0, [1], [3, 4, 5], [1, 1, 1]), episode(1, [6], [7], [1])]
-    batch = batches.collate(
-        played, pad_token_id=9, multiple_of=4, device=torch.device("cpu"), has_logprobs=False,
-        hidden=[True, False],
-    )  # fmt: skip
-    assert batch["completion_ids"].tolist() == [[3, 4, 5, 9], [7, 9, 9, 9]]
-    assert batch["completion_mask"].tolist() == [[0] * 4, [1, 0, 0, 0]]
-    assert batch["prompt_mask"].tolist() == [[0, 0, 0, 1]] * 2
-    assert "sampling_per_token_logps" not in batch
-
-
-def test_rows_and_episodes_are_numbered_apart():
-    rows = [{"prompt": "a"}, {"prompt": "b"}]
-    played = [episode(1, [1], [2], [1]), episode(0, [3], [4], [1]), episode(1, [1], [5], [1])]
-    rollout = Rollout(rows, played, None, (0,), has_logprobs=True)
-    assert [row["prompt"] for row in rollout.rows_of_episodes()] == ["b", "a", "b"]
-
-
 def test_hidden_episodes_have_had_turns(tmp_path):
     """`mask_truncated_completions` keeps them from training, not out of the figures."""
     options = {**ONE, **LIMITS, "max_turns": 2, "mask_truncated_completions": True}
@@ -180,11 +120,3 @@ def test_hidden_episodes_have_had_turns(tmp_path):
     tokens = sum(sum(e.action_mask) for e in trainer.episodes)
     turns = sum(e.num_turns for e in trainer.episodes)
     assert logs(trainer)["turns/tokens_mean"] == pytest.approx(tokens / turns)
-
-
-def test_the_reference_is_wanted_only_where_a_kl_is(tmp_path):
-    without = train(tmp_path, STPPOTrainer, **ONE)
-    assert without.beta == 0.0
-    trainer = train(tmp_path, Kept, **{**ONE, "kl_coef": 0.1})
-    assert trainer.beta == trainer.args.beta == 0.0
-    assert "ref_per_token_logps" in trainer.kept[0][1]

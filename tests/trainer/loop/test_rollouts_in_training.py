@@ -3,18 +3,11 @@
 import math
 
 import torch
-from datasets import Dataset
 
-from tests.kit.builders import LIMITS, TEXT, Kept, logs, prompts, share_of_a, train
+from tests.kit.builders import LIMITS, TEXT, Kept, logs, prompts, train
 from tests.kit.fakes import CountEnv, char_tokenizer
 
 TOKENIZER = char_tokenizer()
-
-
-def test_an_environment_may_own_its_data(tmp_path):
-    trainer = train(tmp_path, Kept, arguments={**TEXT, "train_dataset": None}, **LIMITS)
-    shown = TOKENIZER.batch_decode(trainer.kept[0][1]["prompt_ids"], skip_special_tokens=False)
-    assert all(text.endswith("<|im_start|>u a<|im_end|><|im_start|>a ") for text in shown)
 
 
 def test_named_environments_are_chosen_by_the_row(tmp_path):
@@ -52,15 +45,6 @@ def test_a_rollout_func_with_spans_pays_each_turn_at_its_last_token(tmp_path):
     assert batch["loss_mask"][0].tolist() == [True, True, False, True, True]
     assert turns.terminated.all()
     assert seen[0] == list(range(8)), "other keys go to the reward functions"
-
-
-def test_string_prompts_with_a_reward_function_train(tmp_path):
-    data = Dataset.from_dict({"prompt": [f"say {i} " for i in range(8)]})
-    trainer = train(tmp_path, Kept, arguments={"train_dataset": data})
-    _, batch, turns, scores, _ = trainer.kept[0]
-    texts = TOKENIZER.batch_decode(batch["completion_ids"], skip_special_tokens=True)
-    torch.testing.assert_close(scores, torch.tensor(share_of_a(texts)))
-    assert turns.turn_index.max() == 0
 
 
 def test_reward_weights_apply_and_survive_the_constructor(tmp_path):

@@ -10,10 +10,9 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM, LlamaConfig, LlamaForC
 from tests.generation.test_probe import LONG
 from tests.kit.builders import LIMITS, TEXT, Kept, build, prompts
 from tests.kit.fakes import char_tokenizer
-from trl_stppo import Agent, PPOTrainer
+from trl_stppo import PPOTrainer
 from trl_stppo.generation import slots
 from trl_stppo.generation.batched import BatchedBackend
-from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.trainer.loop import sampler
 
 TOKENIZER = char_tokenizer()
@@ -73,34 +72,10 @@ def test_each_episode_is_what_its_model_says_alone(
         assert said == episode.ids or kind == "longrope"
 
 
-def test_usual_models_keep_their_cache(tmp_path, monkeypatch, caplog) -> None:
-    made = []
-
-    class Counted(CachedBackend):
-        def __init__(self, *args, **kwargs) -> None:
-            made.append(self)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(sampler, "CachedBackend", Counted)
-    trainer = build(tmp_path, PPOTrainer, arguments=dict(TEXT), **LIMITS)
-    trainer.train()
-    assert len(made) == 1
-    assert "generate`" not in caplog.text
-
-
 def test_processes_choose_together(tmp_path, monkeypatch, caplog) -> None:
     trainer = build(tmp_path, PPOTrainer, arguments=dict(TEXT), **LIMITS)
     other = [(0, 0, 0), (1, 0, 0)]
     monkeypatch.setattr(sampler.TurnSampler, "_exchange", lambda self, own: other)
     with caplog.at_level(logging.WARNING), trainer._player.sampler.backend() as backend:
         assert isinstance(backend, BatchedBackend)
-    assert caplog.text.count("go through `generate`") == 1
-
-
-def test_an_agent_is_compared_too(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(slots, "_attention_kind", lambda *model: None)
-    torch.manual_seed(0)
-    agent = Agent(neo(), TOKENIZER)
-    said = [agent.act("say a thing or two " * 2) for _ in range(2)]
-    assert said[0] == said[1] != ""
     assert caplog.text.count("go through `generate`") == 1

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,17 +44,6 @@ class PayingEnv:
 
     def get_reward(self) -> float:
         return self.final
-
-
-class SilentEnv(PayingEnv):
-    """The same tools without a record of turn rewards."""
-
-    def reset(self, **row):
-        self._amounts = []
-
-    def pay(self, amount: float) -> str:
-        """Do nothing.\n\nArgs:\n    amount: ignored."""
-        return "ok"
 
 
 def call(name: str, amount: float) -> str:
@@ -152,31 +140,6 @@ def test_a_malformed_call_and_a_turn_that_is_cut_are_no_valid_actions(tmp_path, 
     assert logged(trainer, "turns/valid_action_rate") == [0.5]
     assert logged(trainer, "stop_reason/no_action") == [0.75]
     assert logged(trainer, "stop_reason/token_budget") == [0.25]
-
-
-def test_environments_without_turn_rewards_pay_at_the_end_only(tmp_path, monkeypatch):
-    trainer = tool_trainer(tmp_path, monkeypatch, SilentEnv)
-    monkeypatch.setattr(sys.modules[__name__], "SCRIPTS", [([call("pay", 1.0), "done"], [])] * 4)
-    trainer.train()
-    for _, said, index, rewards in episodes(trainer):
-        assert len(said) == 2
-        assert rewards.nonzero().flatten().tolist() == [int((index == 1).nonzero().max())]
-        assert rewards.sum() == SilentEnv.final
-
-
-class PayingOnlyTurnsEnv(PayingEnv):
-    """Turn rewards are all there is."""
-
-    get_reward = None
-
-
-def test_turn_rewards_alone_are_enough(tmp_path, monkeypatch):
-    trainer = tool_trainer(tmp_path, monkeypatch, PayingOnlyTurnsEnv)
-    trainer.train()
-    earned = {i: sum(amounts) for i, (_, amounts) in enumerate(SCRIPTS)}
-    for number, _, _, rewards in episodes(trainer):
-        assert rewards.sum() == earned[number]
-    assert logs(trainer)["rewards/turn_rewards/mean"] == pytest.approx(sum(earned.values()) / 4)
 
 
 def test_every_rollout_starts_counting_afresh(tmp_path, monkeypatch):

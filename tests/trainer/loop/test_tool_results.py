@@ -10,9 +10,7 @@ from datasets import Dataset
 from transformers import Qwen2ForCausalLM
 
 from tests.kit.builders import Kept, build, prompts
-from tests.kit.fakes import char_tokenizer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.trainer.guards import alarms
 from trl_stppo.trainer.loop import sampler
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -93,12 +91,6 @@ def test_a_call_of_brackets_is_plain_text(arguments, reason, tmp_path, monkeypat
         assert reason == "max_turns" or arguments in episode.messages[0]["content"]
 
 
-def test_a_turn_of_brackets_that_was_cut_is_plain_text(tmp_path, monkeypatch):
-    says = '<tool_call>\n{"name": "search", "arguments": ' + "[" * 1100
-    episodes, _ = played(tmp_path, monkeypatch, "qwen3", says, search)
-    assert {str(episode.stop_reason) for episode in episodes} == {"token_budget"}
-
-
 ADD = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 LOG = [
     {"role": "developer", "content": "Be exact."},
@@ -132,34 +124,3 @@ def test_rows_in_the_form_of_openai_are_read(template, prompt, shown, tmp_path, 
             or "<parameter=a>\n1\n" in text
             or '"parameters":{"a":1}' in compact
         )
-
-
-class Speaker:
-    """A text environment, for which the template below has no words after its first turn."""
-
-    def reset(self, **row):
-        self.turns = 0
-        return ""
-
-    def step(self, action):
-        self.turns += 1
-        return "odd" if action else "", 1.0, self.turns > 1, False, {}
-
-
-def test_an_observation_that_the_template_refuses_costs_its_episode(tmp_path, monkeypatch):
-    monkeypatch.setattr(alarms, "MAX_FAILURE_RATE", 1.0)
-    tokenizer = char_tokenizer()
-    refusal = (
-        "{% if 'odd' in messages[-1].content %}{{ raise_exception('no odd words') }}{% endif %}"
-    )
-    tokenizer.chat_template = refusal + tokenizer.chat_template
-    arguments = {"processing_class": tokenizer, "environment_factory": Speaker}
-    trainer = build(
-        tmp_path, Kept, arguments=arguments, max_steps=2, max_turns=3, max_turn_tokens=6,
-        max_completion_length=60,
-    )  # fmt: skip
-    trainer.train()
-    for episode in trainer.episodes:
-        assert str(episode.stop_reason) == "env_error"
-        assert "no odd words" in episode.error
-        assert episode.turn_rewards == [1.0]

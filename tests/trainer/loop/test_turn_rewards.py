@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from tests.kit.builders import LIMITS, Kept, build, logs, prompts, share_of_a
+from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_value_model
 from tests.trainer.loop.test_rollouts_in_training import two_turns
 from tests.trainer.loop.test_tool_environments import SCRIPTS, PayingEnv, tool_trainer
@@ -146,28 +146,6 @@ def test_a_rollout_func_gives_the_text_before_each_turn(tmp_path):
     assert paid(trainer) == [[11.0, 12.0]] * 4
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_plain_prompt_is_one_turn(tmp_path, masked):
-    """Also where a truncated completion is masked: the function still gets its text."""
-    watch = Watch(lambda number: 2.0)
-    arguments = {"reward_funcs": share_of_a}
-    trainer = trained(
-        tmp_path, watch, environment=None, arguments=arguments, max_completion_length=3,
-        shuffle_dataset=False, mask_truncated_completions=masked,
-    )  # fmt: skip
-    ((asked, completions, ids, turn, _),) = watch.calls
-    assert asked == [[user(f"say {i} ")] for i in range(4)]
-    assert all(1 <= len(row) <= 3 for row in ids)
-    assert [c[0]["content"] for c in completions] == [
-        TOKENIZER.decode(row, skip_special_tokens=True) for row in ids
-    ]
-    assert turn == [0] * 4
-    if not masked:
-        _, batch, _, scores, estimates = trainer.kept[0]
-        torch.testing.assert_close(estimates.rewards.sum(1), scores + 2.0)
-        assert [int(mask.sum()) for mask in batch["completion_mask"]] == [len(row) for row in ids]
-
-
 def test_rewards_of_several_functions_are_added(tmp_path, scripted):
     async def thoughtful(completions, **kwargs):
         await asyncio.sleep(0.01)
@@ -185,17 +163,6 @@ def test_rewards_of_several_functions_are_added(tmp_path, scripted):
     figures = logs(trainer)
     means = {k.split("/")[1]: v for k, v in figures.items() if k.endswith("/turn_mean")}
     assert means == {"watch": 1.0, "thoughtful": 4.0, "sometimes": -8.0}
-
-
-def test_metrics_of_a_function_belong_to_its_own_rollout(tmp_path, scripted):
-    def counting(turn, log_metric, trainer_state, **kwargs):
-        log_metric("step_seen", trainer_state.global_step)
-        log_metric("step_seen", trainer_state.global_step + 2)
-        return [0.0] * len(turn)
-
-    trainer = trained(tmp_path, counting, max_steps=3)
-    logged = [e["step_seen"] for e in trainer.state.log_history if "step_seen" in e]
-    assert logged == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("conversational", [True, False])
@@ -225,14 +192,6 @@ def test_a_reward_model_scores_each_turn_in_its_context(tmp_path, scripted, conv
     mean = sum(map(sum, table)) / 8 - 0.25
     assert logs(trainer)["rewards/process-judge/turn_mean"] == pytest.approx(mean, abs=1e-4)
     assert not model.training
-
-
-def test_plain_prompts_may_be_paid_by_turn_rewards_alone(tmp_path):
-    arguments = {"turn_reward_funcs": Watch(), "reward_funcs": None}
-    trainer = build(tmp_path, Kept, arguments=arguments, kl_coef=0.0)
-    trainer.train()
-    assert all(len(rewards) == 1 for rewards in paid(trainer))
-    assert trainer.kept[0][1]["loss_mask"].any(dim=1).all()
 
 
 class Fragile(Constant):
@@ -286,15 +245,3 @@ def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, name
     with pytest.raises(ValueError) as caught:
         trained(tmp_path, [Watch(), broken_later if asynchronous else broken])
     assert f"`{named}`" in str(caught.value)
-
-
-@pytest.mark.parametrize(("funcs", "processing", "message"), [
-    ([3], None, r"`turn_reward_funcs\[0\]` is a int"),
-    ([Watch(), None], None, r"`turn_reward_funcs\[1\]` is a NoneType"),
-    ([Watch()], [None, None], "`turn_reward_processing_classes` has 2 entries for 1"),
-])  # fmt: skip
-def test_lists_that_do_not_fit_are_refused(tmp_path, funcs, processing, message):
-    arguments = {"environment_factory": CountEnv, "turn_reward_funcs": funcs}
-    arguments["turn_reward_processing_classes"] = processing
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path, Kept, arguments=arguments, **LIMITS)

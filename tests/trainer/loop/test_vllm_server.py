@@ -1,13 +1,10 @@
 """Text environments on TRL's vLLM classes, in server mode, with a small server behind them."""
 
 import itertools
-import math
-import socket
 import time
 from contextlib import contextmanager
 
 import pytest
-import requests
 import torch
 from peft import LoraConfig
 
@@ -18,7 +15,6 @@ from tests.kit.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server as server_backend
-from trl_stppo.trainer import _trl_vllm
 
 
 class ThreeTurns(CountEnv):
@@ -117,15 +113,6 @@ def test_every_sampled_token_and_logprob_is_the_servers(trained):
     assert answers == [], "no completion was thrown away"
 
 
-def test_requests_are_what_the_trainer_is_set_to(trained):
-    trainer, server, _ = trained
-    assert {r["max_tokens"] for r in server.requests} == {5}
-    assert all(r["logprobs"] == 0 and r["n"] == 1 for r in server.requests)
-    assert all(r["temperature"] == trainer.args.temperature for r in server.requests)
-    assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
-    assert all(len(r["prompt"]) == 1 for r in server.requests), "each turn is a request"
-
-
 def test_the_server_gets_the_weights_of_every_step(trained):
     trainer, server, client = trained
     assert server.resets == client.syncs == 2, "prefixes of running turns are forgotten too"
@@ -175,13 +162,6 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
         assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
 
 
-def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
-    trainer, _, _ = served(
-        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode="sequence_mask"
-    )
-    assert trainer.kept[0][1]["importance_sampling_ratio"].shape == (4, 1)
-
-
 @pytest.mark.parametrize("kl_coef", [0.0, 0.05])
 def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(kl_coef, tmp_path):
     """With one epoch and no KL they are not."""
@@ -221,42 +201,6 @@ def token(value):
     return lambda choice: choice["token_ids"].__setitem__(0, value)
 
 
-def scored(value):
-    """An answer whose first token has another log-probability."""
-
-    def lie(choice):
-        told = choice["logprobs"]
-        told["token_logprobs"][0] = told["top_logprobs"][0][told["tokens"][0]] = value
-
-    return lie
-
-
-def unfinished(choice):
-    """An answer that goes on after the end of the turn."""
-    token(char_tokenizer().eos_token_id)(choice)
-    choice["token_ids"].append(5)
-    for column in choice["logprobs"].values():
-        column.append(column[-1])
-
-
-LIES = {
-    **{f"token {value!r}": token(value) for value in (99_999, -5, "7")},
-    "unscored": lambda choice: choice.update(logprobs=None),
-    "endless": unfinished,
-    **{str(value): scored(value) for value in (math.inf, -math.inf, 1e300, 5.0, -1e300)},
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_what_cannot_be_a_turn_is_asked_for_again(tmp_path, monkeypatch, lie):
-    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
-    trainer, *_ = served(tmp_path, [None, LIES[lie]], max_steps=1)
-    assert logs(trainer)["sampling/asked_again"] == 1
-    for _, ids, logprobs in rows_of(trainer.kept[0][1]):
-        assert max(ids) < len(char_tokenizer())
-        assert logprobs.isfinite().all()
-
-
 def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"refuses a turn: Request failed: 400, .*out of memory"):
@@ -289,22 +233,6 @@ def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_
     assert client.syncs >= 2
     assert {e.stop_reason for e in trainer.episodes} == {"sampler_error"}
     assert trainer._player.engine.calls._running == {}
-
-
-def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
-    with running(tmp_path) as (trainer, server, _):
-        client = trainer._player.sampler.vllm._client
-        post = client.client._post
-
-        def old(url, **options):
-            if url.endswith("update_weight_version"):
-                raise Exception("Request failed: 404, not found")
-            return post(url, **options)
-
-        client.client._post = old
-        trainer.train()
-    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
-    assert server.weights == "default"
 
 
 def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
@@ -350,18 +278,3 @@ def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
         assert gap(trainer, server) > 0, "the last are not the best"
         trainer.evaluate()
         assert gap(trainer, server) == 0
-
-
-def test_a_push_without_an_answer_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(_trl_vllm, "PUSH_SECONDS", 0.2)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        running(tmp_path) as (trainer, _, client),
-    ):
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/update_weights"
-        client.session = requests.Session()
-        client.update_named_params = lambda metadata, named: client._post(url, json={})
-        began = time.monotonic()
-        with pytest.raises(server_backend.ServerError, match="weights"):
-            trainer.train()
-    assert time.monotonic() - began < PATIENCE / 2

@@ -5,9 +5,8 @@ import re
 import pytest
 from datasets import Dataset
 
-from tests.kit.builders import LIMITS, TEXT, Kept, build, prompts, share_of_a, train
-from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
-from trl_stppo import Agent
+from tests.kit.builders import LIMITS, TEXT, Kept, build, prompts
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.trainer.planning.data import check_eval_dataset, unpadded
 from trl_stppo.trainer.planning.plan import RolloutPlan
@@ -79,39 +78,6 @@ def test_a_text_prompt_of_a_tool_environment_is_found():
     check_eval_dataset(data.select([0, 1]), plan)
     with pytest.raises(ValueError, match="row 2 of `eval_dataset`"):
         check_eval_dataset(data, plan)
-
-
-def test_an_environment_or_the_functions_own_rollout_may_go_on_after_an_answer(tmp_path):
-    data = Dataset.from_list(rows({"prompt": [USER, ANSWER]}))
-    build(tmp_path, arguments={**TEXT, "train_dataset": data}, **LIMITS)
-    check_eval_dataset(data, RolloutPlan(user_func=print))
-
-
-@pytest.mark.parametrize("form", ["torch", "numpy", None])
-def test_formats_of_tensors_are_checked_and_played(form, tmp_path):
-    data = Dataset.from_dict({"input_ids": [[5, 6, 7]] * 8}).with_format(form)
-    trainer = train(tmp_path, Kept, arguments={"train_dataset": data}, max_steps=1)
-    assert trainer.episodes[0].prompt_ids == [5, 6, 7]
-    empty = Dataset.from_dict({"input_ids": [[5], [6], []]}).with_format(form)
-    with pytest.raises(ValueError, match="`input_ids` of row 2 of `train_dataset`"):
-        build(tmp_path, arguments={"train_dataset": empty})
-
-
-def test_a_transform_is_checked_by_what_it_makes(tmp_path):
-    data = Dataset.from_dict({"prompt": ["a", "b", ""]})
-    made = data.with_transform(
-        lambda batch: {"prompt": [p and [{**USER, "content": p}] for p in batch["prompt"]]}
-    )
-    with pytest.raises(ValueError, match="row 2 of `train_dataset`"):
-        build(tmp_path, arguments={"train_dataset": made})
-    build(tmp_path, arguments={"train_dataset": made.select([0, 1])})
-
-
-@pytest.mark.parametrize("column", ["completions", "prompts", "trainer_state", "log_metric"])
-def test_columns_with_names_of_arguments_are_refused(column, tmp_path):
-    given = {"train_dataset": prompts(8, **{column: ["x"] * 8}), "reward_funcs": share_of_a}
-    with pytest.raises(ValueError, match=f"`{column}`"):
-        build(tmp_path, arguments=given)
 
 
 def no_column(completions, **kwargs):
@@ -231,36 +197,9 @@ def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(
     assert caplog.text.count("row 11 of `train_dataset`") == 1
 
 
-def test_the_number_is_that_of_the_users_row_if_few_rows_are_repeated(tmp_path, caplog):
-    played(tmp_path, rows(TWICE, 3, at=2), max_steps=1)
-    assert "row 2 of `train_dataset`" in caplog.text
-    assert "row 5" not in caplog.text
-
-
-def test_a_model_that_scores_does_not_render_the_bad_prompt(tmp_path):
-    scorer = {"reward_model": tiny_value_model(char_tokenizer()), "reward_processing_classes": None}
-    trainer = played(tmp_path, rows(TWICE, 16, at=11), arguments=scorer)
-    assert trainer.state.global_step == 2
-
-
 @pytest.mark.parametrize("arguments", [{}, TEXT], ids=["plain", "environment"])
 def test_a_first_rollout_of_bad_rows_alone_ends_the_run(arguments, tmp_path):
     with pytest.raises(EnvironmentFailureError, match="must alternate") as caught:
         played(tmp_path, [TWICE] * 16, arguments=arguments, **(LIMITS if arguments else {}))
     assert "8 of 8" in str(caught.value)
     assert "row 0 of `train_dataset`" in str(caught.value)
-
-
-def test_rows_of_an_evaluation_cost_their_episodes_too(tmp_path, caplog):
-    held_out = Dataset.from_list(rows(TWICE, 5, at=3))
-    trainer = build(tmp_path, arguments={"processing_class": strict(), "eval_dataset": held_out})
-    found = trainer.evaluate()
-    assert "prompt of row 3 cannot be rendered" in caplog.text
-    assert found["eval_episode/score"] == found["eval_episode/score"]
-
-
-def test_without_a_trainer_the_episode_fails_too(caplog):
-    agent = Agent(tiny_policy(strict()), strict())
-    good, bad = agent.run_many(CountEnv, [{"prompt": [USER]}, TWICE])
-    assert good.error is None
-    assert "row 1" in bad.error

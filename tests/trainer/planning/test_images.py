@@ -1,8 +1,7 @@
 """Images are refused, wherever they come from: nothing here would show them to the model."""
 
 import pytest
-from datasets import Dataset
-from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
+from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from tests.kit.builders import build, prompts
 from tests.kit.fakes import save_llava
@@ -11,8 +10,6 @@ from trl_stppo.models.small import tiny_tokenizer
 
 TRAINERS = [PPOTrainer, STPPOTrainer, STGRPOTrainer]
 REFUSED = "images are not supported"
-CONTENT = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "say "}]
-PICTURE = [{"role": "user", "content": CONTENT}]
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +33,6 @@ def test_a_model_with_a_processor(llava, tmp_path, monkeypatch, trainer_class):
     assert not loaded
 
 
-def test_text_alone_trains_with_the_tokenizer(llava, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(llava, padding_side="left")
-    arguments = {"model": llava, "processing_class": tokenizer}
-    trainer = build(tmp_path, STGRPOTrainer, arguments=arguments, num_generations=2)
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
 @pytest.mark.parametrize(
     ("trainer_class", "column"),
     [(PPOTrainer, "image"), (STPPOTrainer, "images"), (STGRPOTrainer, "image")],
@@ -53,11 +42,3 @@ def test_rows_with_images(tmp_path, trainer_class, column):
     for name, data in {"train_dataset": rows, "eval_dataset": {"hard": rows}}.items():
         with pytest.raises(ValueError, match=f"`{name}.* `{column}`.*{REFUSED}"):
             build(tmp_path, trainer_class, arguments={name: data})
-
-
-@pytest.mark.parametrize("rows", [{"image": ["a.png"] * 8}, {"prompt": [PICTURE] * 8}])
-def test_images_that_only_show_in_a_batch(tmp_path, rows):
-    data = Dataset.from_dict({**prompts(8).to_dict(), **rows}).to_iterable_dataset()
-    trainer = build(tmp_path, arguments={"train_dataset": data.map(dict)}, max_steps=1)
-    with pytest.raises(ValueError, match="image"):
-        trainer.train()

@@ -5,7 +5,7 @@ import functools
 import pytest
 from datasets import IterableDataset
 
-from tests.kit.builders import LIMITS, TEXT, build, prompts
+from tests.kit.builders import LIMITS, build, prompts
 from tests.kit.fakes import CountEnv
 from tests.kit.tiers import quick
 from trl_stppo.errors import EnvironmentContractError, EnvironmentFailureError
@@ -14,17 +14,6 @@ from trl_stppo.errors import EnvironmentContractError, EnvironmentFailureError
 class Secret(CountEnv):
     def reset(self, secret: str, **row):
         return super().reset(**row)
-
-
-class Guess:
-    """A tool environment that takes one column."""
-
-    def reset(self, prompt):
-        self.reward = 0.0
-
-    def guess(self, word: str) -> str:
-        """Guess.\n\nArgs:\n    word: what."""
-        return word
 
 
 class Broken(CountEnv):
@@ -65,12 +54,6 @@ def test_named_environments_are_each_looked_at_without_the_column_that_names_the
         )
 
 
-def test_a_tool_environment_has_to_take_every_column(tmp_path):
-    given = {"environment_factory": Guess, "train_dataset": prompts(level=[1] * 8)}
-    with pytest.raises(EnvironmentContractError, match=r"`Guess.reset` does not take `level`"):
-        build(tmp_path, arguments=given, **LIMITS)
-
-
 @pytest.mark.parametrize("kind", quick(["row", "reward", "observation"], "row", "reward"))
 def test_a_first_batch_in_which_every_episode_fails_ends_the_run(kind, tmp_path, capsys):
     given = {"environment_factory": functools.partial(Broken, kind)}
@@ -91,27 +74,3 @@ def test_a_stream_shorter_than_a_rollout_batch_is_an_error(count, tmp_path):
     trainer = build(tmp_path, arguments={"train_dataset": stream})
     with pytest.raises(ValueError, match="`train_dataset` is a stream"):
         trainer.train()
-
-
-def test_an_empty_prompt_in_a_stream_is_named_when_it_comes(tmp_path):
-    rows = [
-        {"prompt": [{"role": "user", "content": f"say {i}"}] if i != 2 else None} for i in range(8)
-    ]
-    stream = IterableDataset.from_generator(lambda: iter(rows))
-    trainer = build(tmp_path, arguments={"train_dataset": stream}, max_steps=2)
-    with pytest.raises(ValueError, match="`prompt` is empty in the row"):
-        trainer.train()
-
-
-def test_a_column_that_evaluations_reset_needs_is_missed_at_the_start(tmp_path):
-    arguments = {**TEXT, "eval_environment_factory": Secret, "eval_dataset": prompts(2)}
-    with pytest.raises(EnvironmentContractError, match=r"`Secret\.reset` needs `secret`"):
-        build(tmp_path, arguments=arguments, **LIMITS)
-
-
-@pytest.mark.parametrize("rows", [{"secret": ["x"] * 2}, {}])
-def test_evaluations_rows_are_for_its_own_environments(rows, tmp_path):
-    """Rows of training have what its environment needs; those of evaluation need not."""
-    arguments = {"environment_factory": Secret, "eval_environment_factory": CountEnv}
-    arguments |= {"train_dataset": prompts(secret=["x"] * 8), "eval_dataset": prompts(2, **rows)}
-    build(tmp_path, arguments=arguments, **LIMITS)

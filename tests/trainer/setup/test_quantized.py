@@ -192,25 +192,6 @@ def test_the_final_folder_loads_as_the_policy_alone(run, checkpoint):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_a_whole_module_beside_quantised_ones_keeps_its_dtype(checkpoint, tmp_path):
-    """TRL casts it to bfloat16; then sampling through the float32 model would fail."""
-    arguments = by_name(in_4_bits())(checkpoint)
-    arguments["peft_config"] = LoraConfig(**LORA, modules_to_save=["lm_head"])
-    arguments["environment_factory"] = CountEnv
-    trainer = build(tmp_path, Kept, arguments=arguments, **{**LIMITS, "max_steps": 1})
-    trainer.train()
-    head = trainer.model.get_output_embeddings()
-    assert head.weight.dtype == head.original_module.weight.dtype == torch.float32
-    assert not torch.equal(head.weight, head.original_module.weight)
-
-
-def test_dora_in_8_bits_is_refused_on_the_cpu(checkpoint, tmp_path):
-    way = by_name(BitsAndBytesConfig(load_in_8bit=True))(checkpoint)
-    way["peft_config"] = LoraConfig(**LORA, use_dora=True)
-    with pytest.raises(ValueError, match="`use_dora=True` on a base in 8 bits"):
-        quantised(tmp_path, way)
-
-
 def test_values_are_not_rounded_by_mixed_precision(checkpoint, tmp_path):
     """Rewards and returns take the dtype of the values; bfloat16 has three digits."""
     way = by_name(in_4_bits(torch.bfloat16), bf16=True)(checkpoint)

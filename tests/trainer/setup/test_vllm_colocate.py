@@ -143,18 +143,6 @@ def test_turns_are_sampled_one_by_one_with_the_weights_of_every_step(tmp_path, e
     assert [e.policy_versions for e in trainer.episodes] == [[1, 1]] * 4
 
 
-@pytest.mark.parametrize(("options", "dtype"), [
-    ({"bf16": True}, "bfloat16"),
-    ({"vllm_engine_kwargs": {"dtype": "float16", "block_size": 32}}, "float16"),
-    ({"vllm_engine_kwargs": '{"dtype": "half"}'}, "half"),
-])  # fmt: skip
-def test_the_dtype_is_that_of_the_forward_passes_unless_told(tmp_path, engine, options, dtype):
-    build(tmp_path, use_vllm=True, vllm_mode="colocate", **options)
-    assert engine[0].options["dtype"] == dtype
-    assert engine[0].options.get("block_size") == (32 if "block_size" in str(options) else None)
-    assert engine[0].options["logprobs_mode"] == "processed_logprobs", "TRL's own stay"
-
-
 def test_an_adapter_goes_to_the_engine_alone_and_each_version_has_a_name(tmp_path, engine, saved):
     arguments = {"model": saved, "peft_config": LoraConfig(**LORA)}
     usual = {"revision": "main", "trust_remote_code": False, "dtype": None}
@@ -202,29 +190,6 @@ def test_where_vllm_cannot_have_the_adapter_weights_are_merged(tmp_path, engine,
         trainer.train()
         assert llm.pushed
         assert not any("lora" in name for name in llm.pushed)
-
-
-def test_an_engine_that_fails_with_adapters_says_how_to_do_without(tmp_path, engine, saved):
-    class Refusing(FakeLLM):
-        def __init__(self, **options):
-            if options.get("enable_lora"):
-                raise ValueError("does not support LoRA yet")
-            super().__init__(**options)
-
-    arguments = {"model": saved, "peft_config": LoraConfig(**LORA)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_generation, "LLM", Refusing)
-        with pytest.raises(ValueError, match="LoRA") as caught:
-            trained(tmp_path, arguments=arguments)
-    assert "{'enable_lora': False} merges it" in str(caught.value.__notes__)
-
-
-def test_an_engine_that_sleeps_is_woken_for_a_rollout_and_gets_its_weights_again(tmp_path, engine):
-    trainer = trained(tmp_path, vllm_enable_sleep_mode=True)
-    (llm,) = engine
-    once = ["weights", "kv_cache", "sleep"]
-    assert llm.events == ["sleep", *once, *once]
-    assert max(gaps(trainer)) < 1e-4
 
 
 def test_an_error_of_the_engine_ends_the_training_and_lets_it_sleep(tmp_path, engine):

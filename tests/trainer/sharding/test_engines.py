@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
 from tests.kit.engine_run import CASES, ENGINES
 from tests.kit.launch import ROOT, on_two_processes
@@ -20,7 +18,6 @@ from tests.kit.scripted import norm
 from trl_stppo.trainer.sharding import checks
 
 CONFIGS = sorted((ROOT / "trl_stppo" / "cli" / "accelerate_configs").glob("*.yaml"))
-DOCS = (ROOT / "docs" / "many_gpus.md").read_text()
 DEEPSPEED = [name for name in ENGINES if name.startswith("ZeRO")]
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
@@ -256,30 +253,3 @@ def test_what_an_engine_cannot_do_is_refused(name):
     engine, changes, message = REFUSALS[name]
     with pytest.raises(ValueError, match=re.escape(message)):
         checks.check(run(engine, changes))
-
-
-@pytest.mark.parametrize("engine", [zero(1), zero(2), zero(3), fsdp()])
-def test_nothing_else_is_refused(engine):
-    checks.check(run(engine, {}))
-
-
-def test_without_an_engine_nothing_is_refused():
-    checks.check(run({"engine": "DDP", "plugin": None}, {"own_optimizer": True}))
-
-
-@pytest.mark.parametrize("engine", ENGINES[1:])
-def test_the_checks_have_the_expected_table(engine):
-    allowed = checks.CRITICS[engine]
-    for column, result in zip(COLUMNS, EXPECTED[engine], strict=True):
-        policy, kind = column.split(", ")
-        assert (kind in allowed[policy]) == (result == "trains")
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_accelerate_reads_the_configurations(path):
-    config = load_config_from_file(str(path))
-    assert isinstance(config, ClusterConfig)
-    assert config.mixed_precision == "bf16"
-    written = yaml.safe_load(path.read_text())
-    assert config.num_processes == written["num_processes"]
-    assert path.name in DOCS

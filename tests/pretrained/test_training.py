@@ -127,8 +127,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     once, again = (agent.run(NumberEnv, game) for _ in range(2))
     assert once.ids == again.ids
     loaded = {n: p for n, p in agent.model.named_parameters() if "lora" in n}
-    for name, weight in found.items():
-        assert torch.equal(loaded[name], weight), name
+    # A saved agent has no critic.
+    saved = {name: weight for name, weight in found.items() if ".critic." not in name}
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[name], weight) for name, weight in saved.items())
 
 
 def test_an_episode_is_the_template_of_its_messages(tmp_path):

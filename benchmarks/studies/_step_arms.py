@@ -66,6 +66,13 @@ class LeastSquared(Least):
 
 
 @register
+class LeastOnce(Least):
+    """`least` with power 1."""
+
+    name, power = "least-1", 1.0
+
+
+@register
 class ShareOnce(Stabilizer):
     """`share` with power 1."""
 

@@ -32,7 +32,7 @@ def lora(task: TaskType) -> LoraConfig:
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
 
 
-def rollout(job: dict[str, Any], episodes: list[dict[str, Any]], state: dict[str, str]) -> Any:
+def rollout(job: dict[str, Any], episodes: list[dict[str, Any]], state: dict[str, Any]) -> Any:
     """The rollout_func: always the same episodes."""
     ours = job["kind"] != "grpo"
 
@@ -75,7 +75,7 @@ def instrumented(
     probe: Probe,
     job: dict[str, Any],
     episodes: list[dict[str, Any]],
-    state: dict[str, str],
+    state: dict[str, Any],
 ) -> type:
     """The trainer with a clock, and with the wanted tokens clipped."""
 
@@ -88,6 +88,7 @@ def instrumented(
 
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             probe.begin()
+            state["inputs"] = inputs
             return super()._compute_loss(model, inputs)
 
     return Measured
@@ -138,9 +139,23 @@ def separate_critic(job: dict[str, Any]) -> Any:
     return get_peft_model(model, lora(TaskType.SEQ_CLS))
 
 
-def build(job: dict[str, Any], probe: Probe, folder: str) -> tuple[Any, list[dict[str, Any]]]:
-    """The subject's trainer."""
-    episodes, state = read_episodes(job), {}
+def padded_seconds(trainer: Any, inputs: dict[str, Any], probe: Probe) -> float:
+    """Seconds of TRL's forward and backward pass over the last micro-batch, and of nothing else."""
+    ids, mask = (
+        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], 1)
+        for name in ("ids", "mask")
+    )
+    kept = inputs["completion_mask"]
+    started = probe.clock()
+    logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, kept.size(1))
+    (logps * kept).sum().backward()
+    return probe.clock() - started
+
+
+def build(job: dict[str, Any], probe: Probe, folder: str) -> tuple[Any, dict[str, Any]]:
+    """The subject's trainer, and a dict that gets the inputs of its last loss."""
+    episodes = read_episodes(job)
+    state: dict[str, Any] = {}
     ours = job["kind"] != "grpo"
     kind = {"ours": STPPOTrainer, "critic-free": STGRPOTrainer, "grpo": GRPOTrainer}[job["kind"]]
     args: Any
@@ -165,7 +180,7 @@ def build(job: dict[str, Any], probe: Probe, folder: str) -> tuple[Any, list[dic
         rollout_func=rollout(job, episodes, state),
         **({"value_model": value_model} if value_model is not None else {}),
     )
-    return trainer, episodes
+    return trainer, state
 
 
 def time_phases(trainer: Any, probe: Probe) -> None:
@@ -206,12 +221,15 @@ def main() -> None:
     probe = Probe(job, after)
     probe.timing_phases = job["device"] == "cpu"
     with tempfile.TemporaryDirectory() as folder:
-        trainer, _ = build(job, probe, folder)
+        trainer, state = build(job, probe, folder)
         lists = [list(trainer.model.parameters())]
         if job["kind"] != "grpo":
             time_phases(trainer, probe)
             lists.append(trainer.critic.parameters())
         trainer.train()
+        padded = {}
+        if job["kind"] == "grpo" and not job["checkpointing"]:
+            padded = {"padded_seconds": padded_seconds(trainer, state["inputs"], probe)}
     shares = [log[PACKED] for log in trainer.state.log_history if PACKED in log]
     name = "policy/clip_fraction"
     clipped = [float(log[name]) for log in trainer.state.log_history if name in log]
@@ -223,6 +241,7 @@ def main() -> None:
                 "clip_fractions": clipped,
                 "trainable": trainable(*lists),
                 **({"packed": min(shares)} if shares else {}),
+                **padded,
             }
         }
     )

@@ -14,7 +14,8 @@ def brief(f: dict[str, Any]) -> str:
     """One line of progress, so that a long run that is cut off has told what it knew."""
     if "error" in f:
         return f"failed: {f['error']}"
-    return f"{f['seconds']:.2f} s, {f['update_mb']:.0f} MB, {f['whole_mb']:.0f} MB in all"
+    padded = f", {f['padded_seconds']:.2f} s of bare passes" if "padded_seconds" in f else ""
+    return f"{f['seconds']:.2f} s, {f['update_mb']:.0f} MB, {f['whole_mb']:.0f} MB in all{padded}"
 
 
 def show_main(console: Console, results: dict[str, Any], title: str) -> None:

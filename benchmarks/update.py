@@ -13,7 +13,7 @@ With one thread on the CPU, seconds are the process's own (see
 
     python benchmarks/update.py             # about 20 minutes on one thread
     python benchmarks/update.py --quick     # under a minute
-    python benchmarks/update.py --model smollm2 --only prefix    # after `make pretrained`; 15 minutes
+    python benchmarks/update.py --model smollm2 --only prefix    # after `make pretrained`; 20 minutes
     python benchmarks/update.py --device cuda --model qwen2.5-1.5b --lengths 2048 8192 --qlora
 
 Under `lora` our policy and critic share one backbone.
@@ -28,6 +28,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -143,28 +144,50 @@ def measure_prefixes(
 ) -> dict[str, dict[str, Any]]:
     """Update times behind a common prompt: TRL's GRPO, ours without a critic, and with one."""
     results, eos = {}, transformers.AutoTokenizer.from_pretrained(job["model"]).eos_token_id
-    subjects = {"grpo": "grpo", "ours": "critic-free", "ours with critic": "ours"}
-    if options.quick:
-        # One subject shows whether policy and critic go packed.
-        subjects = {"ours with critic": "ours"}
     for prefix, count, longest, ragged in PREFIXES[3:4] if options.quick else PREFIXES:
         episodes = prefix_episodes(prefix, count, longest, eos, ragged=ragged)
         Path(job["episodes"]).write_text(json.dumps(episodes))
         shape = {"num_episodes": count, "micro": count, "longest": longest, "kl_coef": 0.0}
-        done: dict[str, Any] = {}
-        for name, kind in subjects.items():
-            worker = run({**job, **shape, "kind": kind})
-            done[name] = figures = summarise(worker, tokens(episodes), options.warmup)
-            if figures.get("packed") == 0.0:
-                figures["error"] = f"{options.model} goes padded"
-            words = brief(figures)
-            if "error" not in figures and "seconds" in done.get("grpo", {}):
-                figures["times_as_fast"] = done["grpo"]["seconds"] / figures["seconds"]
-                words += f", {figures['times_as_fast']:.2f} x as fast as GRPO"
-            case = f"prefix {prefix}, {count} episodes of {'up to ' * ragged}{longest}, {name}"
-            console.print(f"{case}: {words}", highlight=False, markup=False)
-        results[f"{prefix}, {count} x {longest}"] = done
+        name = f"{prefix}, {count} x {'up to ' * ragged}{longest}"
+        rounds = []
+        for _ in range(options.pairs):
+            rounds.append(measure_round(options, {**job, **shape}, tokens(episodes)))
+            for subject, figures in rounds[-1].items():
+                console.print(f"{name}, {subject}: {brief(figures)}", highlight=False, markup=False)
+        results[name] = {"rounds": rounds, "ratios": median_ratios(rounds)}
+        for subject, ratios in results[name]["ratios"].items():
+            console.print(f"{name}, {subject}: {ratios}", highlight=False, markup=False)
     return results
+
+
+def measure_round(options: argparse.Namespace, job: Job, count: int) -> dict[str, Any]:
+    """Every subject once, one after the other."""
+    subjects = {"grpo": "grpo", "ours": "critic-free", "ours with critic": "ours"}
+    if options.quick:
+        # One subject shows whether policy and critic go packed.
+        subjects = {"ours with critic": "ours"}
+    done: dict[str, Any] = {}
+    for name, kind in subjects.items():
+        done[name] = summarise(run({**job, "kind": kind}), count, options.warmup)
+        if done[name].get("packed") == 0.0:
+            done[name]["error"] = f"{options.model} goes padded"
+    return done
+
+
+def median_ratios(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians over rounds: GRPO's time over ours, ours over that of bare padded passes."""
+    failed = any("error" in figures for done in rounds for figures in done.values())
+    if failed or "grpo" not in rounds[0]:
+        return {}
+    ratios = {}
+    for name in rounds[0].keys() - {"grpo"}:
+        faster = [done["grpo"]["seconds"] / done[name]["seconds"] for done in rounds]
+        share = [done[name]["seconds"] / done["grpo"]["padded_seconds"] for done in rounds]
+        ratios[name] = {
+            "times_as_fast": round(statistics.median(faster), 2),
+            "over_padded_passes": round(statistics.median(share), 2),
+        }
+    return ratios
 
 
 def parse() -> argparse.Namespace:
@@ -179,6 +202,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--repeats", type=int, help="measured updates per subject")
+    parser.add_argument("--pairs", type=int, default=1, help="rounds of the prefix section")
     parser.add_argument("--clip-repeats", type=int, help="pairs per case")
     parser.add_argument("--clip-length", type=int, help="longest episode of the clip section")
     parser.add_argument("--threads", type=int, default=1)

@@ -31,21 +31,20 @@ from .guards.steps import Guards
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.rewards import EpisodeRewards
-from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
-from .overlap import OverlappedSource
 from .planning import plan
 from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
 from .publisher import Publisher
 from .recorder import TraceRecorder
+from .rollouts import OverlappedSource, RolloutSource, StalePolicies
 from .setup import models, players
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
-from .training_loop import RolloutSource, TrainingLoop
+from .training_loop import TrainingLoop
 
 Model: TypeAlias = str | PreTrainedModel | PeftModel
 Reward: TypeAlias = str | PreTrainedModel | Callable[..., Any]
@@ -165,8 +164,19 @@ class AgentTrainer(Bridge):
         display.install_callbacks(self, run.rollout, self._forward.why_padded)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(self, self._player)
+        parts = self, self._player, self._rewards, self._guards, self._stale
+        self._source = RolloutSource(*parts)
+        if run.args.rollout_overlap:
+            loader = self._run_state.loader_ahead
+            self._source = OverlappedSource(*parts, loader_ahead=loader)
         self._evaluator = Evaluator(
-            self, self._player, self._rewards, self._rollout_log, run.evaluation, self._trace
+            self,
+            self._player,
+            self._source,
+            self._rewards,
+            self._rollout_log,
+            run.evaluation,
+            self._trace,
         )
 
     def _build_loop(self, run: RunPlan) -> None:
@@ -174,14 +184,10 @@ class AgentTrainer(Bridge):
         stabilizers = [STABILIZERS[name](run.args) for name in run.args.stabilizers]
         self._run_state.stabilizers = stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
-        parts = self, self._player, self._rewards, self._guards, self._stale
-        source = RolloutSource(*parts)
-        if run.args.rollout_overlap:
-            source = OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
         self._loop = self.loop_class(
             self,
             stabilizers,
-            source=source,
+            source=self._source,
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,

@@ -15,8 +15,8 @@ from ..watch.metrics_file import MetricsFile
 from .bridge import Bridge
 from .describe import task
 from .loop.rollout import Rollout
-from .loop.sampler import why_not_ahead
 from .planning.plan import RolloutPlan
+from .rollouts import why_not_ahead
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan, why_padded: str | None) -> None:

@@ -84,7 +84,7 @@ class PPOTrainer(AgentTrainer):
         Args:
             sampling: stop after the first batch, as PPO scripts use it.
         """
-        self._player.settle()
+        self._loop.source.settle()
         with undisturbed(self), evaluation_settings(self):
             play = self._evaluator.play
             display.print_episodes(self, play, first_batch_only=sampling)

@@ -13,8 +13,7 @@ gradient and steps; `optimizers.py` adds the critic's gradient and the scale.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -64,11 +63,11 @@ from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
-from .loop.stale import StalePolicies
 from .metrics import MiniBatchMetrics, RolloutMetrics
 from .optimizers import Optimizers
 from .planning.data import Row
 from .recorder import TraceRecorder
+from .rollouts import RolloutSource, StalePolicies
 from .sharding.runtime import is_sharded
 from .stabilizers import Stabilizer, check_linear, weighs
 
@@ -80,51 +79,6 @@ class Totals(NamedTuple):
     turns: Tensor
     policy_tokens: Tensor
     value_tokens: Tensor
-
-
-class RolloutSource:
-    """Plays rollouts and adds their rewards, on request of the training loop."""
-
-    def __init__(
-        self,
-        host: Bridge,
-        player: EpisodePlayer,
-        rewards: EpisodeRewards,
-        guards: Guards,
-        stale: StalePolicies,
-    ) -> None:
-        self._host, self._player = host, player
-        self._rewards, self._guards, self._stale = rewards, guards, stale
-
-    def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
-        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
-        rollout = self.play(rows)
-        self._guards.count_failures(rollout.episodes)
-        return rollout, self._rewards.add_rewards(rollout)
-
-    def play(self, rows: list[Row]) -> Rollout:
-        """Play one episode per row, now and on this thread."""
-        step = self._host.state.global_step
-        version = self._stale.version(step, self._host.args.steps_per_rollout)
-        with self._stale.past_weights():
-            rollout = self._player.play(rows, self.seed(step), version=version)
-        return rollout if version is None else self.aged(rollout)
-
-    def aged(self, rollout: Rollout) -> Rollout:
-        """Set the ages of a rollout's turns, in optimizer steps."""
-        versions = (v for episode in rollout.episodes for v in episode.policy_versions)
-        rollout.ages = [self._host.state.global_step - v for v in versions]
-        return rollout
-
-    def seed(self, step: int) -> tuple[int, int, int]:
-        """Return the seed of the rollout whose training begins at optimizer step `step`."""
-        # The 1 marks training; another number would change every seed.
-        return (self._host.args.seed, 1, step)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Context manager of a complete `train()`, for subclasses with threads."""
-        yield
 
 
 class TrainingLoop:

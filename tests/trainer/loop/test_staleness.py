@@ -10,8 +10,8 @@ from tests.kit.run_log import comparable
 from tests.kit.scripted import LEARNS, scripted_trainer, weights
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.loop.stale import StalePolicies
 from trl_stppo.trainer.optimizers import policy_parameters
+from trl_stppo.trainer.rollouts import StalePolicies
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 EPOCHS, UPDATES = 2, 4

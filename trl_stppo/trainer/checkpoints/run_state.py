@@ -24,9 +24,9 @@ from .. import disk
 from ..bridge import Bridge
 from ..describe import algorithm_settings
 from ..guards.steps import Guards
-from ..loop.stale import StalePolicies
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 from ..recorder import TraceRecorder
+from ..rollouts import StalePolicies
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
 

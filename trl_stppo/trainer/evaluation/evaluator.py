@@ -23,6 +23,7 @@ from ..loop.rollout import EpisodeKey, Rollout
 from ..planning.data import Row, check_eval_dataset
 from ..planning.plan import RolloutPlan
 from ..recorder import TraceRecorder
+from ..rollouts import RolloutSource
 from .metrics import EvaluationRun
 
 # Column of the name in the dataloader's rows; environments and functions never get it.
@@ -36,12 +37,13 @@ class Evaluator:
         self,
         host: Bridge,
         player: EpisodePlayer,
+        source: RolloutSource,
         rewards: EpisodeRewards,
         log: RolloutLog,
         rollout_plan: RolloutPlan,
         trace: TraceRecorder,
     ) -> None:
-        self._host, self._player = host, player
+        self._host, self._player, self._source = host, player, source
         self._rewards, self._log, self._trace = rewards, log, trace
         self._rollout_plan = rollout_plan
         self.run: EvaluationRun | None = None
@@ -64,7 +66,7 @@ class Evaluator:
         if not isinstance(eval_dataset, str):
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
-        self._player.settle()
+        self._source.settle()
         with replaced(self, prefix=prefix), saving, undisturbed(self._host):
             return wrapped(eval_dataset, ignore_keys, prefix)
 
@@ -97,7 +99,7 @@ class Evaluator:
         # `predict` calls this without `evaluate`.
         if self.prefix is None:
             open_trackio(self._host)
-            self._player.settle()
+            self._source.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)

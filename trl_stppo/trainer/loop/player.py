@@ -42,8 +42,6 @@ class EpisodePlayer:
         owns_prompts: bool,
     ) -> None:
         self._host, self.sampler = host, sampler
-        # Waits for another thread's rollout.
-        self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
         self._owns_prompts, self._tokenizer = owns_prompts, tokenizer
 

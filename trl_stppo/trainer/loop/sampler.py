@@ -175,21 +175,6 @@ def why_not_cached(host: Bridge) -> str | None:
     return supports(host.accelerator.unwrap_model(host.model)) or sampling_settings(host)[1]
 
 
-def why_not_ahead(host: Bridge) -> str | None:
-    """Return why rollouts cannot be played during the update before them, or None if they can."""
-    if host.rollout_func is not None:
-        return "a `rollout_func`; allowed are environments, tools and plain prompts"
-    if not hasattr(host.train_dataset, "__len__"):
-        return "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
-    if not host.use_vllm and (cause := why_not_cached(host)) is not None:
-        return f"turns that go through `generate` ({cause}); use a vLLM server"
-    if host.use_vllm and not speaks_to_vllm(host):
-        return "an overridden `_generate_single_turn`; leave it out"
-    if host.use_vllm and host.vllm_mode == "colocate":
-        return "`vllm_mode='colocate'`; allowed: 'server'"
-    return "sharded gradients; use DDP" if runtime.is_sharded(host.accelerator) else None
-
-
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
     """Return (settings, None) for our own sampler, or (None, why only `generate` can sample so)."""
     if host.use_vllm:

@@ -1,17 +1,18 @@
-"""Playing of the next rollout while the present rollout is trained on (`rollout_overlap`).
+"""How a rollout comes: played now, by a policy of some updates ago, or on a thread during the last update.
 
-Rollouts are one update ahead: when update k begins, rollout k is complete. Its rewards are computed, then
-rollout k + 1 starts on a thread, played by the weights of that moment. So each rollout is played by the
-policy of one update ago, whatever the clocks do. The run equals one with `rollout_staleness=1`, bit for bit
-in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights of the old log-probabilities. A
-run that is resumed plays the rollout that was under way again.
+With `rollout_overlap` rollouts are one update ahead: when update k begins, rollout k is complete. Its
+rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So each
+rollout is played by the policy of one update ago, whatever the clocks do. The run equals one with
+`rollout_staleness=1`, bit for bit in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights
+of the old log-probabilities. A run that is resumed plays the rollout that was under way again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -21,16 +22,18 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from accelerate.utils import gather_object, send_to_device
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
 from .bridge import Bridge
-from .loop.player import raise_first
+from .guards.steps import Guards
+from .loop.player import EpisodePlayer, raise_first
+from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
-from .loop.sampler import why_not_ahead
+from .loop.sampler import speaks_to_vllm, why_not_cached
 from .planning.data import Row
-from .training_loop import RolloutSource
+from .sharding.runtime import is_sharded
 
 logger = logging.getLogger(__name__)
 # Seconds to wait for the thread at the end of a run.
@@ -40,6 +43,112 @@ LITTLE, PATIENCE = 0.2, 5
 Played = TypeVar("Played")
 # A loader, and the optimizer steps at its first row.
 Loader = Callable[[], tuple[Any, int]]
+
+
+class StalePolicies:
+    """Copies of the policy's weights before each of the last `staleness` updates, in main memory."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
+        # FSDP2 replaces the parameters.
+        self._parameters = list(parameters) if staleness else []
+        self._staleness = staleness
+        self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
+        # `_kept` and the present weights.
+        self._in_rollout: deque[list[Tensor]] | None = None
+
+    @contextmanager
+    def keeping_present(self) -> Iterator[None]:
+        """Context manager of one rollout batch that stores a copy of the present weights."""
+        if not self._staleness:
+            yield
+            return
+        present = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
+        self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
+        try:
+            yield
+        finally:
+            self._in_rollout = None
+        # A failed rollout is played again.
+        self._kept = kept
+
+    @contextmanager
+    def past_weights(self) -> Iterator[None]:
+        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
+        if self._in_rollout is None:
+            yield
+            return
+        present = self._in_rollout[-1]
+        self._load(self._in_rollout[0])
+        try:
+            yield
+        finally:
+            self._load(present)
+
+    def version(self, step: int, steps: int) -> int | None:
+        """Return the optimizer steps of the policy that plays at `step`, or None without staleness."""
+        return max(0, step - self._staleness * steps) if self._staleness else None
+
+    def state_dict(self) -> list[list[Tensor]]:
+        """Return the weights of past updates, oldest first."""
+        return list(self._kept)
+
+    def load_state_dict(self, state: list[list[Tensor]]) -> None:
+        """Restore the weights from a `state_dict`."""
+        self._kept.clear()
+        self._kept.extend(state)
+
+    @torch.no_grad()
+    def _load(self, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, weights, strict=True):
+            parameter.copy_(value)
+
+
+class RolloutSource:
+    """Plays rollouts and adds their rewards, on request of the training loop."""
+
+    def __init__(
+        self,
+        host: Bridge,
+        player: EpisodePlayer,
+        rewards: EpisodeRewards,
+        guards: Guards,
+        stale: StalePolicies,
+    ) -> None:
+        self._host, self._player = host, player
+        self._rewards, self._guards, self._stale = rewards, guards, stale
+
+    def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
+        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
+        rollout = self.play(rows)
+        self._guards.count_failures(rollout.episodes)
+        return rollout, self._rewards.add_rewards(rollout)
+
+    def play(self, rows: list[Row]) -> Rollout:
+        """Play one episode per row, now and on this thread."""
+        step = self._host.state.global_step
+        version = self._stale.version(step, self._host.args.steps_per_rollout)
+        with self._stale.past_weights():
+            rollout = self._player.play(rows, self.seed(step), version=version)
+        return rollout if version is None else self.aged(rollout)
+
+    def aged(self, rollout: Rollout) -> Rollout:
+        """Set the ages of a rollout's turns, in optimizer steps."""
+        versions = (v for episode in rollout.episodes for v in episode.policy_versions)
+        rollout.ages = [self._host.state.global_step - v for v in versions]
+        return rollout
+
+    def seed(self, step: int) -> tuple[int, int, int]:
+        """Return the seed of the rollout whose training begins at optimizer step `step`."""
+        # The 1 marks training; another number would change every seed.
+        return (self._host.args.seed, 1, step)
+
+    def settle(self) -> None:
+        """Block until no rollout is under way on another thread."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager of a complete `train()`, for subclasses with threads."""
+        yield
 
 
 class Flight(Generic[Played]):
@@ -106,7 +215,6 @@ class OverlappedSource(RolloutSource):
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)
         self._loader_ahead = loader_ahead
-        self._player.settle = self.settle
         if (reason := why_not_ahead(self._host)) is not None:
             raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
         self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
@@ -222,6 +330,21 @@ class OverlappedSource(RolloutSource):
         if self._low_overlaps == PATIENCE and self._host.accelerator.is_main_process:
             text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
             logger.warning(text, LITTLE, PATIENCE)
+
+
+def why_not_ahead(host: Bridge) -> str | None:
+    """Return why rollouts cannot be played during the update before them, or None if they can."""
+    if host.rollout_func is not None:
+        return "a `rollout_func`; allowed are environments, tools and plain prompts"
+    if not hasattr(host.train_dataset, "__len__"):
+        return "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
+    if not host.use_vllm and (cause := why_not_cached(host)) is not None:
+        return f"turns that go through `generate` ({cause}); use a vLLM server"
+    if host.use_vllm and not speaks_to_vllm(host):
+        return "an overridden `_generate_single_turn`; leave it out"
+    if host.use_vllm and host.vllm_mode == "colocate":
+        return "`vllm_mode='colocate'`; allowed: 'server'"
+    return "sharded gradients; use DDP" if is_sharded(host.accelerator) else None
 
 
 def _play_all(jobs: SimpleQueue[Any]) -> None:

@@ -97,8 +97,8 @@ class Watch(TrainerCallback):
                 None, lambda state, bucket: counts.ddp_hook(bucket)
             )
         counts.watch(trainer._optimizers.critic_grads, "reduce", "critic gradient")
-        if trainer._loop.correction is not None:
-            counts.watch(trainer._loop.correction, "finish", "clipping bias")
+        if trainer._loop.scale.correction is not None:
+            counts.watch(trainer._loop.scale.correction, "finish", "clipping bias")
         counts.watch(trainer, "_generate_and_score_completions", "rollout")
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:

@@ -198,7 +198,7 @@ def time_phases(trainer: Any, probe: Probe) -> None:
 
     def create(*args: Any, **kwargs: Any) -> Any:
         optimizer = make(*args, **kwargs)
-        correction = trainer._loop.correction
+        correction = trainer._loop.scale.correction
         for method in ("observe", "finish"):
             if hasattr(correction, method):
                 probe.phase(correction, method, "clip_bias")

@@ -6,9 +6,9 @@ Three cases, each played by both in turn, in one run:
     ii   each tool call takes 20 to 200 ms
     iii  one environment in 32 hangs
 
-and, for case i, the floor: one plain `generate` over the same number of sampled tokens, with all
-observations already in the prompt. The model is a real transformer whose next token is forced after
-the forward pass, so that it calls tools as scripted whatever its weights are.
+and the floor: for episodes of five turns each, one plain `generate` over the same number of sampled
+tokens, with all observations already in the prompt. The model is a real transformer whose next token is
+forced after the forward pass, so that it calls tools as scripted whatever its weights are.
 
     python benchmarks/rollout.py            # minutes
     python benchmarks/rollout.py --quick    # under a minute; the hang lasts 5 s instead of 30
@@ -139,14 +139,16 @@ def forced(model: Any, tokenizer: Any) -> Any:
     return model
 
 
-def make_rows(episodes: int, *, slow: bool = False, hang: bool = False) -> list[dict[str, Any]]:
-    """2 to 8 turns each, in an order that has nothing to do with their number."""
+def make_rows(
+    episodes: int, *, turns: int | None = None, slow: bool = False, hang: bool = False
+) -> list[dict[str, Any]]:
+    """Rows of `turns` each, or of 2 to 8, in an order that has nothing to do with their number."""
     draw = random.Random(0)
     return [
         {
             "prompt": [{"role": "user", "content": "look around"}],
             "number": number,
-            "turns": draw.randint(2, 8),
+            "turns": turns or draw.randint(2, 8),
             "slow": slow,
             "hangs": hang and number % 32 == 5,
         }
@@ -337,14 +339,14 @@ def main() -> None:
         )
         cases |= others
     show("i", f"{episodes} episodes, tools answer at once", cases["i"])
-    figures = cases["i"].pop("figures")
-    floors = [floor(model, tokenizer, figures, episodes) for _ in range(repeats)]
-    cases["i"]["floor_seconds"] = statistics.median(floors)
-    cases["i"]["over_floor"] = cases["i"]["ours"]["seconds"] / cases["i"]["floor_seconds"] - 1
-    print(
-        f"  floor: plain generate {cases['i']['floor_seconds']:.2f} s; "
-        f"ours takes {cases['i']['over_floor']:+.0%}"
-    )
+    pairs = []
+    for _ in range(repeats):
+        figures = play(trainers["ours"], make_rows(episodes, turns=5))
+        pairs.append((figures["seconds"], floor(model, tokenizer, figures, episodes)))
+    ours, plain = map(statistics.median, zip(*pairs, strict=True))
+    over = statistics.median(a / b for a, b in pairs) - 1
+    cases["floor"] = {"ours": ours, "generate": plain, "over": over}
+    print(f"  episodes of 5 turns: {ours:.2f} s; plain generate {plain:.2f} s; ours {over:+.0%}")
     if others:
         show("ii", f"{min(episodes, 32)} episodes, tools take 20 to 200 ms", cases["ii"])
         show("iii", f"32 episodes, one hangs for {LookEnv.hang_seconds:.0f} s", cases["iii"])

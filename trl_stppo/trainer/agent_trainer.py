@@ -44,6 +44,7 @@ from .setup import models, players
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
+from .step_scale import StepScale
 from .training_loop import TrainingLoop
 
 Model: TypeAlias = str | PreTrainedModel | PeftModel
@@ -149,9 +150,9 @@ class AgentTrainer(Bridge):
         self.critic = models.install_models(self, run.reference, run.critic)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        self._optimizers = Optimizers(
-            self, lambda optimizer: self._loop.prepare_bias_measurement(optimizer)
-        )
+        stabilizers = [STABILIZERS[name](self.args) for name in self.args.stabilizers]
+        self._scale = StepScale(self.args, self.accelerator, stabilizers)
+        self._optimizers = Optimizers(self, self._scale)
         self._forward = ForwardPasses(self, AgentTrainer._get_per_token_logps_and_entropies)
         self._forward.probe()
 
@@ -181,17 +182,16 @@ class AgentTrainer(Bridge):
 
     def _build_loop(self, run: RunPlan) -> None:
         """Build the training loop, and register its stabilizers, guards and trace for checkpoints."""
-        stabilizers = [STABILIZERS[name](run.args) for name in run.args.stabilizers]
-        self._run_state.stabilizers = stabilizers
+        self._run_state.stabilizers = self._scale.stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
         self._loop = self.loop_class(
             self,
-            stabilizers,
             source=self._source,
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,
             optimizers=self._optimizers,
+            scale=self._scale,
             guards=self._guards,
             log=self._rollout_log,
             trace=self._trace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -81,9 +81,9 @@ class MiniBatchMetrics:
         """Add the values of `x` under `mask` to the mean `name` of the mini-batch."""
         self._sums.add(name, x.detach().masked_fill(~mask, 0).sum(), mask.sum())
 
-    def add_scalar(self, name: str, value: Tensor | float) -> None:
-        """Add a scalar metric that is equal on all processes."""
-        self._scalars[name] = float(value)
+    def add_scalars(self, figures: Mapping[str, Tensor | float]) -> None:
+        """Add metrics that are equal on all processes."""
+        self._scalars |= {name: float(value) for name, value in figures.items()}
 
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
         """Return metrics since the last flush; `seconds` is their duration, 0 if unknown."""

@@ -12,90 +12,38 @@ from transformers import TrainerCallback
 
 from ..models.critic import SeparateCritic, SharedCritic
 from .bridge import Bridge
-from .gradients.buffers import GradientBuffer
+from .gradient_buffer import GradientBuffer
 from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
+from .step_scale import StepScale
 
 # Role of a group: policy with and without weight decay, critic with and without, or the caller's own.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
-class StepScale:
-    """Scales the policy's learning rate, and so decoupled weight decay, for one optimizer step."""
+class CriticHooks:
+    """Optimizer hooks that add the critic's gradient, reduced and clipped before, to `.grad`."""
 
-    def __init__(self) -> None:
-        self.step_scale: float = 1.0
-        self._saved: list[float | Tensor] = []
-
-    def _scale(self, groups: list[dict[str, Any]]) -> None:
-        self._saved = [group["lr"] for group in groups]
-        if self.step_scale != 1.0:
-            for group in groups:
-                group["lr"] = group["lr"] * self.step_scale
-
-    def _restore(self, groups: list[dict[str, Any]]) -> None:
-        for group, rate in zip(groups, self._saved, strict=True):
-            group["lr"] = rate
-
-
-class StepHooks(StepScale):
-    """Optimizer hooks that add the critic's gradient to `.grad` and scale the policy's learning rate.
-
-    `critic_buffer` must be reduced and clipped before; `scales_step`: whether `step_scale` will be used.
-    """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, critic_buffer: GradientBuffer, *, scales_step: bool
-    ) -> None:
-        super().__init__()
-        self._critic = critic_buffer
-        critic_ids = {id(p) for p in critic_buffer.parameters}
-        self._policy_groups: list[int] = []
-        for index, group in enumerate(optimizer.param_groups):
-            inside = [id(p) in critic_ids for p in group["params"]]
-            if not any(inside):
-                self._policy_groups.append(index)
-            elif scales_step and not all(inside):
-                raise ValueError(
-                    "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
-                )
-        optimizer.register_step_pre_hook(self._before)
+    def __init__(self, optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
+        self._buffer = buffer
+        optimizer.register_step_pre_hook(lambda *_: buffer.add_to_grad())
         optimizer.register_step_post_hook(self._after)
 
-    def _policy(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        return [optimizer.param_groups[i] for i in self._policy_groups]
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._critic.add_to_grad()
-        self._scale(self._policy(optimizer))
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._restore(self._policy(optimizer))
-        for parameter in self._critic.parameters:
+    def _after(self, *_: object) -> None:
+        for parameter in self._buffer.parameters:
             parameter.grad = None
-        self._critic.clear()
-        self.step_scale = 1.0
-
-
-class ShardedStepHooks(StepScale):
-    """Optimizer hooks that scale the policy's learning rate if gradients are sharded."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
-        optimizer.register_step_pre_hook(lambda o, *_: self._scale(o.param_groups))
-        optimizer.register_step_post_hook(lambda o, *_: self._restore(o.param_groups))
+        self._buffer.clear()
 
 
 class Optimizers:
-    """The optimizers, the critic's gradient and the hooks. `on_creation` receives the policy's optimizer."""
+    """The optimizers, the critic's gradient and the hooks."""
 
-    def __init__(self, host: Bridge, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
-        self._host, self._on_creation = host, on_creation
+    def __init__(self, host: Bridge, scale: StepScale) -> None:
+        self._host, self._scale = host, scale
         self.critic_grads = GradientBuffer(host.critic.parameters())
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
-        self._hooks: StepScale | None = None
 
     def create(
         self, wrapped: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
@@ -109,18 +57,16 @@ class Optimizers:
         optimizer = wrapped(*args, **kwargs)
         for parameter in parameters:
             parameter.requires_grad_(True)
-        if self._hooks is None:
+        if not self.roles:
             self.roles = _policy_roles(host, optimizer, is_callers)
             if is_sharded(host.accelerator):
                 host.add_callback(_EndOfMiniBatch(self))
-                self._hooks = ShardedStepHooks(optimizer)
             else:
                 if add_critic_groups(host, optimizer, parameters):
                     self.roles += CRITIC
-                self._hooks = StepHooks(
-                    optimizer, self.critic_grads, scales_step=host.args.scales_step
-                )
-            self._on_creation(optimizer)
+                CriticHooks(optimizer, self.critic_grads)
+            groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
+            self._scale.attach(optimizer, groups, host.model, parameters)
         return optimizer
 
     def _take_critic_out(self) -> None:
@@ -143,11 +89,6 @@ class Optimizers:
 
         self.critic_grads, self.critic = critics.prepare(host, make, rate)
 
-    def scale_step(self, factor: float) -> None:
-        """Multiply the policy's learning rate in the next step only."""
-        if self._hooks is not None:
-            self._hooks.step_scale = factor
-
     @contextmanager
     def preparing(self) -> Iterator[None]:
         """Context manager around upstream's wrapping; its end makes a sharded policy's critic optimizer."""
@@ -155,7 +96,7 @@ class Optimizers:
         if not is_sharded(accelerator):
             yield
             return
-        if self._hooks is not None:
+        if self.roles:
             raise ValueError(
                 f"`train()` was called a second time: {sharding_name(accelerator)} wraps a policy only once."
             )
@@ -183,10 +124,6 @@ class _EndOfMiniBatch(TrainerCallback):
         if self._optimizers.critic is not None:
             self._optimizers.critic.step()
 
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Reset the factor on the policy's learning rate to 1."""
-        self._optimizers.scale_step(1.0)
-
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
     """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
@@ -206,6 +143,22 @@ def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
     critic = {id(parameter) for parameter in host.critic.parameters()}
     named = host.model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and id(p) not in critic]
+
+
+def policy_groups(
+    optimizer: torch.optim.Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
+) -> list[int]:
+    """Return the numbers of an optimizer's groups without the critic's; refuse mixed ones if `apart`."""
+    ids, groups = {id(parameter) for parameter in critic}, []
+    for number, group in enumerate(optimizer.param_groups):
+        inside = [id(parameter) in ids for parameter in group["params"]]
+        if not any(inside):
+            groups.append(number)
+        elif apart and not all(inside):
+            raise ValueError(
+                "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
+            )
+    return groups
 
 
 def add_critic_groups(

@@ -7,7 +7,7 @@
     end_micro_batch   clipping bias, guards, the critic's gradient, the scale of the step, metrics
 
 `agent_trainer.py` calls these methods from GRPOTrainer's hooks. transformers' own loop clips the policy's
-gradient and steps; `optimizers.py` adds the critic's gradient and the scale.
+gradient and steps; `optimizers.py` adds the critic's gradient, `step_scale.py` scales the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from ..core import (
     importance_ratio,
     kl_penalty,
     log_importance_ratio,
-    normalization_scale,
     sampler_correction,
     token_gae,
     token_rewards,
@@ -55,7 +54,6 @@ from .batch import (
     without_padding,
 )
 from .bridge import Bridge, is_warming_up
-from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses
 from .loop.groups import group_targets
@@ -69,7 +67,8 @@ from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource, StalePolicies
 from .sharding.runtime import is_sharded
-from .stabilizers import Stabilizer, check_linear, weighs
+from .stabilizers import weighs
+from .step_scale import StepScale
 
 
 class Totals(NamedTuple):
@@ -87,30 +86,24 @@ class TrainingLoop:
     def __init__(
         self,
         host: Bridge,
-        stabilizers: list[Stabilizer],
         *,
         source: RolloutSource,
         player: EpisodePlayer,
         rewards: EpisodeRewards,
         forward: ForwardPasses,
         optimizers: Optimizers,
+        scale: StepScale,
         guards: Guards,
         log: RolloutLog,
         trace: TraceRecorder,
         stale: StalePolicies,
     ) -> None:
         self.host, self.args, self.accelerator = host, host.args, host.accelerator
-        self.stabilizers = stabilizers
         self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
-        self.optimizers, self.guards, self.log = optimizers, guards, log
+        self.optimizers, self.scale, self.guards, self.log = optimizers, scale, guards, log
         self.trace, self.stale = trace, stale
-        self.scaler = next((each for each in stabilizers if each.scale_target), None)
-        self.weighing = [each for each in stabilizers if weighs(type(each))]
-        self.correction: ClipBiasCorrection | None = None
-        self.estimate: ClipBiasEstimate | None = None
+        self.weighing = [each for each in scale.stabilizers if weighs(type(each))]
         self.second_pass: tuple[Batch, Tensor] | None = None
-        # Factor on the optimizer step, without that of exact gradient norms.
-        self.step_factor = 1.0
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
         # Rows and log-probabilities of the passes of a rollout's first step.
@@ -370,12 +363,8 @@ class TrainingLoop:
         self.optimizers.critic_grads.clear()
         self.metrics, self.first_logprobs = MiniBatchMetrics(), []
         self.guards.start_mini_batch(empty=empty)
+        self.scale.start_mini_batch(self.step_of_rollout)
         self.second_pass = None
-        for bias in (self.correction, self.estimate):
-            if bias is not None:
-                bias.clear()
-        for each in self.stabilizers:
-            each.start_mini_batch(self.step_of_rollout)
 
     # ------------------------------------------------------------- update: one micro-batch
 
@@ -396,7 +385,7 @@ class TrainingLoop:
             return loss
         # The last micro-batch: DeepSpeed steps inside its backward pass.
         if self.accelerator.sync_gradients:
-            self._decide_step()
+            self.metrics.add_scalars(self.scale.before_last_backward())
         if self.host.is_deepspeed_enabled:
             weighs_in = self.guards.check_before_backward(loss)
             loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
@@ -468,22 +457,17 @@ class TrainingLoop:
         packed = torch.full_like(surrogate.kept, float(self.forward.was_packed))
         self.metrics.add_mean("perf/packed_share", packed, loss_mask)
         self.metrics.add_drift(inputs, logprobs)
-        old_logprobs = inputs.get("old_per_token_logps", logprobs)
-        for each in self.stabilizers:
-            each.observe(logprobs, old_logprobs, inputs["turn_index"], loss_mask)
         if self.args.rollout_staleness and self.step_of_rollout == 0:
             # No step was taken yet: this is the policy from before the update.
             change = (logprobs - inputs["old_per_token_logps"]).abs()
             self.metrics.add_mean("sampling/drift", change, loss_mask)
-        surrogate = self.weigh_episodes(inputs, surrogate, weights, logprobs, entropies)
+        surrogate = self.weigh_episodes(inputs, surrogate)
         self.trace.observe(inputs, logprobs, log_ratio, surrogate)
-        if self.correction is not None:
-            tokens = row_tokens(inputs)
-            second_pass = self.correction.observe(surrogate, weights, extra, tokens)
-            if second_pass is not None:
-                rows = take_rows(inputs, second_pass.rows)
-                self.second_pass = rows, second_pass.coefficient
-            extra = None if extra is None else extra.detach()
+        second_pass, extra = self.scale.observe(
+            surrogate, weights, extra, inputs, logprobs, entropies
+        )
+        if second_pass is not None:
+            self.second_pass = take_rows(inputs, second_pass.rows), second_pass.coefficient
         # Gradient: of -kept. Value: of -objective. Upstream does not divide the loss by the number of
         # micro-batches: GRPOTrainer sets `loss_is_scaled_for_ga`.
         kept = (surrogate.kept * weights).sum()
@@ -520,26 +504,17 @@ class TrainingLoop:
         given = episodes["advantages"], episodes["loss_mask"]
         return torch.stack([each.episode_weights(*given) for each in self.weighing]).prod(dim=0)
 
-    def weigh_episodes(
-        self,
-        inputs: Batch,
-        surrogate: ClippedSurrogate,
-        weights: Tensor,
-        logprobs: Tensor,
-        entropies: Tensor,
-    ) -> ClippedSurrogate:
-        """Weigh the surrogate's terms by episode, and add them to the estimate of gradient norms."""
-        loss_mask, args = inputs["loss_mask"], self.args
-        if self.weighing:
-            factor = inputs.get("episode_weights")
-            factor = self.episode_weights(inputs) if factor is None else factor
-            surrogate = surrogate.weighted(factor)
-            if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
-                self.guards.add_weights(factor)
-            self.metrics.add_episode_weights(factor, loss_mask.any(dim=1))
-        if self.estimate is not None:
-            self.estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)
-        return surrogate
+    def weigh_episodes(self, inputs: Batch, surrogate: ClippedSurrogate) -> ClippedSurrogate:
+        """Weigh the surrogate's terms by the stabilizers' episode weights, if there are any."""
+        args = self.args
+        if not self.weighing:
+            return surrogate
+        factor = inputs.get("episode_weights")
+        factor = self.episode_weights(inputs) if factor is None else factor
+        if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
+            self.guards.add_weights(factor)
+        self.metrics.add_episode_weights(factor, inputs["loss_mask"].any(dim=1))
+        return surrogate.weighted(factor)
 
     def _extra_loss(
         self,
@@ -570,62 +545,13 @@ class TrainingLoop:
 
     def after_backward(self) -> None:
         """Add the gradient of clipped rows by a second forward and backward pass, if one is pending."""
-        if self.correction is None or self.second_pass is None:
+        if self.scale.correction is None or self.second_pass is None:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
         logprobs = self.forward.policy(self.host.model, inputs)[0]
-        self.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
+        self.scale.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
 
     # ------------------------------------------------------------ update: one optimizer step
-
-    def prepare_bias_measurement(self, optimizer: torch.optim.Optimizer) -> None:
-        """Prepare the measurement of the clipping bias; called with the policy's new optimizer."""
-        if self.args.scales_step:
-            check_linear(type(optimizer).__name__)
-        if not self.args.measures_clip_bias:
-            return
-        self.estimate = ClipBiasEstimate(self.accelerator.device)
-        if self._has_estimate_only:
-            return
-        critic = {id(p) for p in self.host.critic.parameters()}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.correction = ClipBiasCorrection(
-            [p for p in parameters if id(p) not in critic],
-            repeatable=not has_dropout(self.host.model),
-        )
-
-    @property
-    def _has_estimate_only(self) -> bool:
-        """Whether the clipping bias is only estimated, not measured from gradients."""
-        return is_sharded(self.accelerator) or not self.args.takes_second_gradient
-
-    def _decide_step(self) -> None:
-        """Scale the optimizer step by what is known before the last backward pass."""
-        self.step_factor = 1.0
-        for each in self.stabilizers:
-            factor, figures = each.before_step(self.accelerator.reduce, self.accelerator.device)
-            self.step_factor *= factor
-            for name, value in figures.items():
-                self.metrics.add_scalar(name, value)
-        if self.estimate is not None:
-            self.step_factor *= self._finish_estimate(self.estimate)
-        self.optimizers.scale_step(self.step_factor)
-
-    def _finish_estimate(self, estimate: ClipBiasEstimate) -> float:
-        """Log the estimated gradient norms; without exact norms, return their factor on the step, else 1."""
-        kept, clipped = estimate.finish(self.accelerator.reduce, self.accelerator.num_processes)
-        share = normalization_scale(kept, clipped, "share")
-        figures: dict[str, Tensor | float] = {
-            "estimated_share": share,
-            "is_estimate": float(self._has_estimate_only),
-        }
-        scale: Tensor | float = 1.0
-        if self._has_estimate_only:
-            scale = 1.0 if self.scaler is None else self.scaler.scale(kept, clipped)
-            figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
-        for name, value in figures.items():
-            self.metrics.add_scalar(f"clip_bias/{name}", value)
-        return float(scale)
 
     def _before_step(self) -> None:
         """Reduce and clip the critic's gradient, and correct the policy's gradient for the clipping bias."""
@@ -637,14 +563,9 @@ class TrainingLoop:
             if mean is not None:
                 gradient.reduce(mean)
             norm = gradient.clip_(self.args.max_grad_norm)
-            self.metrics.add_scalar("value/grad_norm", norm)
-        if self.correction is None or is_warming_up(self.host):
-            return
-        factor, figures = self.correction.finish(mean, self.scaler)
-        # The factor is for the next step alone, also if a guard empties that.
-        self.optimizers.scale_step(self.step_factor * factor)
-        for name, value in figures.items():
-            self.metrics.add_scalar(name, value)
+            self.metrics.add_scalars({"value/grad_norm": norm})
+        if not is_warming_up(self.host):
+            self.metrics.add_scalars(self.scale.finish(mean))
 
     def keep_first_logprobs(self) -> None:
         """Add the log-probabilities of a rollout's first step to the rollout batch, as the old ones."""
@@ -676,8 +597,7 @@ class TrainingLoop:
         self.log.add(metrics)
         admitted = self.guards.admit(metrics)
         taken = admitted and not is_warming_up(self.host)
-        for each in self.stabilizers:
-            each.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
+        self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
             # Without gradients the optimizer does nothing. The critic keeps its own if only the policy had
             # nothing to learn.

@@ -39,15 +39,14 @@ def the_critic(trainer, due):
 
 
 def the_clipped_terms(trainer, due, factor=math.inf):
-    loop = trainer._loop
-    prepare_bias_measurement = loop.prepare_bias_measurement
+    scale, attach = trainer._scale, trainer._scale.attach
 
-    def install(optimizer):
-        prepare_bias_measurement(optimizer)
-        original = loop.correction.add
-        loop.correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
+    def attached(*args):
+        attach(*args)
+        original = scale.correction.add
+        scale.correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
 
-    loop.prepare_bias_measurement = install
+    scale.attach = attached
 
 
 def the_norm_of_the_clipped_terms(trainer, due):

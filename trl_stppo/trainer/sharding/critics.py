@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from ...errors import CheckpointError
 from ...models.critic import SeparateCritic, SharedCritic
 from ..bridge import Bridge
-from ..gradients.buffers import GradientBuffer, Reduce, l2_norm
+from ..gradient_buffer import GradientBuffer, Reduce, l2_norm
 from . import runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 

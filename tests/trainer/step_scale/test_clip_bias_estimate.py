@@ -9,7 +9,7 @@ import torch
 from tests.kit.loss_reference import LossReference
 from tests.kit.scripted import DEFAULTS, assert_same, logged, train
 from tests.kit.tiers import quick
-from trl_stppo.trainer.gradients.bias_correction import ClipBiasEstimate
+from trl_stppo.trainer.step_scale import ClipBiasEstimate
 
 ESTIMATED = {"clip_bias_estimator": "logits"}
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}

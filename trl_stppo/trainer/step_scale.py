@@ -1,4 +1,4 @@
-"""Measures or estimates the clipping bias of an optimizer step, and corrects it.
+"""From a gradient to its step: the clipping bias, exact or estimated, and the factor on the optimizer step.
 
 g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
 micro-batches, all processes. C takes no time if no token is clipped. If the clipped tokens are in
@@ -10,16 +10,18 @@ that they are not scaled and count in neither norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...core import ClippedSurrogate, logit_space_squares
-from ...core.policy import cosine, normalization_scale
-from ..stabilizers import GRADIENT, STEP, Stabilizer
-from ..sums import wide
-from .buffers import GradientBuffer, Reduce, grad_norm
+from ..core import ClippedSurrogate, logit_space_squares
+from ..core.policy import cosine, normalization_scale
+from .batch import Batch, row_tokens
+from .gradient_buffer import GradientBuffer, Reduce, grad_norm
+from .sharding.runtime import is_sharded
+from .stabilizers import GRADIENT, STEP, Stabilizer, check_linear
+from .sums import wide
 
 # A pass of their own costs a forward and a backward pass of the clipped episodes. The other way costs a
 # backward pass of all episodes of the micro-batch, which takes at least as long as a forward pass.
@@ -175,3 +177,141 @@ class ClipBiasEstimate:
         kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
         self.clear()
         return kept, clipped
+
+
+class StepScale:
+    """The factor on the policy's next optimizer step, and what it depends on; one per training run.
+
+    Norms of gradients are exact if gradients are whole and the configuration takes a second gradient, else
+    estimated. Estimates are known before the last backward pass of a mini-batch.
+
+    Attributes:
+        factor: on the policy's learning rate, and so on decoupled weight decay, in the next step.
+    """
+
+    def __init__(self, args: Any, accelerator: Any, stabilizers: Sequence[Stabilizer]) -> None:
+        self._args, self._accelerator = args, accelerator
+        self.stabilizers = stabilizers
+        self._scaler = next((each for each in stabilizers if each.scale_target), None)
+        self.correction: ClipBiasCorrection | None = None
+        self.estimate: ClipBiasEstimate | None = None
+        self.factor = 1.0
+        self._rates: list[float | Tensor] = []
+
+    def attach(
+        self,
+        optimizer: torch.optim.Optimizer,
+        groups: Sequence[int],
+        policy: nn.Module,
+        critic: Sequence[nn.Parameter],
+    ) -> None:
+        """Scale the steps of an optimizer's `groups`, and prepare the measurement of the clipping bias."""
+
+        def scale_rates(*_: Any) -> None:
+            self._rates = [optimizer.param_groups[i]["lr"] for i in groups]
+            if self.factor != 1.0:
+                for i in groups:
+                    optimizer.param_groups[i]["lr"] = optimizer.param_groups[i]["lr"] * self.factor
+
+        def restore_rates(*_: Any) -> None:
+            for i, rate in zip(groups, self._rates, strict=True):
+                optimizer.param_groups[i]["lr"] = rate
+
+        optimizer.register_step_pre_hook(scale_rates)
+        optimizer.register_step_post_hook(restore_rates)
+        if self._args.scales_step:
+            check_linear(type(optimizer).__name__)
+        if not self._args.measures_clip_bias:
+            return
+        self.estimate = ClipBiasEstimate(self._accelerator.device)
+        if not self._is_estimate:
+            others = {id(parameter) for parameter in critic}
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            trained = [p for p in parameters if id(p) not in others]
+            self.correction = ClipBiasCorrection(trained, repeatable=not has_dropout(policy))
+
+    @property
+    def _is_estimate(self) -> bool:
+        return is_sharded(self._accelerator) or not self._args.takes_second_gradient
+
+    def start_mini_batch(self, step: int) -> None:
+        """Drop what belongs to the last mini-batch; `step` counts the steps of a rollout batch from 0."""
+        self.factor = 1.0
+        for bias in (self.correction, self.estimate):
+            if bias is not None:
+                bias.clear()
+        for each in self.stabilizers:
+            each.start_mini_batch(step)
+
+    def observe(
+        self,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        extra: Tensor | None,
+        batch: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+    ) -> tuple[SecondPass | None, Tensor | None]:
+        """Look at a pass of the policy's loss, before its backward pass.
+
+        Args:
+            surrogate: terms [B, T] with their graph back to `logprobs`.
+            weights: [B, T], of tokens in the mini-batch's loss.
+            extra: terms of the loss that are neither kept nor clipped, or None.
+            batch: the rows.
+            logprobs: [B, T] nats.
+            entropies: [B, T] nats.
+
+        Returns:
+            the terms whose gradient needs a second pass, or None; and `extra`, detached if its gradient
+            has been taken.
+        """
+        mask = batch["loss_mask"]
+        old_logprobs = batch.get("old_per_token_logps", logprobs)
+        for each in self.stabilizers:
+            each.observe(logprobs, old_logprobs, batch["turn_index"], mask)
+        if self.estimate is not None:
+            self.estimate.observe(surrogate, weights, logprobs, entropies, mask)
+        if self.correction is None:
+            return None, extra
+        second_pass = self.correction.observe(surrogate, weights, extra, row_tokens(batch))
+        return second_pass, None if extra is None else extra.detach()
+
+    def before_last_backward(self) -> dict[str, Tensor | float]:
+        """Set the factor by what is known before a mini-batch's last backward pass; return metrics."""
+        figures: dict[str, Tensor | float] = {}
+        for each in self.stabilizers:
+            factor, more = each.before_step(self._accelerator.reduce, self._accelerator.device)
+            self.factor *= factor
+            figures |= more
+        if self.estimate is None:
+            return figures
+        kept, clipped = self.estimate.finish(
+            self._accelerator.reduce, self._accelerator.num_processes
+        )
+        share = normalization_scale(kept, clipped, "share")
+        figures["clip_bias/estimated_share"] = share
+        figures["clip_bias/is_estimate"] = float(self._is_estimate)
+        if self._is_estimate:
+            scale = 1.0 if self._scaler is None else float(self._scaler.scale(kept, clipped))
+            self.factor *= scale
+            figures |= {
+                "clip_bias/norm": clipped,
+                "clip_bias/grad_norm": kept,
+                "clip_bias/share": share,
+                "clip_bias/scale": scale,
+            }
+        return figures
+
+    def finish(self, mean_over_processes: Reduce | None) -> dict[str, float]:
+        """Correct the whole gradient, and set the factor by exact norms; return metrics."""
+        if self.correction is None:
+            return {}
+        factor, figures = self.correction.finish(mean_over_processes, self._scaler)
+        self.factor *= factor
+        return figures
+
+    def end_step(self, *, taken: bool, clip_fraction: float) -> None:
+        """Tell the stabilizers whether the policy has stepped, and the share of tokens that was clipped."""
+        for each in self.stabilizers:
+            each.end_step(taken=taken, clip_fraction=clip_fraction)

@@ -20,7 +20,7 @@ from tests.kit.scripted import (
 )
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.gradients.bias_correction import ClipBiasCorrection, has_dropout
+from trl_stppo.trainer.step_scale import ClipBiasCorrection, has_dropout
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
@@ -109,7 +109,7 @@ def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
     """Both ways on the same episodes: a pass of their own, and a second backward pass."""
     runs = []
     for few in (0.5, 0.0):
-        monkeypatch.setattr("trl_stppo.trainer.gradients.bias_correction.FEW", few)
+        monkeypatch.setattr("trl_stppo.trainer.step_scale.FEW", few)
         trainer, recorder = train(
             tmp_path / str(few), trainer_class=STPPOTrainer, model=tiny_policy(char_tokenizer()),
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
@@ -133,7 +133,7 @@ def test_with_dropout_the_first_pass_serves(disable, tmp_path):
         tmp_path, trainer_class=STPPOTrainer, model=tiny_policy(char_tokenizer()), peft_config=lora,
         variant="st-ppo", disable_dropout=disable,
     )  # fmt: skip
-    assert trainer._loop.correction._repeatable is disable
+    assert trainer._loop.scale.correction._repeatable is disable
 
 
 @pytest.mark.parametrize(

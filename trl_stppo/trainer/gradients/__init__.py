@@ -1,1 +1,0 @@
-"""Gradient buffers, and the measurement and correction of the clipping bias."""

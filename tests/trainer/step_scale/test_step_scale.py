@@ -1,0 +1,33 @@
+"""The factor on a step, by hand: whose rate it multiplies, and for how long."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from trl_stppo.trainer.stabilizers import Stabilizer
+from trl_stppo.trainer.step_scale import StepScale
+
+
+class Half(Stabilizer):
+    def before_step(self, reduce, device):
+        return 0.5, {"half": 0.5}
+
+
+def test_a_factor_multiplies_the_policys_rate_in_one_step_alone():
+    policy, critic = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+    groups = [{"params": [policy], "lr": 1.0}, {"params": [critic], "lr": 10.0}]
+    optimizer = torch.optim.SGD(groups)
+    args = SimpleNamespace(scales_step=True, measures_clip_bias=False)
+    accelerator = SimpleNamespace(reduce=lambda x: x, device=torch.device("cpu"))
+    scale = StepScale(args, accelerator, [Half(None), Half(None)])
+    scale.attach(optimizer, [0], nn.Linear(1, 1), [critic])
+    for step in range(3):
+        scale.start_mini_batch(step)
+        assert scale.before_last_backward() == {"half": 0.5}
+        policy.grad, critic.grad = torch.ones(()), torch.ones(())
+        optimizer.step()
+    assert policy.item() == pytest.approx(-3 * 0.25)
+    assert critic.item() == pytest.approx(-30.0)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 10.0]

@@ -247,6 +247,15 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
     assert "hotpotqa" in capsys.readouterr().out
 
 
+def test_the_first_episodes_are_shown(words, capsys):
+    results = evaluate.compare([*words, "--max_rows", "2", "--show", "3"])
+    parts = capsys.readouterr().out.split(f"\n{AGENT}: ")
+    assert len(parts) == 1 + 3
+    (figures,) = results.values()
+    assert all("score" in part.splitlines()[0] and len(part) > 100 for part in parts[1:])
+    assert figures["all rows"]["episodes"] == 4
+
+
 def test_averages_by_hand():
     one = {"episodes": 100.0, "judged": 0.5, "turns": 2.0}
     one |= {"success": 0.5, "success low": 0.4, "success high": 0.7}

@@ -236,6 +236,7 @@ class Agent:
         greedy: bool = True,
         parallel: int = 32,
         repetitions: int = 1,
+        on_rollout: Callable[[Any], None] | None = None,
         **options: Any,
     ) -> dict[str, dict[str, float]]:
         """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
@@ -250,6 +251,7 @@ class Agent:
             greedy: see `run_many`.
             parallel: episodes at once, per process.
             repetitions: episodes per row.
+            on_rollout: gets each rollout of this process, with rewards.
             **options: of `player`, such as `tools`, `agent` and `wrap_backend`.
 
         Returns:
@@ -257,7 +259,7 @@ class Agent:
         """
         weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
         scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}
-        scoring |= {"repetitions": repetitions, "parallel": parallel}
+        scoring |= {"repetitions": repetitions, "parallel": parallel, "on_rollout": on_rollout}
         sampling, seeds = self.sampling(greedy), (seed, EVALUATION)
         with self.player(factory, **options) as (player, _):
             return {

@@ -52,6 +52,27 @@ def test_an_observation_that_fills_the_rest_ends_the_episode(budget, asked):
     assert len(played.only.ids) == budget
 
 
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_turn_tokens": 3}, "max_turn_tokens"),
+        ({"max_turn_tokens": 9, "max_completion_tokens": 3}, "token_budget"),
+    ],
+)
+def test_the_limit_that_cut_a_final_turn_is_named(limits, reason):
+    assert play_once(Tools, says(["abc"]), **limits).reasons == [reason]
+
+
+def test_a_long_rollout_says_how_many_episodes_have_ended(monkeypatch):
+    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 0.0)
+    engine, reports = build(texts(going("x"), done())), []
+    engine.on_progress = lambda *numbers: reports.append(numbers)
+    play(engine, says(["ab]", "c]"], ["ab]", "c]"]), [{}, {}])
+    assert (0, 2) in reports
+    assert {episodes for _, episodes in reports} == {2}
+    assert reports == sorted(reports)
+
+
 class Long(Tools):
     length = 1_000_000
 

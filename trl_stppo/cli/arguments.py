@@ -86,4 +86,5 @@ class EvaluateArguments(AgentArguments):
     labels: list[str] | None = None
     output: str | None = None
     max_rows: int | None = None
+    show: int = 0
     figures: list[str] | None = None

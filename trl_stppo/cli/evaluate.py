@@ -8,6 +8,7 @@ Critic, reference and optimizer are not loaded.
     --labels NAME ...     their names in the table; default their folders' names
     --output FILE         JSON file to write, with figures and settings
     --max_rows N          most rows of each data set, drawn with a fixed seed
+    --show N              print each agent's first N episodes (0)
     --figures NAME ...    reward functions to report without counting them in the score; 'none' for none;
                           default the environment's
 
@@ -180,6 +181,23 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
     )
 
 
+class Shown:
+    """Prints an agent's first episodes; `left` counts those to come."""
+
+    def __init__(self, left: int, agent: Agent, label: str) -> None:
+        self._left, self._label, self._decode = left, label, agent.tokenizer.decode
+
+    def __call__(self, rollout: Any) -> None:
+        """Print episodes of a rollout: how each ended, and its tokens as text."""
+        pairs = [*zip(rollout.episodes, rollout.totals, strict=True)][: self._left]
+        self._left -= len(pairs)
+        for episode, score in pairs:
+            ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"
+            success = {True: ", success", False: ", no success"}.get(episode.success, "")
+            print(f"\n{self._label}: {ending}{success}")
+            print(redacted(self._decode([*episode.prompt_ids, *episode.ids])))
+
+
 def evaluate(
     folder: Path,
     args: EvaluateArguments,
@@ -204,6 +222,7 @@ def evaluate(
     if factory is None and loop is None and not functions:
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     size = config.per_device_eval_batch_size
+    shown = Shown(args.show if config.process_index == 0 else 0, agent, name or folder.name)
     metrics = agent.evaluate(
         factory,
         sets,
@@ -216,6 +235,7 @@ def evaluate(
         parallel=min(size, config.generation_slots or size),
         agent=loop,
         agent_endpoint=config.agent_endpoint,
+        on_rollout=shown,
         wrap_backend=None if wrapper is None else wrapper(agent, name),
     )
     titles = titles_of(functions)
@@ -264,6 +284,11 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # Results of the agents before one that fails are written too.
         if is_main and results:
             print_table(results)
+            valid = [
+                f.get("valid actions", 1.0) for parts in results.values() for f in parts.values()
+            ]
+            if min(valid) < 0.5 and not args.show:
+                print("Less than half of some agent's turns are valid actions: see `--show 2`.")
             if args.output is not None:
                 write(Path(args.output), results, settings_of(args, config, found))
     return results

@@ -41,6 +41,8 @@ CLOSE_SECONDS = 2.0
 MAX_CHARS_PER_TOKEN = 256
 # Seconds for more episodes to become ready before a backend samples a batch at once.
 LINGER_SECONDS = 0.05
+# Seconds of a rollout until its first report of progress; each later one takes twice as long.
+REPORT_SECONDS = 20.0
 
 
 class RolloutEngine:
@@ -58,6 +60,8 @@ class RolloutEngine:
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
         self.failures_in_a_row = 0
+        # Gets the numbers of ended episodes and of all while a rollout takes long.
+        self.on_progress: Callable[[int, int], None] = lambda ended, episodes: None
 
     def run(
         self,
@@ -156,11 +160,15 @@ class _Rollout:
 
     def play(self) -> None:
         """Play until every episode has ended."""
+        began, report, number = time.monotonic(), REPORT_SECONDS, len(self._waiting)
         try:
             while self._waiting or self._running:
                 self._admit()
                 self._generate()
                 self._answer()
+                if time.monotonic() - began > report:
+                    left, report = len(self._waiting) + len(self._running), 2 * report
+                    self._engine.on_progress(number - left, number)
         finally:
             # Episodes are left only after an exception.
             for row, episode in self._running.items():
@@ -331,7 +339,9 @@ class _Rollout:
             if driver.tools:
                 episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
-            self._end(episode, last if complete else StopReason.TOKEN_BUDGET)
+            by_turn = limit == self._limits.max_turn_tokens
+            cut = StopReason.MAX_TURN_TOKENS if by_turn else StopReason.TOKEN_BUDGET
+            self._end(episode, last if complete else cut)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:
             self._end(episode, StopReason.MAX_TURNS)
         else:

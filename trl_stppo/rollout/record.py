@@ -15,6 +15,8 @@ class StopReason(StrEnum):
     # The environment cuts the episode off.
     TRUNCATED = "truncated"
     MAX_TURNS = "max_turns"
+    # A turn that ends the episode was cut by `max_turn_tokens`.
+    MAX_TURN_TOKENS = "max_turn_tokens"
     TOKEN_BUDGET = "token_budget"
     # A turn called no tool: it is a tool agent's final answer.
     NO_ACTION = "no_action"
@@ -30,7 +32,10 @@ FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.SAMPLER_ERR
 # Reasons after which no state follows: its value is 0 and is never bootstrapped.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
 # Ends by an exhausted budget, whether or not the environment reports a success.
-USED_UP = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET)
+USED_UP = (
+    *(StopReason.TRUNCATED, StopReason.MAX_TURNS),
+    *(StopReason.MAX_TURN_TOKENS, StopReason.TOKEN_BUDGET),
+)
 
 
 def cut_off_as_failed(

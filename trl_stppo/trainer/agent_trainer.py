@@ -160,9 +160,10 @@ class AgentTrainer(Bridge):
         """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
         self._checkpoints = Checkpoints(self, self._run_state)
+        engines = self._player.engine, self._player.eval_engine
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
-        display.install_callbacks(self, run.rollout, self._forward.why_padded)
+        display.install_callbacks(self, run.rollout, self._forward.why_padded, engines)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(self, self._player)
         parts = self, self._player, self._rewards, self._guards, self._stale

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
+from ..rollout.engine import RolloutEngine
 from ..watch.lines import ProgressLines
 from ..watch.metrics_file import MetricsFile
 from .bridge import Bridge
@@ -19,10 +20,12 @@ from .planning.plan import RolloutPlan
 from .rollouts import why_not_ahead
 
 
-def install_callbacks(host: Bridge, rollout: RolloutPlan, why_padded: str | None) -> None:
+def install_callbacks(
+    host: Bridge, rollout: RolloutPlan, why_padded: str | None, engines: Iterable[RolloutEngine]
+) -> None:
     """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics.
 
-    `why_padded`: why forward passes are not packed, or None.
+    `why_padded`: why forward passes are not packed, or None; `engines` report their progress.
     """
     names = partial(task, host, rollout)
     shield_integrations(host.callback_handler.callbacks)
@@ -38,6 +41,8 @@ def install_callbacks(host: Bridge, rollout: RolloutPlan, why_padded: str | None
         host.add_callback(lines := ProgressLines())
     lines.task = names
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
+    for engine in engines if host.accelerator.is_main_process else ():
+        engine.on_progress = lines.on_rollout
     lines.can_overlap = lambda: why_not_ahead(host) is None
 
 

@@ -257,6 +257,7 @@ class Player:
         missing_eos_penalty: float | None,
         repetitions: int,
         parallel: int,
+        on_rollout: Callable[[Rollout], None] | None = None,
     ) -> dict[str, float]:
         """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
 
@@ -278,6 +279,8 @@ class Player:
                 penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
                 scores = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)[0]
                 add_totals(rollout, scores)
+                if on_rollout is not None:
+                    on_rollout(rollout)
                 pad = self.renderer.tokenizer.pad_token_id
                 run.add(rollout, names, {*ends, pad}, factors)
         except (EnvironmentFailureError, NonFiniteError) as error:

@@ -68,7 +68,8 @@ EVALUATED = (
     ("valid", "turns/valid_action_rate", ".2f"),
 )
 CUT_OFF = {
-    "stop_reason/token_budget": "max_completion_length or max_turn_tokens too small, or no end of turn?",
+    "stop_reason/token_budget": "max_completion_length too small, or turns that do not end?",
+    "stop_reason/max_turn_tokens": "max_turn_tokens too small, or turns that do not end?",
     "stop_reason/max_turns": "max_turns too small?",
 }
 # Metrics that are 0 if nothing can be learned -> the message.
@@ -124,6 +125,10 @@ class ProgressLines(TrainerCallback):
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
                 say(redacted(line))
+
+    def on_rollout(self, ended: int, episodes: int) -> None:
+        """Print how many episodes of a long rollout have ended."""
+        say(f"  {ended} of {episodes} episodes have ended")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ from ...rollout.episode import Episode
 from ..bridge import Bridge
 from ..sums import spread
 from .rollout import Rollout
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutLog:
@@ -29,6 +32,8 @@ class RolloutLog:
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
     ) -> None:
         """Add a rollout's metrics and completions to the log; `rewards`, [N, F], cover all processes."""
+        if self._host.state.global_step == 0 and self._host.accelerator.is_main_process:
+            warn_of_invalid(rollout.episodes)
         self._lengths(rollout)
         totals = self._rewards(rewards)
         if spread:
@@ -103,6 +108,22 @@ class RolloutLog:
             total, count = accelerator.reduce(local.float(), reduction="sum").tolist()
             if count:
                 self.add({name: total / count})
+
+
+def warn_of_invalid(episodes: Sequence[Episode]) -> None:
+    """Warn with an example if less than half of a first rollout's turns are valid actions."""
+    turns: list[tuple[bool, str]] = []
+    for episode in episodes:
+        said = [
+            message["content"] for message in episode.messages if message["role"] == "assistant"
+        ]
+        # An environment may report it of some turns alone.
+        if len(said) == len(episode.valid_actions):
+            turns += zip(episode.valid_actions, said, strict=True)
+    wrong = [said for valid, said in turns if not valid]
+    if 2 * len(wrong) > len(turns):
+        text = "%d of %d turns are no valid actions. One of them: %.200r. A warm start may help."
+        logger.warning(text, len(wrong), len(turns), wrong[0])
 
 
 def prompt_tokens(episode: Episode) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from ..redaction import redacted
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
+from ..watch.runs import duration
 from . import agents
 from .agents import TokenCounter, check_models, model_options
 from .arguments import TrainArguments
@@ -168,18 +170,50 @@ def how_trained(run: Plan) -> str:
     return f"{how}, {dtype}"
 
 
-def passes(run: Plan) -> str:
-    """Say whether forward passes would be packed, judged by the model's configuration."""
-    if run.config.torch_compile:
-        return "padded: `torch_compile` is set"
+def shape_of(run: Plan) -> Any:
+    """Return the policy without weights if its configuration is on this machine, else None."""
     try:
         name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
         config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
         with torch.device("meta"):
-            reason = supports(AutoModelForCausalLM.from_config(config))
+            return AutoModelForCausalLM.from_config(config)
     except Exception:
+        return None
+
+
+def passes(run: Plan, model: Any) -> str:
+    """Say whether forward passes of a model would be packed."""
+    if run.config.torch_compile:
+        return "padded: `torch_compile` is set"
+    if model is None:
         return "not known before the model is here"
+    reason = supports(model)
     return "packed" if reason is None else f"padded. {reason}"
+
+
+def seconds_per_rollout(run: Plan, model: Any) -> float:
+    """Estimate the seconds of a rollout batch with its updates whose episodes fill all their tokens.
+
+    A pass costs two operations per weight and token, a backward pass twice as many, or as many if only
+    adapters are trained. Passes are about half as fast as the matrix product that is timed here.
+    """
+    config = run.config
+    critic = int(run.trainer_class.has_critic)
+    backward = 1 if run.model_args.use_peft else 2
+    each = 1 + backward + int(config.gradient_checkpointing)
+    scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
+    rounds = 1 + scored + config.num_iterations * each * (1 + critic)
+    tokens = config.generation_batch_size * config.max_completion_length
+    device, half = config.device, config.bf16 and config.device.type != "cpu"
+    matrix = torch.ones(1024, 1024, device=device, dtype=torch.bfloat16 if half else torch.float32)
+    float((matrix @ matrix)[0, 0])
+    began, repeats = time.perf_counter(), 4
+    for _ in range(repeats):
+        product = matrix @ matrix
+    float(product[0, 0])
+    rate = repeats * 2 * 1024**3 / (time.perf_counter() - began)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return 2 * weights * tokens * rounds / (rate / 2) / run.processes
 
 
 def resolved(run: Plan) -> dict[str, str]:
@@ -198,13 +232,19 @@ def resolved(run: Plan) -> dict[str, str]:
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
+    model, length = shape_of(run), "not known before the model is here"
+    if model is not None:
+        seconds = seconds_per_rollout(run, model)
+        length = f"at most about {duration(seconds)} per rollout batch"
+        length += f", {duration(seconds * steps / each)} in all" if steps > 0 else ""
+        length += "; less if episodes leave tokens unused or rows begin alike"
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
     return {
         "variant": f"{config.variant}: {ratio}",
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
-        "forward passes": passes(run),
+        "forward passes": passes(run, model),
         "processes": str(run.processes),
         "environment": args.agent
         or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
@@ -219,4 +259,5 @@ def resolved(run: Plan) -> dict[str, str]:
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
+        "time here": length,
     }

@@ -37,6 +37,17 @@ def test_training_before_the_warm_start_says_what_to_run_first(folder):
     assert line.startswith("Run `python warm_start.py` first")
 
 
+def test_a_pretrained_model_gets_files_of_its_own(tmp_path, folder, capsys):
+    (tmp_path / "smol").mkdir()
+    assert main(["new", str(tmp_path / "theirs"), "--model", str(tmp_path / "smol")]) == 0
+    names = {path.name for path in (tmp_path / "theirs").iterdir()}
+    assert names == {path.name for path in folder.iterdir()}
+    said = (tmp_path / "theirs" / "warm_start.py").read_text()
+    assert f"MODEL = {str(tmp_path / 'smol')!r}" in said
+    compile(said, "warm_start.py", "exec")
+    assert "LoraConfig" in (tmp_path / "theirs" / "train.py").read_text()
+
+
 @pytest.mark.slow
 def test_it_trains_as_a_script_and_by_the_command(folder):
     def run(*words):

@@ -1,9 +1,13 @@
 """Make a folder with an agent to change: environment, rows, settings, training.
 
-The agent learns a guessing game on a CPU in two minutes (docs/tutorial.md).
+The agent learns a guessing game on a CPU in two minutes (docs/tutorial.md). With --model a pretrained model
+learns it, after a warm start by TRL's SFTTrainer (docs/pretrained.md).
+
+    --model NAME          a pretrained model: Hub id or folder; default: a small new one
 
 Examples:
     trl-stppo new games/guess
+    trl-stppo new games/guess --model HuggingFaceTB/SmolLM2-135M-Instruct
 """
 
 from __future__ import annotations
@@ -12,23 +16,41 @@ import argparse
 from importlib.resources import files
 from pathlib import Path
 
+# Files with this beginning replace those of the small model.
+PRETRAINED = "model."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument `FOLDER` to the parser."""
+    """Add the arguments of `new` to the parser."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="to make; must not exist")
+    parser.add_argument("--model", metavar="NAME", help="a pretrained model: Hub id or folder")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the template's files into the new folder; return the exit code."""
     folder: Path = options.folder
+    model = options.model
+    if model is not None and Path(model).exists():
+        model = str(Path(model).resolve())
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
         raise FileExistsError(f"`FOLDER={folder}` exists; name a new one.") from error
-    for file in files(__package__).joinpath("template").iterdir():
-        name = file.name.removesuffix(".txt")
-        (folder / name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    template = sorted(
+        files(__package__).joinpath("template").iterdir(),
+        key=lambda file: (file.name.startswith(PRETRAINED), file.name),
+    )
+    for file in template:
+        if model is None and file.name.startswith(PRETRAINED):
+            continue
+        name = file.name.removeprefix(PRETRAINED).removesuffix(".txt")
+        text = file.read_text(encoding="utf-8").replace('"{model}"', repr(model))
+        (folder / name).write_text(text, encoding="utf-8")
     print(f"cd {folder}")
-    print("python warm_start.py  # makes a small model that knows the words, in half a minute")
-    print("python train.py       # trains it, in two minutes on a CPU")
+    if model is None:
+        print("python warm_start.py  # makes a small model that knows the words, in half a minute")
+        print("python train.py       # trains it, in two minutes on a CPU")
+    else:
+        print("python warm_start.py  # teaches the model the form of an answer")
+        print("python train.py       # trains it with LoRA; its lines say how long that takes")
     return 0

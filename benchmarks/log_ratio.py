@@ -1,0 +1,127 @@
+"""The log ratio of a policy that has not moved, with packed and with padded passes.
+
+An episode's old log-probabilities come from one pass and those of the loss from another, over other rows.
+In exact arithmetic they are equal. Two mini-batches are trained for two epochs at a learning rate of 0, and
+every log ratio of their losses is rounding.
+
+    python benchmarks/log_ratio.py            # SmolLM2-135M, after `make pretrained`; minutes
+    python benchmarks/log_ratio.py --quick    # a tiny model
+
+The last line is JSON with every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+import transformers
+from _outcome import finish
+from _update_batch import prefix_episodes
+from _update_ours import lora, rollout
+from datasets import Dataset
+from geometries import save_random_model
+from peft import TaskType
+from transformers import AutoTokenizer
+
+from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo.core import turn_starts
+from trl_stppo.watch.lines import ProgressLines
+
+SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
+EPISODES, PREFIX, LONGEST = 8, 100, 120
+
+
+def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, float]:
+    """Return sizes of the log ratios in nats, per token and per turn, and the clip range."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    episodes = prefix_episodes(PREFIX, EPISODES, LONGEST, tokenizer.eos_token_id, ragged=True)
+    trainer = STPPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(i % 3) for i in range(len(completions))],
+        args=STPPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=EPISODES // 2,
+            gradient_accumulation_steps=1,
+            steps_per_generation=2,
+            num_iterations=2,
+            max_steps=4,
+            max_completion_length=LONGEST,
+            learning_rate=0.0,
+            critic_learning_rate=0.0,
+            kl_coef=0.01,
+            bf16=half,
+            use_cpu=True,
+            model_init_kwargs={"dtype": "float32"},
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "one two"}] * EPISODES),
+        processing_class=tokenizer,
+        peft_config=lora(TaskType.CAUSAL_LM),
+        rollout_func=rollout({"kind": "ours", "paced": False}, episodes, {}),
+    )
+    trainer.remove_callback(ProgressLines)
+    if not packed:
+        trainer._forward.why_padded = "This run measures padded passes."
+    tokens: list[torch.Tensor] = []
+    turns: list[torch.Tensor] = []
+    original = trainer._loop.policy_loss
+
+    def policy_loss(model: Any, inputs: Any) -> torch.Tensor:
+        with torch.no_grad():
+            logprobs = trainer._loop.forward.policy(model, inputs)[0]
+            ratio, mask = logprobs - inputs["old_per_token_logps"], inputs["loss_mask"]
+            tokens.append(ratio[mask].abs().float())
+            level = trainer._loop.log_ratio(inputs, logprobs)
+            turns.append(level[turn_starts(inputs["turn_index"]) & mask].abs().float())
+        return original(model, inputs)
+
+    trainer._loop.policy_loss = policy_loss
+    trainer.train()
+    token, turn = torch.cat(tokens), torch.cat(turns)
+    name = "perf/packed_share"
+    shares = [log[name] for log in trainer.state.log_history if name in log]
+    # Padded passes of the tiny model cost less than packs.
+    assert bool(max(shares)) is packed or model != str(SMOLLM2), "passes went the other way"
+    return {
+        "token_mean": float(token.mean()),
+        "token_max": float(token.max()),
+        "turn_max": float(turn.max()),
+        "clip_range": trainer.epsilon_low,
+        "packed_share": sum(shares) / len(shares),
+    }
+
+
+def main() -> None:
+    """Measure the four cases and print them."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny model, under a minute")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(SMOLLM2)
+        if options.quick:
+            model = f"{folder}/model"
+            save_random_model("tiny", model, dtype=torch.float32, device="cpu")
+        for half in (False, True):
+            for packed in (True, False):
+                name = f"{'bf16' if half else 'float32'}, {'packed' if packed else 'padded'}"
+                results[name] = measure(model, folder, half=half, packed=packed)
+                print(name, json.dumps(results[name]), flush=True)
+    finish({"threads": torch.get_num_threads(), "results": results})
+
+
+if __name__ == "__main__":
+    main()

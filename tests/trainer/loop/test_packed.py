@@ -31,6 +31,7 @@ CASES = {
 def policy(kind="llama", attention="sdpa", **options):
     torch.manual_seed(1)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {name: options.pop(name) for name in sizes if name in options}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     config = AutoConfig.for_model(
         kind, vocab_size=VOCABULARY, initializer_range=0.3, **sizes, **heads, **options
@@ -194,6 +195,12 @@ def test_families_that_go_packed(tmp_path, kind):
     options = {"sliding_window": None} if kind in ("mistral", "phi3") else {}
     options |= {"pad_token_id": 0} if kind == "phi3" else {}
     assert trainer_of(tmp_path, policy(kind, **options))._forward.why_padded is None
+
+
+def test_rounding_under_autocast_is_no_difference(tmp_path):
+    trainer = trainer_of(tmp_path, policy(hidden_size=64), bf16=True)
+    assert trainer.model.dtype == torch.float32
+    assert trainer._forward.why_padded is None
 
 
 def test_a_model_that_reads_the_mask_in_another_way_is_found_out(tmp_path):

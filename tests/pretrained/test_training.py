@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from trl.chat_template_utils import qwen2_5_chat_template
 
@@ -194,26 +195,33 @@ def test_a_template_with_tools_lets_it_call_a_calculator(tmp_path):
 
 
 def teach_calls(model, tokenizer) -> None:
-    """Imitates 200 calls, each after its question."""
+    """Imitates 200 calls, each after its question; what all prompts begin with is read without a gradient."""
     schema = {"name": "multiply", "description": "Multiplies two numbers.", "parameters": {
         "type": "object", "required": ["a", "b"], "properties": {
             "a": {"type": "integer", "description": "the first number"},
             "b": {"type": "integer", "description": "the second number"}}}}  # fmt: skip
+    options = {"tools": [{"type": "function", "function": schema}], "return_dict": True}
+    rows = []
+    for row in tool_rows(200):
+        call = {"name": "multiply", "arguments": {"a": row["a"], "b": row["b"]}}
+        said = {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, **options)
+        whole = tokenizer.apply_chat_template([*row["prompt"], said], **options)["input_ids"]
+        rows.append((whole, len(prompt["input_ids"])))
+    columns = enumerate(zip(*(ids for ids, _ in rows), strict=False))
+    shared = next(n for n, column in columns if len(set(column)) > 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     model.train()
-    questions = tool_rows(200)
     for start in range(0, 200, 8):
-        loss = 0.0
-        for row in questions[start : start + 8]:
-            call = {"name": "multiply", "arguments": {"a": row["a"], "b": row["b"]}}
-            said = {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
-            options = {"tools": [{"type": "function", "function": schema}], "return_dict": True}
-            prompt = tokenizer.apply_chat_template(
-                row["prompt"], add_generation_prompt=True, **options
-            )["input_ids"]
-            ids = tokenizer.apply_chat_template([*row["prompt"], said], **options)["input_ids"]
-            labels = [-100] * len(prompt) + ids[len(prompt) :]
-            loss += model(torch.tensor([ids]), labels=torch.tensor([labels])).loss / 8
-        loss.backward()
+        part = rows[start : start + 8]
+        ids = pad_sequence([torch.tensor(ids[shared:]) for ids, _ in part], True, 0)
+        taught = pad_sequence(
+            [torch.tensor([-100] * (n - shared) + ids[n:]) for ids, n in part], True, -100
+        )
+        with torch.no_grad():
+            cache = model(torch.tensor([part[0][0][:shared]]), use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(part))
+        # Nothing attends to the padding, which stands at the end.
+        model(ids, past_key_values=cache, labels=taught).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

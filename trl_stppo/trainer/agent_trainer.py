@@ -134,7 +134,7 @@ class AgentTrainer(Bridge):
         """Build the player of episodes, the reward functions and the log of rollouts."""
         self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
-            self, self._player.engine.calls, self.internals.tokenizer, turn_funcs, tokenizers
+            self, self._player.engine.calls, self.text_tokenizer, turn_funcs, tokenizers
         )
         self.reward_funcs: list[Any] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -14,107 +14,155 @@ from .batch import Batch
 from .ppo_config import PPOConfig
 
 Wrapped = Callable[..., Any]
-Value = TypeVar("Value")
 
 
 class Bridge(GRPOTrainer):
-    """GRPOTrainer with types for the attributes that the parts of a run read."""
+    """GRPOTrainer with types and names for what the parts of a run read, its private state included.
+
+    The contract test holds each private name against the installed versions. Methods are bound at the call,
+    so that overrides and methods replaced after construction are used.
+    """
 
     args: PPOConfig
     rollout_func: RolloutFunc | None
     config_class: type[PPOConfig]
     has_critic = True
     critic: Critic
+    # Upstream sets them without a type.
+    _tokenizer: Any
+    _signature_columns: Any
+    _finish_current_push: Any
 
     @property
-    def internals(self) -> Internals:
-        """Return the trainer's private state."""
-        return Internals(self)
+    def micro_step(self) -> int:
+        """Number of micro-batches that were taken so far."""
+        return self._step
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._step = value
+
+    @property
+    def rollout_buffer(self) -> list[Batch] | None:
+        """The current rollout batch, cut into micro-batches; None before the first."""
+        return self._buffered_inputs
+
+    @rollout_buffer.setter
+    def rollout_buffer(self, value: list[Batch] | None) -> None:
+        self._buffered_inputs = value
+
+    # --------------------------------------------------------------------- the next log
+
+    @property
+    def next_metrics(self) -> dict[str, dict[str, list[float]]]:
+        """Values of the next log, by mode ("train", "eval") and name."""
+        return self._metrics
+
+    @property
+    def next_table(self) -> dict[str, Any]:
+        """Columns of the next table of completions."""
+        return self._logs
+
+    @property
+    def pending_metrics(self) -> dict[str, list[float]]:
+        """Values that reward functions passed to `log_metric`."""
+        return self._pending_metrics
+
+    @property
+    def pending_columns(self) -> dict[str, list[Any]]:
+        """Columns that reward functions passed to `log_extra`."""
+        return self._pending_extra_logs
+
+    @property
+    def next_log(self) -> tuple[Any, ...]:
+        """Metrics, table, pending metrics and pending columns of the next log."""
+        return self._metrics, self._logs, self._pending_metrics, self._pending_extra_logs
+
+    @next_log.setter
+    def next_log(self, values: tuple[Any, ...]) -> None:
+        self._metrics, self._logs, self._pending_metrics, self._pending_extra_logs = values
+
+    @property
+    def loss_sums(self) -> tuple[torch.Tensor, float, int]:
+        """Sums of the loss since and before the last log, and the step of that log."""
+        return self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged
+
+    @loss_sums.setter
+    def loss_sums(self, value: tuple[torch.Tensor, float, int]) -> None:
+        self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = value
+
+    # ------------------------------------------------------------------ tokens and rows
+
+    @property
+    def text_tokenizer(self) -> Any:
+        """The tokenizer, without the processor around it."""
+        return self._tokenizer
+
+    @property
+    def end_ids(self) -> set[int]:
+        """The last token ids of complete completions: ends of turns and padding."""
+        return {*self.eos_token_ids, self._tokenizer.pad_token_id}
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode token ids to text, without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def signature_columns(self) -> list[str]:
+        """Columns of the rows that upstream keeps."""
+        return self._signature_columns
+
+    # --------------------------------------------------------------------------- methods
+
+    @property
+    def vllm_step(self) -> int:
+        """The step at which vLLM last got the weights."""
+        return self._last_loaded_step
+
+    @vllm_step.setter
+    def vllm_step(self, value: int) -> None:
+        self._last_loaded_step = value
+
+    @property
+    def generate_single_turn(self) -> Wrapped:
+        """Upstream's method, or what overrides it."""
+        return self._generate_single_turn
+
+    @property
+    def calculate_rewards(self) -> Callable[..., torch.Tensor]:
+        """Upstream's method, or what overrides it."""
+        return self._calculate_rewards
+
+    @property
+    def policy_logprobs(self) -> Wrapped:
+        """The method for log-probabilities, or what overrides it."""
+        return self._get_per_token_logps_and_entropies
+
+    @property
+    def method_name(self) -> str:
+        """The name of the training method, as on the model card."""
+        return self._name
+
+    @property
+    def checkpoint_folder(self) -> Callable[[Any], str]:
+        """Upstream's method for the folder that holds a trial's checkpoints."""
+        return self._get_output_dir
+
+    @property
+    def push_checkpoint(self) -> Wrapped:
+        """Upstream's method that pushes from a checkpoint."""
+        return self._push_from_checkpoint
+
+    @property
+    def finish_push(self) -> Wrapped:
+        """Upstream's method that waits for a push."""
+        return self._finish_current_push
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint at the present optimizer step."""
+        self._save_checkpoint(self.model, trial=None)
 
 
 def is_warming_up(host: Bridge) -> bool:
     """Whether the next optimizer step trains only the critic."""
     return host.state.global_step < host.args.critic_warmup_steps
-
-
-class Private(Generic[Value]):
-    """Descriptor that reads and sets a private attribute or method of the trainer."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, internals: Internals, owner: Any = None) -> Value:
-        return getattr(internals.trainer, self.name)
-
-    def __set__(self, internals: Internals, value: Value) -> None:
-        setattr(internals.trainer, self.name, value)
-
-
-class Internals:
-    """The private state of GRPOTrainer and transformers' Trainer that this package uses.
-
-    The contract test holds each private name against the installed versions. Methods are bound at the call,
-    so that overrides and methods replaced after construction are used.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    step = Private[int]("_step")
-    # The current rollout batch, cut into micro-batches; None before the first.
-    buffer = Private[list[Batch] | None]("_buffered_inputs")
-
-    # Of the next log: metrics by mode ("train", "eval") and name, and columns of the table of completions.
-    metrics = Private[dict[str, dict[str, list[float]]]]("_metrics")
-    logs = Private[dict[str, Any]]("_logs")
-    # What reward functions passed to `log_metric` and `log_extra`.
-    pending_metrics = Private[dict[str, list[float]]]("_pending_metrics")
-    pending_columns = Private[dict[str, list[Any]]]("_pending_extra_logs")
-
-    @property
-    def figures(self) -> tuple[Any, ...]:
-        """Return metrics, table columns, pending metrics and pending columns of the next log."""
-        return self.metrics, self.logs, self.pending_metrics, self.pending_columns
-
-    @figures.setter
-    def figures(self, values: tuple[Any, ...]) -> None:
-        self.metrics, self.logs, self.pending_metrics, self.pending_columns = values
-
-    @property
-    def loss(self) -> tuple[torch.Tensor, float, int]:
-        """Return the sums of the loss since and before the last log, and the step of that log."""
-        trainer = self.trainer
-        return trainer._tr_loss, trainer._total_loss_scalar, trainer._globalstep_last_logged
-
-    @loss.setter
-    def loss(self, value: tuple[torch.Tensor, float, int]) -> None:
-        trainer = self.trainer
-        trainer._tr_loss, trainer._total_loss_scalar, trainer._globalstep_last_logged = value
-
-    tokenizer = Private[Any]("_tokenizer")
-    # The step at which vLLM last got the weights.
-    synced_step = Private[int]("_last_loaded_step")
-    signature_columns = Private[list[str]]("_signature_columns")
-
-    @property
-    def end_ids(self) -> set[int]:
-        """Return the last token ids of complete completions: ends of turns and padding."""
-        return {*self.trainer.eos_token_ids, self.tokenizer.pad_token_id}
-
-    def decode(self, ids: list[int]) -> str:
-        """Decode token ids to text, without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    generate_single_turn = Private[Wrapped]("_generate_single_turn")
-    calculate_rewards = Private[Callable[..., torch.Tensor]]("_calculate_rewards")
-    logprobs = Private[Wrapped]("_get_per_token_logps_and_entropies")
-
-    method = Private[str]("_name")
-
-    output_dir = Private[Callable[[Any], str]]("_get_output_dir")
-    push = Private[Wrapped]("_push_from_checkpoint")
-    finish_push = Private[Wrapped]("_finish_current_push")
-
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint at the present optimizer step."""
-        self.trainer._save_checkpoint(self.trainer.model, trial=None)

@@ -52,7 +52,7 @@ def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_
     from rich.table import Table
 
     table = Table("prompt", "completion", "score", title=f"step {host.state.global_step}")
-    rows, decode = host.eval_dataset, host.internals.tokenizer.batch_decode
+    rows, decode = host.eval_dataset, host.text_tokenizer.batch_decode
     first = next(iter(rows)) if isinstance(rows, dict) else None
     held_out = rows is not None
     loader = host.get_eval_dataloader(first) if held_out else host.get_train_dataloader()

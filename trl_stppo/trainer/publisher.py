@@ -94,7 +94,7 @@ class Publisher(TrainerCallback):
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
             # It reads the files that are about to be written.
-            self._host.internals.finish_push()
+            self._host.finish_push()
         with gathered(self._host):
             wrapped(output_dir, internal)
         self._saved_for_push = True
@@ -149,10 +149,10 @@ class Publisher(TrainerCallback):
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
         """Write a checkpoint, push its files, and delete old checkpoints that are not being uploaded."""
-        run_dir = Path(self._host.internals.output_dir(trial))
+        run_dir = Path(self._host.checkpoint_folder(trial))
         folder = self._checkpoints.save(wrapped, run_dir, model, trial)
         if self._host.args.push_to_hub:
-            self._host.internals.push(str(folder))
+            self._host.push_checkpoint(str(folder))
         uploading = {f for job, f in self._pushed_from.items() if not job.done()}
         self._checkpoints.prune(run_dir, {folder, *uploading})
 

@@ -110,7 +110,7 @@ class TraceRecorder(TrainerCallback):
             host.add_callback(self)
 
     def _pieces(self, ids: list[int]) -> list[str]:
-        tokenizer = self._host.internals.tokenizer
+        tokenizer = self._host.text_tokenizer
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         return cut(ids, partial(tokenizer.decode, **whole), backend)
@@ -181,7 +181,7 @@ class TraceRecorder(TrainerCallback):
             rows = [part["trace_row"] for part in window if "trace_row" in part]
             if rows:
                 self._update.outcomes.append((outcome, torch.cat(rows)))
-        if host.internals.step % host.args.micro_batches_per_rollout == 0:
+        if host.micro_step % host.args.micro_batches_per_rollout == 0:
             self._update.header["complete"] = True
             self.finish()
 
@@ -230,7 +230,7 @@ class TraceRecorder(TrainerCallback):
             "update": update,
             "global_step": host.state.global_step,
             "process": host.accelerator.process_index,
-            "trainer": host.internals.method,
+            "trainer": host.method_name,
             "variant": getattr(host.args, "variant", None),
             "level": host.importance_sampling_level,
             "steps": {},

@@ -318,17 +318,17 @@ class TrainingLoop:
 
     def micro_batch(self, play: Callable[[], Batch]) -> Batch:
         """Return the next micro-batch; call `play` for a new rollout batch if the last batch is used up."""
-        internals, accumulation = self.host.internals, self.args.gradient_accumulation_steps
-        per_epoch, step = int(self.args.steps_per_generation or 1), internals.step
-        if step % self.args.micro_batches_per_rollout == 0 or internals.buffer is None:
+        host, accumulation = self.host, self.args.gradient_accumulation_steps
+        per_epoch, step = int(self.args.steps_per_generation or 1), host.micro_step
+        if step % self.args.micro_batches_per_rollout == 0 or host.rollout_buffer is None:
             with self.guards.around_rollout():
-                internals.buffer = deal([play()], per_epoch)
+                host.rollout_buffer = deal([play()], per_epoch)
         elif step % per_epoch == 0:
-            internals.buffer = deal(internals.buffer, per_epoch)
+            host.rollout_buffer = deal(host.rollout_buffer, per_epoch)
         if step % accumulation == 0:
             # Only copies are sorted: a sorted buffer would make the next shuffle depend on the cut.
             first = step % per_epoch
-            window = internals.buffer[first : first + accumulation]
+            window = host.rollout_buffer[first : first + accumulation]
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
             self.open_window(regroup(window))
             is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
@@ -355,7 +355,7 @@ class TrainingLoop:
     @property
     def step_of_rollout(self) -> int:
         """Return the number of the optimizer step among those of its rollout batch, from 0."""
-        done = self.host.internals.step % self.args.micro_batches_per_rollout
+        done = self.host.micro_step % self.args.micro_batches_per_rollout
         return int(done // self.args.gradient_accumulation_steps)
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
@@ -576,7 +576,7 @@ class TrainingLoop:
             for numbers, table in self.first_logprobs
             for number, logprobs in zip(numbers.tolist(), table, strict=True)
         }
-        for batch in self.host.internals.buffer or []:
+        for batch in self.host.rollout_buffer or []:
             own = [rows[number] for number in batch.pop("row").tolist()]
             padded = nn.utils.rnn.pad_sequence(own, batch_first=True)
             missing = batch["completion_ids"].size(1) - padded.size(1)

@@ -227,7 +227,7 @@ class RunState(TrainerCallback):
     def forget_sync(self) -> None:
         """Mark vLLM's weights as outdated, so that the next rollout sends new weights."""
         if self._host.use_vllm:
-            self._host.internals.synced_step = -1
+            self._host.vllm_step = -1
 
     def notice(self, sampler: Any) -> Any:
         """Store the random generator of a new sampler of training rows; return the sampler."""
@@ -269,12 +269,12 @@ class RunState(TrainerCallback):
     @property
     def inside_rollout(self) -> bool:
         """Whether more optimizer steps will train on the rollout batch in the buffer."""
-        return self._host.internals.step % self._host.args.micro_batches_per_rollout != 0
+        return self._host.micro_step % self._host.args.micro_batches_per_rollout != 0
 
     def set_final_loss(self, logs: dict[str, float]) -> None:
         """Average the loss in the run's last log over all steps of the run."""
         if "train_loss" in logs:
-            logs["train_loss"] = self._host.internals.loss[1] / max(self._host.state.global_step, 1)
+            logs["train_loss"] = self._host.loss_sums[1] / max(self._host.state.global_step, 1)
 
     # ------------------------------------------------------------------ writing
 
@@ -289,7 +289,7 @@ class RunState(TrainerCallback):
         process = self._host.accelerator.process_index
         torch.save(self._collected(), state_file(folder, process))
         # Texts of the log, and the record of the open update; no weight depends on them.
-        logs = {key: value for key, value in self._host.internals.logs.items() if key != "images"}
+        logs = {key: value for key, value in self._host.next_table.items() if key != "images"}
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
         if self._optimizers.critic is not None:
@@ -302,11 +302,11 @@ class RunState(TrainerCallback):
 
     def _collected(self) -> dict[str, Any]:
         """Return this process's state between two optimizer steps."""
-        internals = self._host.internals
-        loss, total_loss, last_logged = internals.loss
+        host = self._host
+        loss, total_loss, last_logged = host.loss_sums
         state = {
-            "buffer": internals.buffer if self.inside_rollout else None,
-            "metrics": internals.metrics,
+            "buffer": host.rollout_buffer if self.inside_rollout else None,
+            "metrics": host.next_metrics,
             "loss": loss,
             "total_loss": total_loss,
             "last_logged": last_logged,
@@ -336,7 +336,7 @@ class RunState(TrainerCallback):
         """Restore the state read from a checkpoint, or reset for a new run."""
         host, saved, folder = self._host, self._saved, self.folder
         if saved is None or folder is None:
-            self._host.internals.step, self._host.internals.buffer = 0, None
+            self._host.micro_step, self._host.rollout_buffer = 0, None
             self._stale.load_state_dict([])
             return
         if state.global_step >= state.max_steps and host.accelerator.is_main_process:
@@ -362,20 +362,20 @@ class RunState(TrainerCallback):
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Restore the state of `_collected`, except the position in the rows."""
-        host, internals = self._host, self._host.internals
+        host = self._host
         device = host.accelerator.device
-        internals.step = host.state.global_step * host.args.gradient_accumulation_steps
-        internals.buffer = send_to_device(state["buffer"], device)
+        host.micro_step = host.state.global_step * host.args.gradient_accumulation_steps
+        host.rollout_buffer = send_to_device(state["buffer"], device)
         for mode, figures in state["metrics"].items():
-            internals.metrics[mode].update(figures)
-        internals.loss = state["loss"].to(device), state["total_loss"], state["last_logged"]
+            host.next_metrics[mode].update(figures)
+        host.loss_sums = state["loss"].to(device), state["total_loss"], state["last_logged"]
         self.guards.load_state_dict(state["guards"])
         for each in self.stabilizers:
             each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:
         """Restore the logged texts and the trace's open record, if the checkpoint has them."""
-        logs = self._host.internals.logs
+        logs = self._host.next_table
         for key, entries in self._episodes.get("logs", {}).items():
             if isinstance(entries, dict):
                 for name, values in entries.items():

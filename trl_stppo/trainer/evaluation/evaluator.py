@@ -77,8 +77,8 @@ class Evaluator:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
-        if COLUMN not in self._host.internals.signature_columns:
-            self._host.internals.signature_columns.append(COLUMN)
+        if COLUMN not in self._host.signature_columns:
+            self._host.signature_columns.append(COLUMN)
         named = named_rows(rows, host.num_generations_eval)
         # All rows count. Upstream would reuse a persistent loader of other rows under the same name.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
@@ -159,12 +159,12 @@ class Evaluator:
     def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
         host, weight = self._host, len(names) - len(rollout.repeated)
-        for metric, values in self._host.internals.pending_metrics.items():
+        for metric, values in self._host.pending_metrics.items():
             run.add_sum(metric, weight * sum(values) / len(values), weight)
-        self._host.internals.pending_metrics.clear()
+        self._host.pending_metrics.clear()
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
-        run.add(rollout, names, self._host.internals.end_ids, host.reward_weights.tolist())
+        run.add(rollout, names, self._host.end_ids, host.reward_weights.tolist())
 
 
 class NamedRows:
@@ -213,8 +213,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
-    internals, figures = host.internals, host.internals.figures
-    training = host.model.training
+    log, training = host.next_log, host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device
     forked = [] if device.type in ("cpu", "mps") else [device.index or 0]
@@ -223,16 +222,16 @@ def undisturbed(host: Bridge) -> Iterator[None]:
     ):
         try:
             metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
-            logs = {name: copy.copy(entry) for name, entry in internals.logs.items()}
+            logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
             for entry in logs.values():
                 entry.clear()
-            internals.figures = metrics, logs, defaultdict(list), defaultdict(list)
+            host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
             set_seed(host.args.seed, device_specific=True)
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            internals.figures = figures
+            host.next_log = log
             if host.model.training != training:
                 host.model.train(training)
 

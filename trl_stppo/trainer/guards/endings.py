@@ -220,7 +220,7 @@ class Ending(TrainerCallback):
             return
         if self.before is not None:
             _set_random_states(self.before)
-        host.internals.save_checkpoint()
+        host.save_checkpoint()
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:

@@ -106,7 +106,7 @@ class Guards:
     def around_rollout(self) -> Iterator[None]:
         """Context manager of a rollout batch: reset the stop by `target_kl`, then check for a collapse."""
         self._state.rollout_stopped = False
-        metrics = self._host.internals.metrics["train"]
+        metrics = self._host.next_metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
             yield
@@ -153,7 +153,7 @@ class Guards:
     def watch_sampler(self, gap: float, *, exact: bool) -> None:
         """End the run if several rollouts in a row were sampled with wrong weights."""
         message, watch = self._sampler.look(gap, exact=exact), self._sampler
-        self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
+        self._host.next_metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
         if watch.count >= PATIENCE:
             self.ending.reason, watch.count = self.ending.reason or message, 0
         elif message and watch.blocks == 1 and self._host.accelerator.is_main_process:
@@ -272,7 +272,7 @@ class Guards:
 
     def _log(self) -> None:
         """Set the guards' totals in the next log; upstream would average appended values."""
-        figures = self._host.internals.metrics["train"]
+        figures = self._host.next_metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
         figures["guard/falls"] = [self._falls.falls]

@@ -78,7 +78,7 @@ class ForwardPasses:
         try:
             with inference(host.model):
                 packed = self._packed_logprobs(host.model, rows, plan)[0]
-                padded = host.internals.logprobs(host.model, *full_sequence(batch))[0]
+                padded = host.policy_logprobs(host.model, *full_sequence(batch))[0]
                 gaps = [(packed - padded)[batch["completion_mask"].bool()]]
             if host.has_critic:
                 with inference(host.critic.model):
@@ -121,7 +121,7 @@ class ForwardPasses:
             if plan:
                 logprobs, entropies = self._packed_logprobs(model, rows, plan)
                 return logprobs, entropies if entropy else None, None
-        result: Logprobs = self._host.internals.logprobs(
+        result: Logprobs = self._host.policy_logprobs(
             model,
             *full_sequence(batch),
             batch_size=batch_size,
@@ -133,7 +133,7 @@ class ForwardPasses:
     @property
     def _is_overridden(self) -> bool:
         """Whether the trainer has another method for log-probabilities than ours."""
-        return getattr(self._host.internals.logprobs, "__func__", None) is not self._own_hook
+        return getattr(self._host.policy_logprobs, "__func__", None) is not self._own_hook
 
     def _counts_passes(self, model: nn.Module) -> bool:
         """Whether the number of passes must not follow from the rows.

@@ -26,7 +26,7 @@ class RolloutLog:
     def add(self, metrics: dict[str, float]) -> None:
         """Add metrics, equal on all processes, to the next log."""
         for name, value in metrics.items():
-            self._host.internals.metrics["train"][name].append(value)
+            self._host.next_metrics["train"][name].append(value)
 
     def write(
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
@@ -40,13 +40,13 @@ class RolloutLog:
             self._spread(totals)
         self.table(rollout, rewards, advantages)
         self._means(rollout.metric_sums)
-        pending = self._host.internals.pending_metrics
+        pending = self._host.pending_metrics
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
     def _lengths(self, rollout: Rollout) -> None:
         """Add metrics of completion lengths, of completions without an end, and of tool calls."""
-        host, episodes, ends = self._host, rollout.episodes, self._host.internals.end_ids
+        host, episodes, ends = self._host, rollout.episodes, self._host.end_ids
         numbers = [
             [prompt_tokens(e), e.num_sampled, whole, e.tool_calls, e.tool_failures]
             for e, whole in zip(episodes, rollout.ended(ends), strict=True)
@@ -54,7 +54,7 @@ class RolloutLog:
         local = torch.tensor(numbers, device=host.accelerator.device)
         prompt, tokens, whole, calls, failures = host.accelerator.gather(local).T
         host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
-        host.internals.metrics["train"]["num_tokens"] = [host.state.num_input_tokens_seen]
+        host.next_metrics["train"]["num_tokens"] = [host.state.num_input_tokens_seen]
         ended = tokens[whole.bool()] if whole.any() else torch.zeros(1)
         for kind, lengths in (("", tokens.float()), ("terminated_", ended.float())):
             figures = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
@@ -85,15 +85,15 @@ class RolloutLog:
 
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""
-        logs = self._host.internals.logs
+        logs = self._host.next_table
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
         logs["prompt"].extend(gather_object(prompts))
-        logs["completion"].extend(gather_object(rollout.completions(self._host.internals.decode)))
+        logs["completion"].extend(gather_object(rollout.completions(self._host.decode)))
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)
         # In the same order on all processes, so that values keep their names.
-        pending = self._host.internals.pending_columns
+        pending = self._host.pending_columns
         for column_name in sorted(set(gather_object(list(pending)))):
             values = pending.get(column_name, [None] * len(prompts))
             logs["extra"][column_name].extend(gather_object(values))

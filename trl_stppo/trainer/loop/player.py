@@ -148,8 +148,8 @@ class EpisodePlayer:
 
     def pad(self, rollout: Rollout) -> Batch:
         """Convert a rollout's tokens to tensors on the device, with a row per context."""
-        host, ended = self._host, rollout.ended(self._host.internals.end_ids)
-        pad = self._host.internals.tokenizer.pad_token_id
+        host, ended = self._host, rollout.ended(self._host.end_ids)
+        pad = self._host.text_tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
         hidden = [host.mask_truncated_completions and not ended[n] for n, _ in rollout.contexts]
         # A training has as many rows, so as many passes, on each process.

@@ -35,8 +35,8 @@ class EpisodeRewards:
         host, episodes = self._host, rollout.episodes
         if rollout.has_environment:
             endings = [_ending(episode) for episode in episodes]
-            self._host.internals.pending_columns["stop_reason"].extend(endings)
-        completions = rollout.completions(self._host.internals.decode)
+            self._host.pending_columns["stop_reason"].extend(endings)
+        completions = rollout.completions(self._host.decode)
         ids = [e.completion_ids for e in episodes]
         # Reward models render all prompts, and a template may refuse that of a failed episode.
         hidden = [e.conversational and not e.num_turns for e in episodes]
@@ -44,7 +44,7 @@ class EpisodeRewards:
             PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
         ]
         with self.plan.current.about(episodes), self._environments_of(rollout):
-            all_rewards = host.internals.calculate_rewards(
+            all_rewards = host.calculate_rewards(
                 rollout.rows_of_episodes(), prompts, completions, ids
             )
             for i, func in enumerate(host.reward_funcs):

@@ -150,7 +150,7 @@ class TurnSampler:
         ) -> tuple[list[list[int]], list[list[float]] | None]:
             training = host.model.training
             with new_token_limit(host, max_new_tokens):
-                result = self._host.internals.generate_single_turn(ids, None, {}, 1)
+                result = self._host.generate_single_turn(ids, None, {}, 1)
             # Continuous batching leaves the model in train mode.
             if host.model.training != training:
                 host.model.train(training)

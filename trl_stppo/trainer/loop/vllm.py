@@ -47,7 +47,7 @@ class VLLM:
         host = self._host
         version = host.state.global_step if version is None else version
         lost = host.vllm_mode == "server" and self._has_lost()
-        if version != host.internals.synced_step or lost:
+        if version != host.vllm_step or lost:
             self._push(version)
         self.figures = {}
         return version
@@ -59,7 +59,7 @@ class VLLM:
                 self._write_adapter()
             else:
                 self._send()
-        self._host.internals.synced_step = version
+        self._host.vllm_step = version
         if host.vllm_mode == "server":
             names = [""]
             if host.accelerator.is_main_process:

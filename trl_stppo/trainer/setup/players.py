@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
     """Build the player of episodes with the engines of training and evaluation."""
-    tokenizer = host.internals.tokenizer
+    tokenizer = host.text_tokenizer
     warn_of_hidden_settings(host)
     # Two threads must not change one state.
     if host.args.rollout_overlap:

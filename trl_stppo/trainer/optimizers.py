@@ -59,13 +59,14 @@ class Optimizers:
             parameter.requires_grad_(True)
         if not self.roles:
             self.roles = _policy_roles(host, optimizer, is_callers)
+            groups = None
             if is_sharded(host.accelerator):
                 host.add_callback(_EndOfMiniBatch(self))
             else:
                 if add_critic_groups(host, optimizer, parameters):
                     self.roles += CRITIC
                 CriticHooks(optimizer, self.critic_grads)
-            groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
+                groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
             self._scale.attach(optimizer, groups, host.model, parameters)
         return optimizer
 

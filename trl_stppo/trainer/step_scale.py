@@ -201,21 +201,26 @@ class StepScale:
     def attach(
         self,
         optimizer: torch.optim.Optimizer,
-        groups: Sequence[int],
+        groups: Sequence[int] | None,
         policy: nn.Module,
         critic: Sequence[nn.Parameter],
     ) -> None:
-        """Scale the steps of an optimizer's `groups`, and prepare the measurement of the clipping bias."""
+        """Scale the steps of an optimizer's `groups` (None: all), and prepare to measure the clipping bias."""
 
-        def scale_rates(*_: Any) -> None:
-            self._rates = [optimizer.param_groups[i]["lr"] for i in groups]
+        def chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+            # An engine may have dropped empty groups.
+            every = optimizer.param_groups
+            return every if groups is None else [every[i] for i in groups]
+
+        def scale_rates(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            self._rates = [group["lr"] for group in chosen(optimizer)]
             if self.factor != 1.0:
-                for i in groups:
-                    optimizer.param_groups[i]["lr"] = optimizer.param_groups[i]["lr"] * self.factor
+                for group in chosen(optimizer):
+                    group["lr"] = group["lr"] * self.factor
 
-        def restore_rates(*_: Any) -> None:
-            for i, rate in zip(groups, self._rates, strict=True):
-                optimizer.param_groups[i]["lr"] = rate
+        def restore_rates(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            for group, rate in zip(chosen(optimizer), self._rates, strict=True):
+                group["lr"] = rate
 
         optimizer.register_step_pre_hook(scale_rates)
         optimizer.register_step_post_hook(restore_rates)

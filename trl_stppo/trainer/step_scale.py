@@ -205,7 +205,7 @@ class StepScale:
         policy: nn.Module,
         critic: Sequence[nn.Parameter],
     ) -> None:
-        """Scale the steps of an optimizer's `groups` (None: all), and prepare to measure the clipping bias."""
+        """Scale the steps of `groups` (None: all), and prepare the measurement of the clipping bias."""
 
         def chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
             # An engine may have dropped empty groups.

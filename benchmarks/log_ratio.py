@@ -37,7 +37,7 @@ from trl_stppo.core import turn_starts
 from trl_stppo.watch.lines import ProgressLines
 
 SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
-EPISODES, PREFIX, LONGEST = 8, 100, 120
+EPISODES, PREFIX, LONGEST = 4, 40, 40
 
 
 def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, float]:

@@ -175,6 +175,14 @@ def calculator_reward(environments, **kwargs):
     return [environment.reward for environment in environments]
 
 
+@pytest.mark.parametrize(("dtype", "bf16"), [("float32", True), ("bfloat16", False)])
+def test_passes_are_packed_in_bfloat16_too(tmp_path, dtype, bf16):
+    trainer = trainer_of(
+        tmp_path, arguments={"peft_config": LORA}, model_init_kwargs={"dtype": dtype}, bf16=bf16
+    )
+    assert trainer._forward.why_padded is None
+
+
 def test_a_template_with_tools_lets_it_call_a_calculator(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     tools = {"environment_factory": Calculator, "reward_funcs": [calculator_reward, length]}

@@ -59,7 +59,7 @@ EPISODES = {
     ),
     "tools: a last word that was cut is no last word": (
         (Tools, None, ["!n]", "ending]"], {"max_turn_tokens": 3}),
-        "!n][t ][a end", "000 ....... 111", StopReason.TOKEN_BUDGET,
+        "!n][t ][a end", "000 ....... 111", StopReason.MAX_TURN_TOKENS,
     ),
     "text: a turn cut by the budget, and the environment goes on": (
         (texts(going("x"), going("y")), None, ["ab]", "cdefg]"], {"max_completion_tokens": 14}),

@@ -7,7 +7,7 @@ learns it, after a warm start by TRL's SFTTrainer (docs/pretrained.md).
 
 Examples:
     trl-stppo new games/guess
-    trl-stppo new games/guess --model HuggingFaceTB/SmolLM2-135M-Instruct
+    trl-stppo new games/number --model HuggingFaceTB/SmolLM2-135M-Instruct
 """
 
 from __future__ import annotations

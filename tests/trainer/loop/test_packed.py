@@ -197,7 +197,7 @@ def test_families_that_go_packed(tmp_path, kind):
     assert trainer_of(tmp_path, policy(kind, **options))._forward.why_padded is None
 
 
-def test_rounding_under_autocast_is_no_difference(tmp_path):
+def test_passes_are_compared_in_the_precision_of_the_weights(tmp_path):
     trainer = trainer_of(tmp_path, policy(hidden_size=64), bf16=True)
     assert trainer.model.dtype == torch.float32
     assert trainer._forward.why_padded is None

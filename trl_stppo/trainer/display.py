@@ -17,7 +17,6 @@ from .bridge import Bridge
 from .describe import task
 from .loop.rollout import Rollout
 from .planning.plan import RolloutPlan
-from .rollouts import why_not_ahead
 
 
 def install_callbacks(
@@ -43,7 +42,6 @@ def install_callbacks(
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
     for engine in engines if host.accelerator.is_main_process else ():
         engine.on_progress = lines.on_rollout
-    lines.can_overlap = lambda: why_not_ahead(host) is None
 
 
 def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_only: bool) -> None:

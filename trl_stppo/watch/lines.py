@@ -45,13 +45,10 @@ class Column(NamedTuple):
 
 
 OVERLAP = "perf/overlap"
-PLAYING = ("perf/generation_seconds", "perf/wait_seconds")
 FIRST = 3
 LAST = 5
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
-# Factor on the speed from which the end of a run names `rollout_overlap`.
-WORTH = 1.2
 
 # From left to right; 80 characters with place and times. The score replaces a success that is not known.
 COLUMNS = (
@@ -93,7 +90,6 @@ class ProgressLines(TrainerCallback):
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
         self.passes = ""
-        self.can_overlap: Callable[[], bool] = lambda: False
         self._steps = 1
         self._lines = 0
         self._training, self._first = False, 0
@@ -181,18 +177,6 @@ class ProgressLines(TrainerCallback):
                 "docs/collapse.md and docs/reliability.md"
             )
         say_fruitless(state.log_history)
-        rounds = (state.global_step - self._first) / self._steps
-        whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
-        run = [entry for entry in state.log_history if entry.get("step", 0) > self._first]
-        # A round takes rollout time plus update time; with overlap at best the longer of the two.
-        played = sum(mean(known(run, name)) or 0.0 for name in PLAYING)
-        factor = whole / max(played, whole - played, 1e-9)
-        overlaps = getattr(args, "rollout_overlap", True) or not self.can_overlap()
-        if factor > WORTH and not overlaps:
-            say(
-                "rollout_overlap=True plays a rollout during the update before it: at best "
-                f"{factor:.1f} x as fast, if they do not compute on the same cores"
-            )
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         for name, value in entry.items():

@@ -62,7 +62,7 @@ class AgentContexts:
         self.new: list[Message] = []
 
     def begin(self, request: AgentRequest) -> bool:
-        """Set the current context to that of the request. Return False, with no change, if it is full."""
+        """Make the request's context current. Return False, with no change, if it is full."""
         said = tuple(_said(message) for message in request.messages)
         tools = json.dumps(request.tools, sort_keys=True)
         match = self._match(said, tools)

@@ -22,7 +22,7 @@ Factories = dict[str | None, Factory]
 def split_environments(
     environment_factory: Factory | dict[str, Factory] | None,
 ) -> tuple[Factories, Factories, dict[str | None, Any]]:
-    """Call each factory once; return those of text environments, those of tools, and what each has made.
+    """Call each factory once; return text environments, tool environments, and the instances made.
 
     The keys are names of factories; None is the single unnamed one.
     """

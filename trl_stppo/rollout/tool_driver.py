@@ -64,7 +64,7 @@ def _fits(call: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
 
 
 class ToolDriver(Driver):
-    """Driver of one factory's tool environments, of tools without an environment, or of plain prompts.
+    """Driver of one factory's tool environments; without a factory, of tools or plain prompts.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.

@@ -1,4 +1,4 @@
-"""How a rollout comes: played now, by a policy of some updates ago, or on a thread during the last update.
+"""The ways to a rollout: play now, play with older weights, or play on a thread during the update before.
 
 With `rollout_overlap` rollouts are one update ahead: when update k begins, rollout k is complete. Its
 rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So each

@@ -354,7 +354,7 @@ class TrainingLoop:
 
     @property
     def step_of_rollout(self) -> int:
-        """Return the number of the optimizer step among those of its rollout batch, from 0."""
+        """Return the optimizer step's place among the steps of its rollout batch, from 0."""
         done = self.host.micro_step % self.args.micro_batches_per_rollout
         return int(done // self.args.gradient_accumulation_steps)
 

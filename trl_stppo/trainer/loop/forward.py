@@ -36,7 +36,7 @@ PROBE = (((5, 6), (7, 8, 9, 6)), ((5, 6), (7, 3)), ((5, 6), (7, 8)), ((4,), (3, 
 
 
 class ForwardPasses:
-    """Computes log-probabilities and values, of packs where these cost less than padded rows.
+    """Computes log-probabilities and values; packs rows if packs cost less than padded rows.
 
     Attributes:
         why_padded: why no pass is packed, or None.
@@ -114,7 +114,7 @@ class ForwardPasses:
         entropy: bool = False,
         aux_loss: bool = False,
     ) -> Logprobs:
-        """Return log-probabilities of a batch's tokens under a policy; packed, of sampled tokens alone."""
+        """Return log-probabilities of a batch's tokens under a policy; packs cover sampled tokens alone."""
         self.was_packed = False
         if self.why_padded is None and not self._is_overridden:
             rows = self._rows(batch)

@@ -105,7 +105,7 @@ class EpisodePlayer:
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """Numbers of the training rows by hash, of equal rows the first; empty for a stream."""
+        """Numbers of the training rows by hash; equal rows have the first number. Empty for a stream."""
         rows = self._host.train_dataset
         hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
         return {found: number for number, found in reversed([*enumerate(hashes)])}
@@ -224,7 +224,7 @@ def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
 
 
 def raise_first(local: Exception | None) -> None:
-    """Raise one process's error on all processes, of several processes as a RolloutError."""
+    """Raise one process's error on all processes; several processes raise a RolloutError."""
     if local is not None and PartialState().num_processes == 1:
         raise local
     # A subclass of ValueError may not be pickled.

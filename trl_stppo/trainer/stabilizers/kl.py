@@ -68,7 +68,7 @@ class Kl(Stabilizer):
             )
 
     def start_mini_batch(self, step: int) -> None:
-        """Reset the sums of a mini-batch, and before an update's first one those of the update."""
+        """Reset the mini-batch's sums; before an update's first mini-batch reset the update's sums, too."""
         self._step, self._sums, self._kl, self._turns = step, None, 0.0, 0.0
         if step == 0:
             self._update = Update()

@@ -1,8 +1,8 @@
 """The log ratio of a policy that has not moved, with packed and with padded passes.
 
 An episode's old log-probabilities come from one pass and those of the loss from another, over other rows.
-In exact arithmetic they are equal. Two mini-batches are trained for two epochs at a learning rate of 0, and
-every log ratio of their losses is rounding.
+In exact arithmetic they are equal. The model itself samples the tokens. Two mini-batches are trained for two
+epochs at a learning rate of 0, and every log ratio of their losses is rounding.
 
     python benchmarks/log_ratio.py            # SmolLM2-135M, after `make pretrained`; minutes
     python benchmarks/log_ratio.py --quick    # a tiny model
@@ -25,26 +25,44 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 import transformers
 from _outcome import finish
-from _update_batch import prefix_episodes
 from _update_ours import lora, rollout
 from datasets import Dataset
 from geometries import save_random_model
 from peft import TaskType
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.core import turn_starts
 from trl_stppo.watch.lines import ProgressLines
 
 SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
-EPISODES, PREFIX, LONGEST = 4, 40, 40
+EPISODES, LONGEST = 4, 40
+PROMPT = (
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle on the beach."
+)
+
+
+def sampled_episodes(model: str, tokenizer: Any) -> list[dict[str, Any]]:
+    """Sample the episodes from the model itself; the first ones are cut short."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids.repeat(EPISODES, 1)
+    torch.manual_seed(0)
+    rows = policy.generate(
+        prompt, do_sample=True, max_new_tokens=LONGEST, min_new_tokens=LONGEST, pad_token_id=0
+    )
+    episodes = []
+    for number, row in enumerate(rows.tolist()):
+        ids = row[prompt.size(1) :][: LONGEST * (number + 1) // EPISODES]
+        turn = {"completion_ids": ids, "turn_spans": [[0, len(ids)]]}
+        episodes.append({"prompt_ids": row[: prompt.size(1)], **turn})
+    return episodes
 
 
 def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, float]:
     """Return sizes of the log ratios in nats, per token and per turn, and the clip range."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    episodes = prefix_episodes(PREFIX, EPISODES, LONGEST, tokenizer.eos_token_id, ragged=True)
+    episodes = sampled_episodes(model, tokenizer)
     trainer = STPPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 3) for i in range(len(completions))],

@@ -61,7 +61,9 @@ class ForwardPasses:
             self.why_padded = "The router's loss is not a sum over tokens."
         models = [m for m in (host.model, host.ref_model, critic) if m is not None]
         for model in models:
-            self.why_padded = self.why_padded or supports(model)
+            # An engine around a reference has a configuration of its own.
+            unwrapped = host.accelerator.unwrap_model(model)
+            self.why_padded = self.why_padded or supports(unwrapped)
         if self.why_padded is None and not runtime.shards_weights(host.accelerator):
             self.why_padded = self._difference()
 

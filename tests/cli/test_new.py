@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,17 @@ def test_a_pretrained_model_gets_files_of_its_own(tmp_path, folder, capsys):
     assert f"MODEL = {str(tmp_path / 'smol')!r}" in said
     compile(said, "warm_start.py", "exec")
     assert "LoraConfig" in (tmp_path / "theirs" / "train.py").read_text()
+
+
+def test_the_settings_for_a_pretrained_model_would_start(tmp_path, dry_run, monkeypatch):
+    assert main(["new", str(tmp_path / "theirs"), "--model", "anyone/anything"]) == 0
+    monkeypatch.chdir(tmp_path / "theirs")
+    monkeypatch.syspath_prepend(str(tmp_path / "theirs"))
+    # The warm start makes this folder.
+    Path("runs/careless").mkdir(parents=True)
+    code, shown = dry_run("--config", "run.yaml")
+    assert (code, "PROBLEM" in shown) == (0, False), shown
+    assert "LoRA of rank" in shown
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,7 @@ def test_an_observation_that_fills_the_rest_ends_the_episode(budget, asked):
     [
         ({"max_turn_tokens": 3}, "max_turn_tokens"),
         ({"max_turn_tokens": 9, "max_completion_tokens": 3}, "token_budget"),
+        ({"max_turn_tokens": 3, "max_completion_tokens": 3}, "token_budget"),
     ],
 )
 def test_the_limit_that_cut_a_final_turn_is_named(limits, reason):
@@ -64,13 +66,23 @@ def test_the_limit_that_cut_a_final_turn_is_named(limits, reason):
 
 
 def test_a_long_rollout_says_how_many_episodes_have_ended(monkeypatch):
-    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 1e-9)
     engine, reports = build(texts(going("x"), done())), []
     engine.on_progress = lambda *numbers: reports.append(numbers)
     play(engine, says(["ab]", "c]"], ["ab]", "c]"]), [{}, {}])
     assert (0, 2) in reports
     assert {episodes for _, episodes in reports} == {2}
     assert reports == sorted(reports)
+
+
+def test_a_step_of_the_backend_that_takes_long_is_reported_once(monkeypatch):
+    engine, reports = build(texts(going("x"), going("x"), done())), []
+    engine.on_progress = lambda *numbers: reports.append(numbers)
+    clock = iter([0.0, 1000.0, *(1000.0 + 0.1 * step for step in range(1, 10_000))])
+    fake = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
+    monkeypatch.setattr("trl_stppo.rollout.engine.time", fake)
+    play(engine, says(["ab]", "c]", "d]"]), [{}])
+    assert reports == [(0, 1)]
 
 
 class Long(Tools):

@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import Adafactor, AutoModelForCausalLM
 
+from tests.kit import builders
 from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy
 from tests.kit.scripted import logged, norm, policy_parameters, scripted_trainer
 from tests.kit.tiers import quick
@@ -123,3 +124,17 @@ def test_an_optimizer_that_sets_its_own_rate_is_refused(tmp_path):
     optimizer = Adafactor(model.parameters(), lr=None, relative_step=True)
     with pytest.raises(ValueError, match=r"a Adafactor that sets its own learning rate"):
         check_optimizer(optimizer)
+
+
+def test_a_refused_optimizer_is_refused_in_a_second_training_too(tmp_path):
+    model = tiny_policy(char_tokenizer())
+    groups = [{"params": [p], "lr": 1e-3} for p in model.parameters()]
+    optimizer = torch.optim.ASGD(groups)
+    trainer = builders.build(
+        tmp_path, STPPOTrainer, arguments={"model": model, "optimizers": (optimizer, None)}
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match="ASGD"):
+            trainer.train()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert len(optimizer.param_groups) == len(groups)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from tests.kit import builders
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer import display
 from trl_stppo.watch import ProgressLines
@@ -144,3 +145,15 @@ def test_upstreams_displays_are_replaced_and_lines_can_be_taken_out(tmp_path, ca
     capsys.readouterr()
     trainer.train()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_long_rollout_tells_its_progress_while_there_are_lines(
+    removed, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 1e-9)
+    trainer = builders.build(tmp_path, arguments=builders.TEXT, **builders.LIMITS)
+    if removed:
+        trainer.remove_callback(ProgressLines)
+    trainer.train()
+    assert ("episodes have ended" in capsys.readouterr().out) is not removed

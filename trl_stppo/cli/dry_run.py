@@ -194,8 +194,9 @@ def passes(run: Plan, model: Any) -> str:
 def seconds_per_rollout(run: Plan, model: Any) -> float:
     """Estimate the seconds of a rollout batch with its updates whose episodes fill all their tokens.
 
-    A pass costs two operations per weight and token, a backward pass twice as many, or as many if only
-    adapters are trained. Passes are about half as fast as the matrix product that is timed here.
+    Prompts and evaluations are not counted. A pass costs two operations per weight and token, a backward pass
+    twice as many, or as many if only adapters are trained. On a CPU passes are about half as fast as the
+    matrix product that is timed here.
     """
     config = run.config
     critic = int(run.trainer_class.has_critic)
@@ -204,16 +205,30 @@ def seconds_per_rollout(run: Plan, model: Any) -> float:
     scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
     rounds = 1 + scored + config.num_iterations * each * (1 + critic)
     tokens = config.generation_batch_size * config.max_completion_length
-    device, half = config.device, config.bf16 and config.device.type != "cpu"
-    matrix = torch.ones(1024, 1024, device=device, dtype=torch.bfloat16 if half else torch.float32)
-    float((matrix @ matrix)[0, 0])
+    matrix = torch.ones(1024, 1024)
+    matrix @ matrix
     began, repeats = time.perf_counter(), 4
     for _ in range(repeats):
-        product = matrix @ matrix
-    float(product[0, 0])
+        matrix @ matrix
     rate = repeats * 2 * 1024**3 / (time.perf_counter() - began)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return 2 * weights * tokens * rounds / (rate / 2) / run.processes
+
+
+def length_of(run: Plan, model: Any, rollouts: float) -> str:
+    """Say how long a rollout batch takes, and all of them."""
+    if model is None:
+        return "not known before the model is here"
+    if run.config.device.type != "cpu":
+        return (
+            "not known: on a GPU, starting operations takes longer than the operations of sampling"
+        )
+    seconds = seconds_per_rollout(run, model)
+    total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
+    return (
+        f"about {duration(seconds)} per rollout batch{total}, without prompts and evaluations; less if "
+        "episodes leave tokens unused or rows begin alike"
+    )
 
 
 def resolved(run: Plan) -> dict[str, str]:
@@ -232,12 +247,7 @@ def resolved(run: Plan) -> dict[str, str]:
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
-    model, length = shape_of(run), "not known before the model is here"
-    if model is not None:
-        seconds = seconds_per_rollout(run, model)
-        length = f"at most about {duration(seconds)} per rollout batch"
-        length += f", {duration(seconds * steps / each)} in all" if steps > 0 else ""
-        length += "; less if episodes leave tokens unused or rows begin alike"
+    model = shape_of(run)
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
     return {
         "variant": f"{config.variant}: {ratio}",
@@ -259,5 +269,5 @@ def resolved(run: Plan) -> dict[str, str]:
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
-        "time here": length,
+        "time here": length_of(run, model, steps / each),
     }

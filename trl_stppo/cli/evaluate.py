@@ -195,7 +195,8 @@ class Shown:
             ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"
             success = {True: ", success", False: ", no success"}.get(episode.success, "")
             print(f"\n{self._label}: {ending}{success}")
-            print(redacted(self._decode([*episode.prompt_ids, *episode.ids])))
+            for context in episode.contexts:
+                print(redacted(self._decode([*context.prompt_ids, *context.ids])))
 
 
 def evaluate(
@@ -256,6 +257,8 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     `wrapper` takes an agent and its name, and returns a function that wraps the backend of its turns.
     """
     args, config, model_args, _ = parse_flags(EvaluateArguments, words)
+    if args.show < 0:
+        raise UsageError(f"`show={args.show}`: must satisfy show >= 0.")
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
         check_name(flag, name)

@@ -166,9 +166,11 @@ class _Rollout:
                 self._admit()
                 self._generate()
                 self._answer()
-                if time.monotonic() - began > report:
-                    left, report = len(self._waiting) + len(self._running), 2 * report
+                left, elapsed = len(self._waiting) + len(self._running), time.monotonic() - began
+                if left and elapsed > report:
                     self._engine.on_progress(number - left, number)
+                while report < elapsed:
+                    report *= 2
         finally:
             # Episodes are left only after an exception.
             for row, episode in self._running.items():
@@ -327,6 +329,7 @@ class _Rollout:
             self._call(episode, self._played, answer)
             return
         message = driver.message(episode, result.ids)
+        cut_by_turn = limit < episode.context.room(self._limits)
         episode.append_turn(result.ids, result.logprobs)
         if result.version is not None:
             episode.policy_versions.append(result.version)
@@ -339,8 +342,7 @@ class _Rollout:
             if driver.tools:
                 episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
-            by_turn = limit == self._limits.max_turn_tokens
-            cut = StopReason.MAX_TURN_TOKENS if by_turn else StopReason.TOKEN_BUDGET
+            cut = StopReason.MAX_TURN_TOKENS if cut_by_turn else StopReason.TOKEN_BUDGET
             self._end(episode, last if complete else cut)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:
             self._end(episode, StopReason.MAX_TURNS)

@@ -40,8 +40,14 @@ def install_callbacks(
         host.add_callback(lines := ProgressLines())
     lines.task = names
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
+
+    def on_progress(ended: int, episodes: int) -> None:
+        # The lines may have been removed since.
+        if lines in host.callback_handler.callbacks:
+            lines.on_rollout(ended, episodes)
+
     for engine in engines if host.accelerator.is_main_process else ():
-        engine.on_progress = lines.on_rollout
+        engine.on_progress = on_progress
 
 
 def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_only: bool) -> None:

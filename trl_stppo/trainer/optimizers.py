@@ -15,6 +15,7 @@ from .bridge import Bridge
 from .gradient_buffer import GradientBuffer
 from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
+from .stabilizers import check_linear
 from .step_scale import StepScale
 
 # Role of a group: policy with and without weight decay, critic with and without, or the caller's own.
@@ -58,17 +59,24 @@ class Optimizers:
         for parameter in parameters:
             parameter.requires_grad_(True)
         if not self.roles:
-            self.roles = _policy_roles(host, optimizer, is_callers)
-            groups = None
-            if is_sharded(host.accelerator):
-                host.add_callback(_EndOfMiniBatch(self))
-            else:
-                if add_critic_groups(host, optimizer, parameters):
-                    self.roles += CRITIC
-                CriticHooks(optimizer, self.critic_grads)
-                groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
-            self._scale.attach(optimizer, groups, host.model, parameters)
+            # What may be refused comes first: after a refusal nothing is attached.
+            self.roles = self._attach(optimizer, _policy_roles(host, optimizer, is_callers))
         return optimizer
+
+    def _attach(self, optimizer: torch.optim.Optimizer, roles: list[str]) -> list[str]:
+        """Check an optimizer, then attach the critic and the hooks; return the roles of its groups."""
+        host, parameters, groups = self._host, self._host.critic.parameters(), None
+        if host.args.scales_step:
+            check_linear(type(optimizer).__name__)
+        if is_sharded(host.accelerator):
+            host.add_callback(_EndOfMiniBatch(self))
+        else:
+            groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
+            if add_critic_groups(host, optimizer, parameters):
+                roles += CRITIC
+            CriticHooks(optimizer, self.critic_grads)
+        self._scale.attach(optimizer, groups, host.model, parameters)
+        return roles
 
     def _take_critic_out(self) -> None:
         """Make a separate optimizer for the critic, of the same kind as the policy's."""

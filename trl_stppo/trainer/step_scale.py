@@ -20,7 +20,7 @@ from ..core.policy import cosine, normalization_scale
 from .batch import Batch, row_tokens
 from .gradient_buffer import GradientBuffer, Reduce, grad_norm
 from .sharding.runtime import is_sharded
-from .stabilizers import GRADIENT, STEP, Stabilizer, check_linear
+from .stabilizers import GRADIENT, STEP, Stabilizer
 from .sums import wide
 
 # A pass of their own costs a forward and a backward pass of the clipped episodes. The other way costs a
@@ -224,8 +224,6 @@ class StepScale:
 
         optimizer.register_step_pre_hook(scale_rates)
         optimizer.register_step_post_hook(restore_rates)
-        if self._args.scales_step:
-            check_linear(type(optimizer).__name__)
         if not self._args.measures_clip_bias:
             return
         self.estimate = ClipBiasEstimate(self._accelerator.device)

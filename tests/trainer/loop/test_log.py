@@ -8,7 +8,12 @@ from trl_stppo.trainer.loop.log import warn_of_invalid
 
 
 def episode(valid, *said):
-    messages = [{"role": "assistant", "content": text} for text in said]
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": text}
+        if isinstance(text, list)
+        else {"role": "assistant", "content": text}
+        for text in said
+    ]
     return SimpleNamespace(valid_actions=valid, messages=messages)
 
 
@@ -16,6 +21,7 @@ def episode(valid, *said):
     ("episodes", "shown"),
     [
         ([episode([True, False], "5", "prose"), episode([False], "more prose")], "'prose'"),
+        ([episode([False], [{"name": "search"}])], "search"),
         ([episode([True, False], "5", "prose")], None),
         # Nobody knows which of its turns was the invalid one.
         ([episode([False], "5", "prose")], None),

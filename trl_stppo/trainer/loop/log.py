@@ -115,7 +115,9 @@ def warn_of_invalid(episodes: Sequence[Episode]) -> None:
     turns: list[tuple[bool, str]] = []
     for episode in episodes:
         said = [
-            message["content"] for message in episode.messages if message["role"] == "assistant"
+            message["content"] or str(message.get("tool_calls", ""))
+            for message in episode.messages
+            if message["role"] == "assistant"
         ]
         # An environment may report it of some turns alone.
         if len(said) == len(episode.valid_actions):

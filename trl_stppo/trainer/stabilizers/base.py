@@ -23,7 +23,8 @@ STEP, GRADIENT = "step", "gradient"
 class Stabilizer:
     """One entry of `stabilizers`: it weighs episodes, scales optimizer steps, or both.
 
-    The loop calls `start_mini_batch`, `observe` for each pass of the loss, `before_step`, and `end_step`.
+    The loop calls `start_mini_batch`; for each pass of the loss `episode_weights`, then `observe`;
+    `before_step`; and `end_step`.
 
     An instance belongs to one run. What it keeps from step to step goes into `state_dict`.
 

@@ -1,0 +1,32 @@
+"""`trl-stppo new --model`: its files run as they are, here for fewer games."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.pretrained.test_training import FOLDER
+from trl_stppo.cli.main import main
+
+pytestmark = [
+    pytest.mark.pretrained,
+    pytest.mark.skipif(not FOLDER.exists(), reason=f"{FOLDER} is made by `make pretrained`"),
+]
+
+
+def test_the_files_train_the_model(tmp_path):
+    folder = tmp_path / "mine"
+    assert main(["new", str(folder), "--model", str(FOLDER)]) == 0
+    warm, train = folder / "warm_start.py", folder / "train.py"
+    warm.write_text(warm.read_text().replace("range(64)", "range(8)"))
+    few = train.read_text().replace("total_episodes=576", "total_episodes=48")
+    train.write_text(few.replace("held_out * 5", "held_out[::2]"))
+    for name in ("warm_start.py", "train.py"):
+        run = subprocess.run(
+            [sys.executable, name], cwd=folder, timeout=1200, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+    before, after = run.stdout.split("\nsuccess ")[1].split()[::2][:2]
+    assert 0 <= float(before) <= 1
+    assert 0 <= float(after) <= 1
+    assert (folder / "runs/agent/agent.json").is_file()

@@ -30,7 +30,7 @@ def trainer_of(folder: Path, kind=STPPOTrainer, *, arguments=None, **options):
     settings = {
         "per_device_train_batch_size": 8, "num_iterations": 1, "max_steps": UPDATES,
         "learning_rate": 1e-3, "kl_coef": 0.0, "max_turns": 2, "max_turn_tokens": 3,
-        "max_completion_length": 48, "bf16": False, "use_cpu": True, "report_to": "none",
+        "max_completion_length": 48, "bf16": False, "use_cpu": not torch.cuda.is_available(), "report_to": "none",
         "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "trace_episodes": 0,
         **({"critic_learning_rate": 1e-3} if kind is STPPOTrainer else {"num_generations": 8}),
         **options,
@@ -50,7 +50,7 @@ def length(completion_ids, **kwargs):
 
 def trained_weights(trainer):
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    return {n: p.detach().clone() for n, p in policy.named_parameters() if p.requires_grad}
+    return {n: p.detach().cpu().clone() for n, p in policy.named_parameters() if p.requires_grad}
 
 
 def four_bit():
@@ -127,7 +127,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     agent = Agent.from_pretrained(str(tmp_path / "run"))
     once, again = (agent.run(NumberEnv, game) for _ in range(2))
     assert once.ids == again.ids
-    loaded = {n: p for n, p in agent.model.named_parameters() if "lora" in n}
+    loaded = {n: p.cpu() for n, p in agent.model.named_parameters() if "lora" in n}
     # A saved agent has no critic.
     saved = {name: weight for name, weight in found.items() if ".critic." not in name}
     assert loaded.keys() == saved.keys()

@@ -5,13 +5,14 @@ from typing import Any
 from datasets import Dataset
 
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.kit.surroundings import USE_CPU
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 QUICK = {
     "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_mini_batches": 2,
     "num_ppo_epochs": 1, "max_steps": 2, "learning_rate": 5e-3, "critic_learning_rate": 1e-2,
-    "max_completion_length": 12, "bf16": False, "gradient_checkpointing": False, "use_cpu": True,
+    "max_completion_length": 12, "bf16": False, "gradient_checkpointing": False, "use_cpu": USE_CPU,
     "report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
 }  # fmt: skip
 CRITICS = "critic_learning_rate"

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 
 from tests.kit.builders import with_estimator
 from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
+from tests.kit.surroundings import USE_CPU
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.trainer.loop.forward import ForwardPasses, Logprobs
 
@@ -25,8 +26,8 @@ DEFAULTS = {
     "gradient_accumulation_steps": 1, "num_mini_batches": 1, "num_ppo_epochs": 1, "max_steps": 1,
     "optim": "sgd", "learning_rate": 0.1, "critic_learning_rate": 0.05, "cliprange": 0.2,
     "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "bf16": False,
-    "gradient_checkpointing": False, "shuffle_dataset": False, "use_cpu": True, "report_to": "none",
-    "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
+    "gradient_checkpointing": False, "shuffle_dataset": False, "use_cpu": USE_CPU,
+    "report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
 }  # fmt: skip
 
 # Enough steps for every part of an adapter to move: the critic's head first, then its B, then A.
@@ -121,7 +122,7 @@ def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | N
                 continue
             draw = torch.Generator().manual_seed(int(row["prompt"]))
             noise = torch.randn(32, generator=draw, dtype=torch.float64)
-            old[i] += size * noise[: old.size(1)].to(old.dtype)
+            old[i] += size * noise[: old.size(1)].to(old)
         return batch
 
     trainer._generate_and_score_completions = generate

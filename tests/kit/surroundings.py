@@ -15,6 +15,9 @@ REPRODUCIBLE = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
+# The trainings of most tests run on a GPU where it is "cuda", to find tensors on the wrong device.
+USE_CPU = os.environ.get("STPPO_TESTS_ON") != "cuda"
+
 
 def take() -> None:
     """Sets it for this process and those that it starts; call it before torch is imported.

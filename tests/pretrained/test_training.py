@@ -30,8 +30,9 @@ def trainer_of(folder: Path, kind=STPPOTrainer, *, arguments=None, **options):
     settings = {
         "per_device_train_batch_size": 8, "num_iterations": 1, "max_steps": UPDATES,
         "learning_rate": 1e-3, "kl_coef": 0.0, "max_turns": 2, "max_turn_tokens": 3,
-        "max_completion_length": 48, "bf16": False, "use_cpu": not torch.cuda.is_available(), "report_to": "none",
-        "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "trace_episodes": 0,
+        "max_completion_length": 48, "bf16": False, "use_cpu": not torch.cuda.is_available(),
+        "report_to": "none", "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+        "trace_episodes": 0,
         **({"critic_learning_rate": 1e-3} if kind is STPPOTrainer else {"num_generations": 8}),
         **options,
     }  # fmt: skip

@@ -163,7 +163,8 @@ class TrainingLoop:
         needs = self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness
         if moves and not needs and args.num_mini_batches == 1:
             # The first step's own pass gives them, under the weights that played.
-            batch["row"] = torch.arange(len(batch["completion_ids"]))
+            ids = batch["completion_ids"]
+            batch["row"] = torch.arange(len(ids), device=ids.device)
         elif moves or needs:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 

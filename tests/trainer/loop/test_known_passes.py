@@ -48,6 +48,13 @@ def weights(trainer):
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
+def test_the_rows_are_numbered_on_the_device_of_the_batch(tmp_path):
+    loop = build(tmp_path, STPPOTrainer, kl_coef=0.0, **SGD)._loop
+    batch = {"completion_ids": torch.empty(3, 2, device="meta")}
+    loop.add_old_logprobs(batch)
+    assert batch["row"].device.type == "meta"
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"critic_warmup_steps": 3}, {"gradient_accumulation_steps": 4}]
 )

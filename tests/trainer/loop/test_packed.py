@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.kit.builders import build, quick_config, train
 from tests.kit.fakes import char_tokenizer
+from tests.kit.surroundings import USE_CPU
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.generation.slots import supports
 from trl_stppo.rollout.episode import Context
@@ -16,6 +17,7 @@ from trl_stppo.trainer.batch import collate, take_rows
 from trl_stppo.trainer.loop.packed import Costs, Rows
 
 VOCABULARY = len(char_tokenizer())
+DEVICE = torch.device("cpu" if USE_CPU else "cuda")
 HIDDEN = [9, 9]
 CASES = {
     "ragged": [([3, 4, 5], [6] * n) for n in (1, 9, 4)],
@@ -46,7 +48,7 @@ def batch_of(rows, observed=()):
         for p, c in rows
     ]
     return collate(
-        contexts, pad_token_id=0, multiple_of=None, device=torch.device("cpu"),
+        contexts, pad_token_id=0, multiple_of=None, device=DEVICE,
         has_logprobs=False, hidden=[c is HIDDEN for _, c in rows],
     )  # fmt: skip
 
@@ -157,7 +159,8 @@ def test_any_split_gives_the_same_numbers(tmp_path):
 
 def test_a_training_by_packs_is_the_padded_one(tmp_path, monkeypatch):
     always(monkeypatch)
-    start, runs = torch.cat([p.detach().flatten() for p in policy().parameters()]), []
+    start = torch.cat([p.detach().flatten() for p in policy().to(DEVICE).parameters()])
+    runs = []
     for name in ("packed", "padded"):
         torch.manual_seed(0)
         arguments = {"model": policy(), "reward_funcs": lengths}

@@ -1,7 +1,6 @@
 """Short names of a run's model, environment and data."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -40,10 +39,7 @@ def described(tmp_path):
 
     def of(factory, tools=None, rows=None):
         args = quick_config(tmp_path, STPPOTrainer.config_class)
-        host = SimpleNamespace(
-            train_dataset=rows, model=model, accelerator=SimpleNamespace(unwrap_model=lambda m: m)
-        )
-        return task(host, plan_rollout(args, factory, None, tools))
+        return task(model, rows, plan_rollout(args, factory, None, tools))
 
     return of
 

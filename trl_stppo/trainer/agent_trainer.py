@@ -134,7 +134,14 @@ class AgentTrainer(Bridge):
         """Build the player of episodes, the reward functions and the log of rollouts."""
         self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
-            self, self._player.engine.calls, self.text_tokenizer, turn_funcs, tokenizers
+            turn_funcs,
+            tokenizers,
+            self._player.engine.calls,
+            self.text_tokenizer,
+            self.accelerator,
+            template_kwargs=self.chat_template_kwargs,
+            batch_size=run.args.forward_batch_size,
+            trust_remote_code=run.args.trust_remote_code,
         )
         self.reward_funcs: list[Any] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names

@@ -12,10 +12,9 @@ from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..models.critic import SeparateCritic
+from ..models.critic import Critic, SeparateCritic, SharedCritic
 from ..redaction import redacted
 from ._trl import get_config_model_id
-from .bridge import Bridge
 from .planning.plan import RolloutPlan
 
 # Names that `datasets` gives to rows read from files: the reader, not the data.
@@ -27,13 +26,12 @@ _WORD = re.compile(r"[\w.-]{1,24}")
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
-def task(host: Bridge, rollout: RolloutPlan) -> dict[str, str]:
+def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
     """Return the short names of a run's model, environment and data set, without secrets.
 
     The environment is those of the rollout plan, with their arguments, its tools, or the function that
     plays the episodes.
     """
-    policy, rows = host.accelerator.unwrap_model(host.model), host.train_dataset
     model = get_config_model_id(policy.config) or type(policy).__name__
     factories: dict[str | None, Any] = {**rollout.tools, **rollout.text}
     probes = rollout.probes.items()
@@ -60,11 +58,11 @@ def dataset_of(rows: Any) -> str | None:
     return hub or (None if known in READERS else known)
 
 
-def critic_of(host: Bridge) -> str:
-    """Describe a trainer's critic: "none", "shared" or "separate", with its adapter's type and rank."""
-    if not isinstance(host.critic, SeparateCritic):
-        return "shared" if host.has_critic else "none"
-    lora = adapter_of(host.critic.model)
+def critic_kind(critic: Critic) -> str:
+    """Describe a critic: "none", "shared" or "separate", with its adapter's type and rank."""
+    if not isinstance(critic, SeparateCritic):
+        return "shared" if isinstance(critic, SharedCritic) else "none"
+    lora = adapter_of(critic.model)
     return "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
 
 

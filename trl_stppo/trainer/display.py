@@ -26,7 +26,8 @@ def install_callbacks(
 
     `why_padded`: why forward passes are not packed, or None; `engines` report their progress.
     """
-    names = partial(task, host, rollout)
+    policy = host.accelerator.unwrap_model(host.model)
+    names = partial(task, policy, host.train_dataset, rollout)
     shield_integrations(host.callback_handler.callbacks)
     host.add_callback(MetricsFile(names))
     # In a notebook the third is a table.

@@ -55,7 +55,7 @@ class EpisodeRewards:
             first = host.accelerator.process_index * len(ids)
             rollout.rewards = all_rewards[first : first + len(ids)]
             if self._turn_funcs.funcs:
-                self._turn_funcs.add_rewards(rollout, host.environments)
+                self._turn_funcs.add_rewards(rollout, host.environments, host.state)
         return all_rewards
 
     @contextmanager

@@ -14,7 +14,6 @@ from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
-from ..bridge import Bridge
 from ..planning.rewards import check_scores
 from .rollout import Rollout
 
@@ -91,11 +90,15 @@ class TurnRewardFuncs:
 
     def __init__(
         self,
-        host: Bridge,
-        calls: EnvironmentCalls,
-        tokenizer: Any,
         funcs: Any,
         processing_classes: Any,
+        calls: EnvironmentCalls,
+        tokenizer: Any,
+        accelerator: Any,
+        *,
+        template_kwargs: dict[str, Any],
+        batch_size: int,
+        trust_remote_code: bool,
     ) -> None:
         funcs = [] if funcs is None else funcs
         self.funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
@@ -107,19 +110,23 @@ class TurnRewardFuncs:
                 f"`turn_reward_processing_classes` has {len(classes)} entries for {number} turn reward "
                 f"functions; give one each."
             )
-        self._host, self._tokenizer = host, tokenizer
+        self._tokenizer, self._accelerator = tokenizer, accelerator
+        self._template_kwargs, self._batch_size = template_kwargs, batch_size
         self._run_async = calls.run_async
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
             check_scores(func, f"turn_reward_funcs[{i}]")
             if isinstance(func, str | nn.Module):
-                self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
+                model, self._tokenizers[i] = _loaded(func, classes[i], trust=trust_remote_code)
+                self.funcs[i] = accelerator.prepare_model(model.eval(), evaluation_mode=True)
             elif not callable(func):
                 raise ValueError(
                     f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed: functions, models, names."
                 )
 
-    def add_rewards(self, rollout: Rollout, environments: list[Any] | None) -> None:
+    def add_rewards(
+        self, rollout: Rollout, environments: list[Any] | None, trainer_state: Any
+    ) -> None:
         """Add the functions' rewards to each turn's reward, and to the metrics of the rollout.
 
         Metrics leave out episodes that only pad the batch. `environments`: None if functions do not get them.
@@ -136,7 +143,8 @@ class TurnRewardFuncs:
             sums[name] = total + value, count + 1
 
         for i, func in enumerate(self.funcs):
-            rewards = self._rewards(i, func, turns, environments, log_metric) if turns else []
+            more = {"trainer_state": trainer_state, "log_metric": log_metric}
+            rewards = self._rewards(i, func, turns, environments, more) if turns else []
             for turn, reward in zip(turns, rewards, strict=True):
                 if reward is not None:
                     table[turn.episode][turn.number] += reward
@@ -149,7 +157,7 @@ class TurnRewardFuncs:
         func: Any,
         turns: list[Turn],
         environments: list[Any] | None,
-        log_metric: Any,
+        more: dict[str, Any],
     ) -> list[float | None]:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
@@ -160,8 +168,7 @@ class TurnRewardFuncs:
             "completions": [turn.completion for turn in turns],
             "completion_ids": [turn.ids for turn in turns],
             "turn": [turn.number for turn in turns],
-            "trainer_state": self._host.state,
-            "log_metric": log_metric,
+            **more,
             # The table of completions has one row per episode, not per turn.
             "log_extra": lambda column, values: None,
         }
@@ -178,48 +185,48 @@ class TurnRewardFuncs:
 
     def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
         rewards: list[float | None] = []
-        size = self._host.args.forward_batch_size
-        for start in range(0, len(turns), size):
-            texts = [_text(tokenizer, turn, self._host) for turn in turns[start : start + size]]
+        for start in range(0, len(turns), self._batch_size):
+            batch = turns[start : start + self._batch_size]
+            texts = [_text(tokenizer, turn, self._template_kwargs) for turn in batch]
             inputs = tokenizer(
                 text=texts,
                 return_tensors="pt",
                 padding=True,
                 padding_side="right",
                 add_special_tokens=False,
-            ).to(self._host.accelerator.device)
+            ).to(self._accelerator.device)
             with torch.inference_mode():
                 scores = model(**inputs).logits[:, 0].float()
             rewards += [check_reward(score, f"{_name(model)}()") for score in scores.tolist()]
         return rewards
 
 
-def _prepared(host: Bridge, model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Return a reward model and its tokenizer, ready to score."""
+def _loaded(model: Any, tokenizer: Any, *, trust: bool) -> tuple[Any, Any]:
+    """Load a reward model and its tokenizer if they are not given as instances."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-    trust = {"trust_remote_code": host.args.trust_remote_code}
+    options = {"trust_remote_code": trust}
     if isinstance(model, str):
-        kind = (AutoConfig.from_pretrained(model, **trust).architectures or [""])[0]
+        kind = (AutoConfig.from_pretrained(model, **options).architectures or [""])[0]
         if kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             raise ValueError(
                 f"`turn_reward_funcs`: {model!r} is a {kind}, whose scores would be random; must be a "
                 f"sequence classifier, or a function."
             )
-        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **trust)
+        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **options)
     if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config), **trust)
+        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config), **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    return host.accelerator.prepare_model(model.eval(), evaluation_mode=True), tokenizer
+    return model, tokenizer
 
 
-def _text(tokenizer: Any, turn: Turn, host: Bridge) -> str:
+def _text(tokenizer: Any, turn: Turn, template_kwargs: dict[str, Any]) -> str:
     if isinstance(turn.prompt, str):
         return turn.prompt + turn.completion
     messages = {"messages": turn.prompt + turn.completion}
-    return apply_chat_template(messages, tokenizer, **host.chat_template_kwargs)["text"]
+    return apply_chat_template(messages, tokenizer, **template_kwargs)["text"]
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -134,11 +134,27 @@ def check_sharding(
     host: Bridge, given: GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
     """Refuse sharding engines and settings that would train silently wrong."""
-    copies = reference.adapter
-    critic = checks.critic_kind(given.model, given.name, lora=hasattr(host.model, "peft_config"))
-    checks.check(checks.run_of(host, critic, turn_reward_funcs, copies_adapter=copies))
-    if hasattr(host.model, "peft_config"):
-        adapters.check_loaded_policy(host.model)
+    accelerator, model = host.accelerator, host.model
+    state, lora = accelerator.state, hasattr(model, "peft_config")
+    several = isinstance(turn_reward_funcs, list | tuple)
+    critic = checks.critic_kind(given.model, given.name, lora=lora)
+    checks.check(
+        checks.EngineRun(
+            engine=runtime.sharding_name(accelerator),
+            plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
+            args=host.args,
+            critic=critic if host.has_critic else None,
+            lora=lora,
+            quantised=bool(getattr(model, "quantization_method", None))
+            or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
+            own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
+            copies_adapter=reference.adapter,
+            rewards=[*host.reward_funcs, *(turn_reward_funcs if several else [turn_reward_funcs])],
+            parallelism=getattr(accelerator, "parallelism_config", None),
+        )
+    )
+    if lora:
+        adapters.check_loaded_policy(model)
 
 
 @dataclass

@@ -8,9 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from ..bridge import Bridge
-from .runtime import sharding_name
-
 # Engine -> policy -> critics that it trains. "copied": made from the policy's weights; "named" and
 # "given": a name or a model as `value_model`; "shared": an adapter of a LoRA policy.
 CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -38,7 +35,7 @@ Refusals = Iterator[tuple[bool, str]]
 
 @dataclass(frozen=True)
 class EngineRun:
-    """Facts about a run that the checks need, from a trainer or from a plan."""
+    """Facts about a run that the checks need."""
 
     engine: str
     plugin: Any
@@ -59,27 +56,6 @@ def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
     if name is not None:
         return "named"
     return "shared" if lora else "copied"
-
-
-def run_of(host: Bridge, critic: str, turn_reward_funcs: Any, *, copies_adapter: bool) -> EngineRun:
-    """Return the input of the checks for a trainer after GRPOTrainer's constructor."""
-    state, model = host.accelerator.state, host.model
-    turns = (
-        turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
-    )
-    return EngineRun(
-        engine=sharding_name(host.accelerator),
-        plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
-        args=host.args,
-        critic=critic if host.has_critic else None,
-        lora=hasattr(model, "peft_config"),
-        quantised=bool(getattr(model, "quantization_method", None))
-        or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
-        own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
-        copies_adapter=copies_adapter,
-        rewards=[*host.reward_funcs, *turns],
-        parallelism=getattr(host.accelerator, "parallelism_config", None),
-    )
 
 
 def check(run: EngineRun) -> None:

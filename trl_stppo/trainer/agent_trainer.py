@@ -172,7 +172,21 @@ class AgentTrainer(Bridge):
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         display.install_callbacks(self, run.rollout, self._forward.why_padded, engines)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
-        self._trace = TraceRecorder(self, self._player)
+        self._trace = TraceRecorder(
+            run.args,
+            self._player,
+            self.text_tokenizer,
+            self.accelerator,
+            run={
+                "trainer": self.method_name,
+                "variant": getattr(run.args, "variant", None),
+                "level": self.importance_sampling_level,
+            },
+            reward_names=self.reward_func_names,
+            has_critic=self.has_critic,
+        )
+        if run.args.trace_episodes:
+            self.add_callback(self._trace)
         parts = self, self._player, self._rewards, self._guards, self._stale
         self._source = RolloutSource(*parts)
         if run.args.rollout_overlap:

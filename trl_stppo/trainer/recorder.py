@@ -30,9 +30,9 @@ from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
 from .batch import Batch
-from .bridge import Bridge, is_warming_up
 from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
+from .ppo_config import PPOConfig
 
 # Search range for a piece after the previous one: text between them belongs to no single token, such as a
 # space, or a character of several tokens.
@@ -95,52 +95,65 @@ class OpenRecord:
 
 
 class TraceRecorder(TrainerCallback):
-    """Records this process's share of the `trace_episodes` episodes of each update."""
+    """Records this process's share of the `trace_episodes` episodes of each update.
 
-    def __init__(self, host: Bridge, player: EpisodePlayer) -> None:
-        self._host, self._player = host, player
-        accelerator, episodes = host.accelerator, host.args.trace_episodes
-        share, rest = divmod(episodes, accelerator.num_processes)
+    `run`: `trainer`, `variant` and `level` of the run; `reward_names`: of its reward functions.
+    """
+
+    def __init__(
+        self,
+        args: PPOConfig,
+        player: EpisodePlayer,
+        tokenizer: Any,
+        accelerator: Any,
+        *,
+        run: dict[str, Any],
+        reward_names: list[str],
+        has_critic: bool,
+    ) -> None:
+        self._player, self._tokenizer, self._accelerator = player, tokenizer, accelerator
+        self._run, self._reward_names = run, reward_names
+        self._columns = (*COLUMNS, *OF_CRITIC) if has_critic else COLUMNS
+        self._folder, self._steps_per_rollout = (
+            Path(args.output_dir) / FOLDER,
+            args.steps_per_rollout,
+        )
+        share, rest = divmod(args.trace_episodes, accelerator.num_processes)
         self._share = share + (accelerator.process_index < rest)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
-        self._start, self._first_step = 0, None
+        self._start, self._first_step, self._step = 0, 0, 0
         self._warned = False
-        if episodes:
-            host.add_callback(self)
 
     def _pieces(self, ids: list[int]) -> list[str]:
-        tokenizer = self._host.text_tokenizer
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        return cut(ids, partial(tokenizer.decode, **whole), backend)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return cut(ids, partial(self._tokenizer.decode, **whole), backend)
 
     # ------------------------------------------------------------------ called by training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Number this training in the trace, so that readers discard older records of later steps."""
         start = 0
-        if self._host.accelerator.is_main_process:
+        self._step = state.global_step
+        if self._accelerator.is_main_process:
             with self._harmless():
-                start = next_start(Path(self._host.args.output_dir) / FOLDER)
+                start = next_start(self._folder)
         self._start = gather_object([start])[0]
-        self._first_step = self._host.state.global_step
+        self._first_step = self._step
 
-    def rollout(self, rollout: Rollout, batch: Batch) -> None:
-        """Begin the record of a training rollout, and number the rows of its batch."""
-        host = self._host
+    def rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
+        """Begin the record of a rollout after `step` optimizer steps, and number the rows of its batch."""
         if not self._share:
             return
-        self._update = None
+        self._update, self._step = None, step
         with self._harmless():
-            update = host.state.global_step // host.args.steps_per_rollout + 1
             numbers = range(len(rollout.episodes))[: self._share]
-            records = begin_records(host, rollout, numbers, self._player.engine)
+            records = self._begun(rollout, numbers, self._player.engine)
             # The first rows of the batch are the contexts of the first episodes.
             columns: dict[str, Any] = dict(batch)
-            names = (*COLUMNS, *OF_CRITIC) if host.has_critic else COLUMNS
-            kept = {n: columns[n][: len(records)].clone() for n in names if n in columns}
-            self._update = OpenRecord(self._header("train", "train", update), records, kept)
+            kept = {n: columns[n][: len(records)].clone() for n in self._columns if n in columns}
+            self._update = OpenRecord(self._header("train", "train"), records, kept)
             ids = batch["completion_ids"]
             batch["trace_row"] = torch.arange(len(ids), device=ids.device)
 
@@ -167,21 +180,20 @@ class TraceRecorder(TrainerCallback):
                 table[rows, : values.size(1)] = values.detach().to(table.dtype)
             self._update = record
 
-    def end_mini_batch(self, window: list[Batch], *, outcome: str) -> None:
+    def end_mini_batch(
+        self, window: list[Batch], *, outcome: str, clip_range: tuple[float, float], is_last: bool
+    ) -> None:
         """Record the outcome of an optimizer step; write the update after its last step."""
         if self._update is None:
             return
-        host = self._host
         with self._harmless():
-            if outcome == "taken" and is_warming_up(host):
-                outcome = "critic_only"
-            self._update.header["clip_range"] = [host.epsilon_low, host.epsilon_high]
+            self._update.header["clip_range"] = [*clip_range]
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
             rows = [part["trace_row"] for part in window if "trace_row" in part]
             if rows:
                 self._update.outcomes.append((outcome, torch.cat(rows)))
-        if host.micro_step % host.args.micro_batches_per_rollout == 0:
+        if is_last:
             self._update.header["complete"] = True
             self.finish()
 
@@ -190,17 +202,17 @@ class TraceRecorder(TrainerCallback):
         record, self._update = self._update, None
         self._write(record)
 
-    def evaluated(self, rollout: Rollout, prefix: str) -> None:
+    def evaluated(self, rollout: Rollout, prefix: str, step: int) -> None:
         """Record episodes of an evaluation batch, until this process has recorded its share."""
         if not self._share:
             return
+        self._step = step
         with self._harmless():
             if self._evaluation is None:
-                done = self._host.state.global_step // self._host.args.steps_per_rollout
-                self._evaluation = OpenRecord(self._header("eval", prefix, done))
+                self._evaluation = OpenRecord(self._header("eval", prefix))
             room = self._share - len(self._evaluation.episodes)
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
-            records = begin_records(self._host, rollout, numbers, self._player.eval_engine)
+            records = self._begun(rollout, numbers, self._player.eval_engine)
             self._evaluation.episodes += complete_records(records, {}, {}, self._pieces)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -218,21 +230,24 @@ class TraceRecorder(TrainerCallback):
         """Restore the open update's record from a checkpoint."""
         self._update = None
         if state is not None and self._share:
-            self._update = OpenRecord(**send_to_device(state, self._host.accelerator.device))
+            self._update = OpenRecord(**send_to_device(state, self._accelerator.device))
 
     # -------------------------------------------------------------------------- inside
 
-    def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
-        host = self._host
+    def _begun(
+        self, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine
+    ) -> list[dict[str, Any]]:
+        first = self._accelerator.process_index * len(rollout.episodes)
+        return begin_records(rollout, numbers, first, self._reward_names, engine)
+
+    def _header(self, phase: str, name: str) -> dict[str, Any]:
         return {
             "phase": phase,
             "name": name,
-            "update": update,
-            "global_step": host.state.global_step,
-            "process": host.accelerator.process_index,
-            "trainer": host.method_name,
-            "variant": getattr(host.args, "variant", None),
-            "level": host.importance_sampling_level,
+            "update": self._step // self._steps_per_rollout + (phase == "train"),
+            "global_step": self._step,
+            "process": self._accelerator.process_index,
+            **self._run,
             "steps": {},
             "complete": phase == "eval",
         }
@@ -249,8 +264,7 @@ class TraceRecorder(TrainerCallback):
                     episode["steps"] = Counter(name for name, rows in outcomes if row in rows)
             start = {"start": self._start, "first_step": self._first_step}
             about = {**record.header, **start, "episodes": len(episodes)}
-            folder = Path(self._host.args.output_dir) / FOLDER
-            write_update(folder, TracedUpdate.from_json(about), episodes)
+            write_update(self._folder, TracedUpdate.from_json(about), episodes)
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
@@ -261,27 +275,30 @@ class TraceRecorder(TrainerCallback):
             if not self._warned:
                 logger.warning(
                     "The episodes of step %d were not recorded: %s: %s. Training goes on.",
-                    self._host.state.global_step, type(error).__name__, error,
+                    self._step, type(error).__name__, error,
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)
             self._warned = True
 
 
 def begin_records(
-    host: Bridge, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine
+    rollout: Rollout,
+    numbers: Sequence[int],
+    first: int,
+    reward_names: Sequence[str],
+    engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
     """Return records of some episodes, one per context, with all that is known before the update.
 
-    `ids` holds the ids of prompt and completion.
+    `ids` holds the ids of prompt and completion. `first`: number of this process's first row.
     """
-    first = host.accelerator.process_index * len(rollout.episodes)
     scores, by_turn, records = rollout.rewards.tolist(), rollout.turn_rewards, []
     for number in numbers:
         episode = rollout.episodes[number]
         row, versions = rollout.rows[episode.row], episode.policy_versions
         # In an evaluation the row of the data set, and the repetition.
         key = [first + number] if rollout.names is None else [*rollout.names[number]]
-        rewards = zip(host.reward_func_names, scores[number], strict=True)
+        rewards = zip(reward_names, scores[number], strict=True)
         record = {
             "row": key[0],
             "repetition": key[1] if len(key) > 1 else 0,

@@ -149,7 +149,7 @@ class TrainingLoop:
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
         self.log_rollout(rollout, all_rewards, episodes, turns, scores, kl, targets, seconds)
-        self.trace.rollout(rollout, batch)
+        self.trace.rollout(rollout, batch, self.host.state.global_step)
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
@@ -605,4 +605,9 @@ class TrainingLoop:
             self.host.model.zero_grad(set_to_none=True)
             if self.guards.outcome != "critic_only":
                 self.start_mini_batch()
-        self.trace.end_mini_batch(window, outcome=self.guards.outcome)
+        self.trace.end_mini_batch(
+            window,
+            outcome="critic_only" if admitted and not taken else self.guards.outcome,
+            clip_range=(self.host.epsilon_low, self.host.epsilon_high),
+            is_last=self.host.micro_step % self.args.micro_batches_per_rollout == 0,
+        )

@@ -152,7 +152,7 @@ class Evaluator:
         rollout = self._player.play(rows, seeds, names, repeated)
         rewards = self._rewards.add_rewards_and_totals(rollout)
         self._log.table(rollout, rewards, [0.0] * len(rewards))
-        self._trace.evaluated(rollout, self.prefix or "predict")
+        self._trace.evaluated(rollout, self.prefix or "predict", self._host.state.global_step)
         self._count(run, rollout, counted)
         return rollout
 

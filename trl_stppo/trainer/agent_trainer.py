@@ -187,7 +187,8 @@ class AgentTrainer(Bridge):
         )
         if run.args.trace_episodes:
             self.add_callback(self._trace)
-        parts = self, self._player, self._rewards, self._guards, self._stale
+        playing = self._player, self._rewards, self._guards, self._stale
+        parts = run.args, self.accelerator, *playing
         self._source = RolloutSource(*parts)
         if run.args.rollout_overlap:
             loader = self._run_state.loader_ahead

@@ -26,14 +26,12 @@ from torch import Tensor, nn
 
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
-from .bridge import Bridge
 from .guards.steps import Guards
 from .loop.player import EpisodePlayer, raise_first
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
-from .loop.sampler import speaks_to_vllm, why_not_cached
 from .planning.data import Row
-from .sharding.runtime import is_sharded
+from .ppo_config import PPOConfig
 
 logger = logging.getLogger(__name__)
 # Seconds to wait for the thread at the end of a run.
@@ -108,39 +106,42 @@ class RolloutSource:
 
     def __init__(
         self,
-        host: Bridge,
+        args: PPOConfig,
+        accelerator: Any,
         player: EpisodePlayer,
         rewards: EpisodeRewards,
         guards: Guards,
         stale: StalePolicies,
     ) -> None:
-        self._host, self._player = host, player
+        self._args, self._accelerator, self._player = args, accelerator, player
         self._rewards, self._guards, self._stale = rewards, guards, stale
 
-    def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
-        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
-        rollout = self.play(rows)
+    def next(self, rows: list[Row], step: int, max_steps: int) -> tuple[Rollout, Tensor]:
+        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F].
+
+        `step` of `max_steps` optimizer steps have been taken.
+        """
+        rollout = self.play(rows, step)
         self._guards.count_failures(rollout.episodes)
         return rollout, self._rewards.add_rewards(rollout)
 
-    def play(self, rows: list[Row]) -> Rollout:
+    def play(self, rows: list[Row], step: int) -> Rollout:
         """Play one episode per row, now and on this thread."""
-        step = self._host.state.global_step
-        version = self._stale.version(step, self._host.args.steps_per_rollout)
+        version = self._stale.version(step, self._args.steps_per_rollout)
         with self._stale.past_weights():
             rollout = self._player.play(rows, self.seed(step), version=version)
-        return rollout if version is None else self.aged(rollout)
+        return rollout if version is None else self.aged(rollout, step)
 
-    def aged(self, rollout: Rollout) -> Rollout:
+    def aged(self, rollout: Rollout, step: int) -> Rollout:
         """Set the ages of a rollout's turns, in optimizer steps."""
         versions = (v for episode in rollout.episodes for v in episode.policy_versions)
-        rollout.ages = [self._host.state.global_step - v for v in versions]
+        rollout.ages = [step - v for v in versions]
         return rollout
 
     def seed(self, step: int) -> tuple[int, int, int]:
         """Return the seed of the rollout whose training begins at optimizer step `step`."""
         # The 1 marks training; another number would change every seed.
-        return (self._host.args.seed, 1, step)
+        return (self._args.seed, 1, step)
 
     def settle(self) -> None:
         """Block until no rollout is under way on another thread."""
@@ -186,19 +187,21 @@ class Flight(Generic[Played]):
 
 
 class RowsAhead:
-    """Source of the dataset rows of later rollouts, in training's order.
+    """Source of the dataset rows of later rollouts, in training's order, on `device`.
 
     `loader` is another one over the same rows, at the beginning of the epoch; the run then had taken `began`
     optimizer steps, and has taken `step` when the first rollout to come is trained on.
     """
 
-    def __init__(self, host: Bridge, loader: Any, began: int, step: int) -> None:
-        args, batches = host.args, loader.batch_sampler
+    def __init__(
+        self, args: PPOConfig, device: torch.device, loader: Any, began: int, step: int
+    ) -> None:
+        batches = loader.batch_sampler
         micro_batches = args.gradient_accumulation_steps
         # A run that was resumed in the middle of an epoch has passed over its batches.
         passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
         first = passed + (step - began) * micro_batches
-        self._device = host.accelerator.device
+        self._device = device
         self._dataset, self._collate = loader.dataset, loader.collate_fn
         epochs = chain.from_iterable(repeat(batches))
         self._indices = islice(epochs, first, None, args.micro_batches_per_rollout)
@@ -215,8 +218,6 @@ class OverlappedSource(RolloutSource):
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)
         self._loader_ahead = loader_ahead
-        if (reason := why_not_ahead(self._host)) is not None:
-            raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
         self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
         self._backend: Backend | None = None
         self._jobs: SimpleQueue[Any] = SimpleQueue()
@@ -253,20 +254,20 @@ class OverlappedSource(RolloutSource):
         if self._flight is not None:
             self._flight.join()
 
-    def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
+    def next(self, rows: list[Row], step: int, max_steps: int) -> tuple[Rollout, Tensor]:
         """Return the rollout of these rows with its rewards, and start the next rollout."""
-        played = super().next(rows)
-        self._launch()
+        played = super().next(rows, step, max_steps)
+        self._launch(step, max_steps)
         return played
 
-    def play(self, rows: list[Row]) -> Rollout:
+    def play(self, rows: list[Row], step: int) -> Rollout:
         """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
         if not self._is_checked:
             self._player.sampler.check_ahead()
             self._is_checked = True
         flight = self._flight
         if flight is None:
-            return self._play_alone(rows)
+            return self._play_alone(rows, step)
         requested_at = time.perf_counter()
         rollout, failure = flight.result()
         # An interrupt must find the thread until here.
@@ -277,7 +278,7 @@ class OverlappedSource(RolloutSource):
             )
         # Turns fail on a server that was restarted: it lacks the weights.
         if any(gather_object([getattr(self._backend, "has_lost", False)])):
-            return self._play_alone(rows)
+            return self._play_alone(rows, step)
         raise_first(failure)
         now = time.perf_counter()
         rollout = self._player.finish(rollout, self._player.sampler.vllm.figures_of(self._backend))
@@ -286,32 +287,30 @@ class OverlappedSource(RolloutSource):
             "perf/rollout_idle_seconds": (max(0.0, requested_at - flight.ended), 1),
         }
         self._measure(rollout, flight.seconds, now - requested_at, now)
-        return self.aged(rollout)
+        return self.aged(rollout, step)
 
-    def _play_alone(self, rows: list[Row]) -> Rollout:
+    def _play_alone(self, rows: list[Row], step: int) -> Rollout:
         began = time.perf_counter()
-        rollout = super().play(rows)
+        rollout = super().play(rows, step)
         self._collected_at = time.perf_counter()
         self._alone = self._collected_at - began, _turns(rollout)
         return rollout
 
-    def _launch(self) -> None:
+    def _launch(self, now: int, max_steps: int) -> None:
         """Start the next rollout on another thread, with the weights before the update."""
-        host = self._host
-        now = host.state.global_step
-        step = now + host.args.steps_per_rollout
-        if step >= host.state.max_steps:
-            if self._ahead is None and host.accelerator.is_main_process:
+        device, step = self._accelerator.device, now + self._args.steps_per_rollout
+        if step >= max_steps:
+            if self._ahead is None and self._accelerator.is_main_process:
                 logger.warning(
                     "`rollout_overlap=True` saves nothing: the run has one rollout left."
                 )
             return
         if self._ahead is None:
-            self._ahead = RowsAhead(host, *self._loader_ahead(), step)
+            self._ahead = RowsAhead(self._args, device, *self._loader_ahead(), step)
         rows = self._ahead.next()
         self._backend = self._player.sampler.ahead(now)
         play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
-        self._flight = Flight(rows, play, host.accelerator.device)
+        self._flight = Flight(rows, play, device)
         self._jobs.put(self._flight.run)
 
     def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
@@ -327,24 +326,9 @@ class OverlappedSource(RolloutSource):
         overlap = min(1.0, max(0.0, saved))
         rollout.metric_sums["perf/overlap"] = overlap, 1
         self._low_overlaps = self._low_overlaps + 1 if overlap < LITTLE else 0
-        if self._low_overlaps == PATIENCE and self._host.accelerator.is_main_process:
+        if self._low_overlaps == PATIENCE and self._accelerator.is_main_process:
             text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
             logger.warning(text, LITTLE, PATIENCE)
-
-
-def why_not_ahead(host: Bridge) -> str | None:
-    """Return why rollouts cannot be played during the update before them, or None if they can."""
-    if host.rollout_func is not None:
-        return "a `rollout_func`; allowed are environments, tools and plain prompts"
-    if not hasattr(host.train_dataset, "__len__"):
-        return "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
-    if not host.use_vllm and (cause := why_not_cached(host)) is not None:
-        return f"turns that go through `generate` ({cause}); use a vLLM server"
-    if host.use_vllm and not speaks_to_vllm(host):
-        return "an overridden `_generate_single_turn`; leave it out"
-    if host.use_vllm and host.vllm_mode == "colocate":
-        return "`vllm_mode='colocate'`; allowed: 'server'"
-    return "sharded gradients; use DDP" if is_sharded(host.accelerator) else None
 
 
 def _play_all(jobs: SimpleQueue[Any]) -> None:

@@ -118,7 +118,8 @@ class TrainingLoop:
         """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
         with self.stale.keeping_present():
-            rollout, all_rewards = self.source.next(rows)
+            state = self.host.state
+            rollout, all_rewards = self.source.next(rows, state.global_step, state.max_steps)
             batch = self.player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
             batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()

@@ -257,9 +257,9 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     Held.may_answer.set()
     original = trainer._loop.source._launch
 
-    def launch():
+    def launch(*steps):
         Held.may_answer.clear()
-        original()
+        original(*steps)
 
     trainer._loop.source._launch = launch
     before = time.monotonic()
@@ -374,8 +374,8 @@ def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again
 
     launch = trainer._loop.source._launch
 
-    def lose_weights():
-        launch()
+    def lose_weights(*steps):
+        launch(*steps)
         if trainer.state.global_step == 2:
             engine_server.weights = "default"
 

@@ -26,10 +26,16 @@ from .._trl import (
 )
 from ..bridge import Bridge
 from ..loop.player import EpisodePlayer, renderer
-from ..loop.sampler import TurnSampler, warn_of_hidden_settings
+from ..loop.sampler import (
+    TurnSampler,
+    speaks_to_vllm,
+    warn_of_hidden_settings,
+    why_not_cached,
+)
 from ..loop.vllm import VLLM
 from ..planning.data import is_conversational
 from ..planning.plan import RolloutPlan
+from ..sharding.runtime import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +44,10 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
     """Build the player of episodes with the engines of training and evaluation."""
     tokenizer = host.text_tokenizer
     warn_of_hidden_settings(host)
-    # Two threads must not change one state.
     if host.args.rollout_overlap:
+        if (reason := why_not_ahead(host)) is not None:
+            raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
+        # Two threads must not change one state.
         tokenizer = copy.deepcopy(tokenizer)
     return EpisodePlayer(
         host,
@@ -48,6 +56,21 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
         tokenizer,
         owns_prompts=rollout.owns_prompts,
     )
+
+
+def why_not_ahead(host: Bridge) -> str | None:
+    """Return why rollouts cannot be played during the update before them, or None if they can."""
+    if host.rollout_func is not None:
+        return "a `rollout_func`; allowed are environments, tools and plain prompts"
+    if not hasattr(host.train_dataset, "__len__"):
+        return "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
+    if not host.use_vllm and (cause := why_not_cached(host)) is not None:
+        return f"turns that go through `generate` ({cause}); use a vLLM server"
+    if host.use_vllm and not speaks_to_vllm(host):
+        return "an overridden `_generate_single_turn`; leave it out"
+    if host.use_vllm and host.vllm_mode == "colocate":
+        return "`vllm_mode='colocate'`; allowed: 'server'"
+    return "sharded gradients; use DDP" if is_sharded(host.accelerator) else None
 
 
 def build_engines(

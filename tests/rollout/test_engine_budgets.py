@@ -153,9 +153,9 @@ def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
         max_context_tokens=1000,
     )
     rows = [{"environment": name} for name in ("text", "blocks", "short")]
-    started = time.monotonic()
+    started = time.process_time()
     played = play(engine, says([], [], ["a]"]), rows)
-    assert time.monotonic() - started < 3.0
+    assert time.process_time() - started < 5.0
     assert played.reasons == ["env_error", "env_error", "terminated"]
     for error in played.record.errors[:2]:
         assert "has at least 256" in error

@@ -21,6 +21,7 @@ from tests.kit.tiers import quick
 from tests.kit.tool_model import tool_tokenizer
 from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
+from trl_stppo.hub.settings import AgentSettings
 from trl_stppo.models.small import tiny_config
 
 NAMES = ["nq", "nq", "hotpotqa"] * 4
@@ -189,7 +190,8 @@ def test_nothing_but_the_weights_is_loaded(words, adapter):
     _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(AGENT).parameters())
     for name, beside in ((AGENT, 0), (adapter, 0.1 * whole)):
-        agent = evaluate.load_agent(Path(name), config, model_args)
+        settings = evaluate.settings_for(Path(name), config)
+        agent = evaluate.load_agent(Path(name), config, model_args, settings)
         assert whole <= sum(p.numel() for p in agent.model.parameters()) <= whole + beside
         assert not any(p.grad_fn or p.grad is not None for p in agent.model.parameters())
 
@@ -255,6 +257,19 @@ def test_the_first_episodes_are_shown(words, capsys):
     (figures,) = results.values()
     assert all("score" in part.splitlines()[0] and len(part) > 100 for part in parts[1:])
     assert figures["all rows"]["episodes"] == 4
+
+
+def test_a_saved_agent_keeps_what_no_flag_sets(tmp_path):
+    own = AgentSettings(max_completion_length=96, max_turns=3, max_turn_tokens=4)
+    flags = ["--output_dir", "o", "--use_cpu", "true", "--bf16", "false", "--max_turns", "5"]
+    config = agents.parse_flags(arguments.EvaluateArguments, flags)[1]
+    without = evaluate.settings_for(tmp_path, config)
+    own.changed(sampling={"temperature": 0.5}).save(tmp_path)
+    kept = evaluate.settings_for(tmp_path, config)
+    names = ("max_completion_length", "max_turns", "max_turn_tokens")
+    assert [without[name] for name in names] == [512, 5, None]
+    assert [kept[name] for name in names] == [96, 5, 4]
+    assert (without["sampling"]["temperature"], kept["sampling"]) == (1.0, {"temperature": 0.5})
 
 
 def test_averages_by_hand():

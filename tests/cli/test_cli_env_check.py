@@ -130,6 +130,35 @@ async def worded(client, row):
     return "well done"
 
 
+async def unset(client, row):
+    await say(client)
+    return {"reward": None, "success": True}
+
+
+def single(row):
+    return 1.0
+
+
+async def elsewhere(client, row):
+    await say(openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0))
+
+
+def test_a_dict_without_a_reward_is_no_reward(check):
+    assert "no reward" in check("unset")[1]
+
+
+def test_a_function_of_one_parameter_is_neither_agent_nor_factory(check):
+    code, shown = check("single")
+    assert code != 0
+    assert "(client, row)" in shown
+
+
+def test_a_call_of_another_address_is_shown_in_the_agents_own_line(check):
+    code, shown = check("elsewhere")
+    assert code == 1
+    assert "(call the `client` that the agent gets) (test_cli_env_check.py:" in shown
+
+
 def test_a_clean_agent(check):
     code, shown = check("careful", "--strict")
     assert code == 0

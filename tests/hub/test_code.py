@@ -95,7 +95,7 @@ LOADS = {
         c.output_dir, arguments={"turn_reward_funcs": [name]}
     ),
     "command line": lambda name, lora, c: check_agent(Path(name), "models", False),
-    "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig()),
+    "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig(), {}),
 }
 
 

@@ -69,6 +69,16 @@ def test_a_conversation_that_only_grows_is_one_row(tmp_path):
     assert logs(trainer)["contexts/mean"] == logs(trainer)["contexts/tokens_ratio"] == 1.0
 
 
+def test_episodes_without_a_call_are_counted_in_the_log(tmp_path, caplog):
+    async def agent(client, row):
+        if row["number"]:
+            await ask(client)
+        return float(row["number"])
+
+    played(tmp_path, agent)
+    assert "In 1 of 4 episodes the agent made no call" in caplog.text
+
+
 def test_rewritten_messages_open_a_context_and_a_parent_goes_on(tmp_path):
     async def agent(client, row):
         parent = [*HI, said(await ask(client))]

@@ -13,6 +13,7 @@ from tests.kit import builders
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer import display
 from trl_stppo.watch import ProgressLines
+from trl_stppo.watch.runs import SCORE, SUCCESS
 
 CONSOLE = Path(__file__).parents[1] / "fixtures" / "console.txt"
 # Two optimizer steps a round, three rounds of eight episodes.
@@ -103,6 +104,18 @@ def two_rollouts(
         state = state_of(step, logs[:step], main, max_steps)
         lines.on_log(args, state, None)
     return lines, args, state
+
+
+@pytest.mark.parametrize("solved", [0.0, 0.5])
+def test_a_score_stands_beside_a_success_of_0_for_the_whole_run(solved, capsys):
+    entries = [
+        {"policy/clip_fraction": 0.1, "policy/entropy": 1.0, SUCCESS: value, SCORE: 0.25}
+        for value in (solved, 0.5)
+    ]
+    two_rollouts(entries)
+    (heading,) = [line for line in capsys.readouterr().out.splitlines() if " success " in line]
+    labels = heading.split()
+    assert ("score" in labels, "entropy" in labels) == (not solved, bool(solved))
 
 
 @pytest.mark.parametrize("main", [True, False])

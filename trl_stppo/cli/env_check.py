@@ -31,6 +31,7 @@ from ..rollout.record import StopReason
 from ..rollout.workers import CallResult, EnvironmentCalls
 from .objects import named_factory, rows_for
 from .play import tool_call
+from .usage import UsageError
 
 # Longest time of an agent's episode.
 SECONDS = 120.0
@@ -86,7 +87,13 @@ def is_agent(named: Any) -> bool:
     if isinstance(named, type):
         return False
     first = [*inspect.signature(named).parameters.values()][:2]
-    return len(first) == 2 and all(p.kind <= 1 and p.default is p.empty for p in first)
+    needed = [p for p in first if p.kind <= 1 and p.default is p.empty]
+    if len(needed) == 1:
+        raise UsageError(
+            f"`{named!r:.80}` has one parameter without a default; an agent has (client, row), and an "
+            "environment's factory has none."
+        )
+    return len(needed) == 2
 
 
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:
@@ -134,6 +141,8 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
     result = played[0].value
     found = [f"`{name}` has no effect in a training." for name in found]
     found += ["It makes no call."] * (not session.turns)
-    found += ["It returns no reward."] * (result is None)
+    rewards = result if isinstance(result, dict) else {"reward": result}
+    unset = rewards.get("reward") is None and rewards.get("turn_rewards") is None
+    found += ["It returns no reward."] * unset
     names = ", ".join(tools) or "(none)"
     return f"calls {session.turns}, tools {names}, returns {result!r:.200}", found

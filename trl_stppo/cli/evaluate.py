@@ -25,7 +25,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from trl import ModelConfig, get_quantization_config
 from ..agent import Agent
 from ..generation.protocol import Backend
 from ..hub.loading import adapter_base, load_tokenizer, policy_folder
-from ..hub.settings import SAMPLING
+from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
 from ..redaction import redacted
 from ..rollout.reward_funcs import name_of
@@ -142,29 +142,45 @@ def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     }
 
 
-def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
-    """Load an agent with the settings that a trainer with these flags would use in evaluation."""
+def settings_for(folder: Path, config: Any) -> dict[str, Any]:
+    """Return an agent's settings: the flags, and those of `agent.json` where flags have their defaults."""
+    # Those of turns that are not greedy.
+    sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
+    if config.eval_settings.get("temperature") != 0.0:
+        sampling |= config.eval_settings
+    length = config.eval_settings.get("max_completion_length", config.max_completion_length)
+    settings: dict[str, Any] = {
+        "max_completion_length": length,
+        "chat_template_kwargs": config.chat_template_kwargs or {},
+        "sampling": {name: sampling[name] for name in SAMPLING},
+        **{setting: getattr(config, name) for name, setting in LIMITS.items()},
+    }
+    if (own := AgentSettings.load(folder)) is None:
+        return settings
+    usual = {spec.name: spec.default for spec in fields(config)}
+    defaults = {setting: usual[name] for name, setting in LIMITS.items()}
+    defaults |= {"max_completion_length": usual["max_completion_length"]}
+    defaults |= {"chat_template_kwargs": {}, "sampling": {n: usual[n] for n in SAMPLING}}
+    return {n: getattr(own, n) if v == defaults[n] else v for n, v in settings.items()}
+
+
+def load_agent(
+    folder: Path, config: Any, model_args: ModelConfig, settings: dict[str, Any]
+) -> Agent:
+    """Load an agent as a trainer with these flags would use it in evaluation."""
     # `model_revision` is the agent's. A base model has the revision that its adapter names.
     # TRL loads models in float32.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
-    length = config.max_completion_length
-    # Those of turns that are not greedy.
-    sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
-    if config.eval_settings.get("temperature") != 0.0:
-        sampling |= config.eval_settings
     with unpartitioned():
         agent = Agent.from_pretrained(
             str(folder),
             quantization_config=get_quantization_config(model_args) or False,
             device=config.device,
             model_init_kwargs=options,
-            max_completion_length=config.eval_settings.get("max_completion_length", length),
-            chat_template_kwargs=config.chat_template_kwargs or {},
-            sampling={name: sampling[name] for name in SAMPLING},
-            **{setting: getattr(config, name) for name, setting in LIMITS.items()},
+            **settings,
         )
     model, tokenizer, ends = agent.model, agent.tokenizer, []
     if config.stop_token_id is not None:
@@ -212,7 +228,7 @@ def evaluate(
 
     `name` is the agent's own, of a repository or folder; for `wrapper` see `compare`.
     """
-    agent = load_agent(folder, config, model_args)
+    agent = load_agent(folder, config, model_args, settings_for(folder, config))
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
@@ -293,7 +309,9 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
             if min(valid) < 0.5 and not args.show:
                 print("Less than half of some agent's turns are valid actions: see `--show 2`.")
             if args.output is not None:
-                write(Path(args.output), results, settings_of(args, config, found))
+                settings = settings_of(args, config, found)
+                settings |= {"limits": {k: settings_for(folders[k], config) for k in results}}
+                write(Path(args.output), results, settings)
     return results
 
 
@@ -306,10 +324,7 @@ def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
 
 def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:
     """Return the settings that affect the metrics, for the JSON file."""
-    names = (
-        *("seed", "temperature", "top_p", "top_k", "eval_generation_kwargs"),
-        *("max_turns", "max_turn_tokens", "max_completion_length", "bf16"),
-    )
+    names = (*("seed", "temperature", "top_p", "top_k", "eval_generation_kwargs", "bf16"),)
     task = {name: value for name, value in vars(args).items() if name not in ("models", "labels")}
     sampled = {name: getattr(config, name) for name in names}
     repetitions = {"num_generations_eval": config.num_generations_eval or 1}

@@ -90,6 +90,8 @@ def tool_names(env: Any) -> list[str]:
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
+# Folders of installed packages.
+LIBRARIES = {"site-packages", "dist-packages"}
 
 
 class Step(NamedTuple):
@@ -193,7 +195,11 @@ def described(error: BaseException) -> str:
     # This is sqlite3's message.
     if "same thread" in text:
         text += " (give check_same_thread=False, or environment_factory=isolated(...))"
+    if type(error).__name__ == "APIConnectionError":
+        text += " (call the `client` that the agent gets)"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
+    # A line of a library says less than the line that calls it.
+    theirs = [f for f in theirs if not LIBRARIES & {*Path(f.filename).parts}] or theirs
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {text}{place}"

@@ -340,7 +340,7 @@ def outcome_of(episode: Any, event: Any) -> Outcome:
             f"The agent returned {event!r:.200}; allowed: a number, a dict of {list(RESULT_KEYS)}, None."
         )
     return Outcome(
-        reward=None if reward is None else check_reward(reward, "the agent's result"),
+        reward=None if reward is None else check_reward(reward, "agent()"),
         terminated=not result.get("truncated"),
         truncated=bool(result.get("truncated")),
         success=None if success is None else bool(success),

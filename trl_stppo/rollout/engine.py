@@ -129,6 +129,12 @@ class RolloutEngine:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             text = "%d of %d episodes ended in a failure of their %s: %s"
             logger.warning(text, len(errors), len(episodes), source, common)
+        silent = sum(episode.trains and not episode.num_turns for episode in episodes)
+        if agents and silent:
+            text = (
+                "In %d of %d episodes the agent made no call that trains; they are not trained on."
+            )
+            logger.warning(text, silent, len(episodes))
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0
             raise EnvironmentFailureError(

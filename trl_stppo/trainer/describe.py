@@ -38,8 +38,7 @@ def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
     players = [type(probe).__name__ + _arguments(factories.get(name)) for name, probe in probes]
     if rollout.standalone_tools:
         players.append(f"tools {' '.join(map(name_of, rollout.standalone_tools))}")
-    if rollout.user_func is not None:
-        players.append(name_of(rollout.user_func))
+    players += [name_of(each) for each in (rollout.user_func, rollout.agent) if each is not None]
     size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
     return {
         # The last part of `runs/a/checkpoint-100` alone is ambiguous.

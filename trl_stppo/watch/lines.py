@@ -50,7 +50,8 @@ LAST = 5
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
 
-# From left to right; 80 characters with place and times. The score replaces a success that is not known.
+# From left to right; 80 characters with place and times. The score replaces a success that is not known,
+# and the entropy of a run without a success.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
@@ -99,7 +100,7 @@ class ProgressLines(TrainerCallback):
         self._since: dict[str, list[float]] = {}
         self._guards: dict[str, float] = {}
         self._best = -math.inf
-        self._explains = self._bars = self._warned = False
+        self._explains = self._bars = self._warned = self._shows_both = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
@@ -223,7 +224,12 @@ class ProgressLines(TrainerCallback):
         total = str(self._total(state))
         place = f"rollout {rounds:>{len(total)}}/{total}"
         self._known |= set(self._since)
+        solved = mean(self._since.get(SUCCESS))
+        if not self._columns:
+            # Without a success a score may rise all the same.
+            self._shows_both = solved == 0
         left_out = "score" if SUCCESS in self._known else "success"
+        left_out = "entropy" if self._shows_both else left_out
         logged = [column for column in COLUMNS if column.metric in self._known]
         columns = [column for column in logged if column.label != left_out]
         if columns != self._columns:
@@ -282,7 +288,8 @@ def say_fruitless(history: list[dict[str, Any]]) -> None:
     """Print and log that no rollout of a log could teach anything, and where to look first."""
     zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
     if said := " and ".join(dict.fromkeys(NEEDED[name] for name in zero)):
-        text = f"{said}: look first at turns/valid_action_rate and stop_reason/*"
+        valid = "turns/valid_action_rate and " if known(history, "turns/valid_action_rate") else ""
+        text = f"{said}: look first at {valid}stop_reason/*"
         say(f"! {text}; see docs/reliability.md")
         logger.info(text)
 

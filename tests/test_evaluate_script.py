@@ -190,7 +190,7 @@ def test_nothing_but_the_weights_is_loaded(words, adapter):
     _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(AGENT).parameters())
     for name, beside in ((AGENT, 0), (adapter, 0.1 * whole)):
-        settings = evaluate.settings_for(Path(name), config)
+        settings = evaluate.settings_for(Path(name), config, set())
         agent = evaluate.load_agent(Path(name), config, model_args, settings)
         assert whole <= sum(p.numel() for p in agent.model.parameters()) <= whole + beside
         assert not any(p.grad_fn or p.grad is not None for p in agent.model.parameters())
@@ -262,14 +262,20 @@ def test_the_first_episodes_are_shown(words, capsys):
 def test_a_saved_agent_keeps_what_no_flag_sets(tmp_path):
     own = AgentSettings(max_completion_length=96, max_turns=3, max_turn_tokens=4)
     flags = ["--output_dir", "o", "--use_cpu", "true", "--bf16", "false", "--max_turns", "5"]
+    # These are the defaults, and given all the same.
+    flags += ["--top_p", "1.0", "--env_timeout_seconds", "120"]
     config = agents.parse_flags(arguments.EvaluateArguments, flags)[1]
-    without = evaluate.settings_for(tmp_path, config)
-    own.changed(sampling={"temperature": 0.5}).save(tmp_path)
-    kept = evaluate.settings_for(tmp_path, config)
+    given = evaluate.given_by(flags, config)
+    without = evaluate.settings_for(tmp_path, config, given)
+    sampling = {"temperature": 0.5, "top_p": 0.8}
+    own.changed(sampling=sampling, env_timeout_seconds=7.0).save(tmp_path)
+    kept = evaluate.settings_for(tmp_path, config, given)
     names = ("max_completion_length", "max_turns", "max_turn_tokens")
     assert [without[name] for name in names] == [512, 5, None]
     assert [kept[name] for name in names] == [96, 5, 4]
-    assert (without["sampling"]["temperature"], kept["sampling"]) == (1.0, {"temperature": 0.5})
+    assert without["sampling"]["temperature"] == 1.0
+    assert kept["sampling"] == {"temperature": 0.5, "top_p": 1.0}
+    assert kept["env_timeout_seconds"] == 120
 
 
 def test_averages_by_hand():

@@ -25,7 +25,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ from .agents import (
 )
 from .arguments import EvaluateArguments
 from .evaluation_tables import Figures, Results, figures_of, print_table, with_averages
+from .flags import peeked
 from .objects import load_reward, offered_by
 from .usage import UsageError
 
@@ -65,6 +66,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
 UNUSED = ("use_vllm", "use_transformers_continuous_batching")
+UNSET = object()
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -142,8 +144,15 @@ def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     }
 
 
-def settings_for(folder: Path, config: Any) -> dict[str, Any]:
-    """Return an agent's settings: the flags, and those of `agent.json` where flags have their defaults."""
+def given_by(words: Sequence[str], config: Any) -> set[str]:
+    """Return the names of an agent's settings that flags or the YAML file set."""
+    names = (*LIMITS, *SAMPLING, "max_completion_length", "chat_template_kwargs")
+    found = {name for name in names if peeked(words, name, UNSET) is not UNSET}
+    return found | {*config.eval_settings} | {*(config.generation_kwargs or {})}
+
+
+def settings_for(folder: Path, config: Any, given: set[str]) -> dict[str, Any]:
+    """Return an agent's settings: those that are given, and the others from `agent.json`, if there is one."""
     # Those of turns that are not greedy.
     sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
     if config.eval_settings.get("temperature") != 0.0:
@@ -157,11 +166,10 @@ def settings_for(folder: Path, config: Any) -> dict[str, Any]:
     }
     if (own := AgentSettings.load(folder)) is None:
         return settings
-    usual = {spec.name: spec.default for spec in fields(config)}
-    defaults = {setting: usual[name] for name, setting in LIMITS.items()}
-    defaults |= {"max_completion_length": usual["max_completion_length"]}
-    defaults |= {"chat_template_kwargs": {}, "sampling": {n: usual[n] for n in SAMPLING}}
-    return {n: getattr(own, n) if v == defaults[n] else v for n, v in settings.items()}
+    chosen = {LIMITS.get(name, name) for name in given}
+    kept = {n: v if n in chosen else getattr(own, n) for n, v in settings.items()}
+    of_flags = {name: value for name, value in settings["sampling"].items() if name in given}
+    return {**kept, "sampling": own.sampling | of_flags}
 
 
 def load_agent(
@@ -220,6 +228,7 @@ def evaluate(
     args: EvaluateArguments,
     config: Any,
     model_args: ModelConfig,
+    settings: dict[str, Any],
     sets: dict[str, Dataset],
     name: str = "",
     wrapper: Wrapper | None = None,
@@ -228,7 +237,7 @@ def evaluate(
 
     `name` is the agent's own, of a repository or folder; for `wrapper` see `compare`.
     """
-    agent = load_agent(folder, config, model_args, settings_for(folder, config))
+    agent = load_agent(folder, config, model_args, settings)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
@@ -291,11 +300,18 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     for name in UNUSED:
         if getattr(config, name):
             logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
+    given = given_by(words, config)
+    settings = {label: settings_for(folder, config, given) for label, folder in folders.items()}
+    if any(each != next(iter(settings.values())) for each in settings.values()):
+        logger.warning(
+            "The agents play with different limits or sampling, as their runs did: %s.", settings
+        )
     results: Results = {}
     is_main = config.process_index == 0
     try:
         for label, folder in folders.items():
-            results[label] = evaluate(folder, args, config, model_args, sets, found[label], wrapper)
+            own, name = settings[label], found[label]
+            results[label] = evaluate(folder, args, config, model_args, own, sets, name, wrapper)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -309,9 +325,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
             if min(valid) < 0.5 and not args.show:
                 print("Less than half of some agent's turns are valid actions: see `--show 2`.")
             if args.output is not None:
-                settings = settings_of(args, config, found)
-                settings |= {"limits": {k: settings_for(folders[k], config) for k in results}}
-                write(Path(args.output), results, settings)
+                write(Path(args.output), results, settings_of(args, config, found, settings))
     return results
 
 
@@ -322,10 +336,12 @@ def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
-def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:
+def settings_of(
+    args: EvaluateArguments, config: Any, agents: dict[str, str], limits: dict[str, Any]
+) -> dict[str, Any]:
     """Return the settings that affect the metrics, for the JSON file."""
-    names = (*("seed", "temperature", "top_p", "top_k", "eval_generation_kwargs", "bf16"),)
+    names = ("seed", "eval_generation_kwargs", "bf16")
     task = {name: value for name, value in vars(args).items() if name not in ("models", "labels")}
     sampled = {name: getattr(config, name) for name in names}
     repetitions = {"num_generations_eval": config.num_generations_eval or 1}
-    return redacted({"agents": agents, **task, **sampled, **repetitions})
+    return redacted({"agents": agents, "limits": limits, **task, **sampled, **repetitions})

@@ -122,7 +122,8 @@ class TraceRecorder(TrainerCallback):
         self._share = share + (accelerator.process_index < rest)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
-        self._start, self._first_step, self._step = 0, 0, 0
+        self._start, self._step = 0, 0
+        self._first_step: int | None = None
         self._warned = False
 
     def _pieces(self, ids: list[int]) -> list[str]:

@@ -156,7 +156,7 @@ def test_a_function_of_one_parameter_is_neither_agent_nor_factory(check):
 def test_a_call_of_another_address_is_shown_in_the_agents_own_line(check):
     code, shown = check("elsewhere")
     assert code == 1
-    assert "(call the `client` that the agent gets) (test_cli_env_check.py:" in shown
+    assert "`client` that an agent gets) (test_cli_env_check.py:" in shown
 
 
 def test_a_clean_agent(check):

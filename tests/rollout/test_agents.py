@@ -76,7 +76,7 @@ def test_episodes_without_a_call_are_counted_in_the_log(tmp_path, caplog):
         return float(row["number"])
 
     played(tmp_path, agent)
-    assert "In 1 of 4 episodes the agent made no call" in caplog.text
+    assert "1 of 4 episodes ended without a call of the agent" in caplog.text
 
 
 def test_rewritten_messages_open_a_context_and_a_parent_goes_on(tmp_path):

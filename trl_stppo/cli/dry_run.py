@@ -220,9 +220,7 @@ def length_of(run: Plan, model: Any, rollouts: float) -> str:
     if model is None:
         return "not known before the model is here"
     if run.config.device.type != "cpu":
-        return (
-            "not known: on a GPU, starting operations takes longer than the operations of sampling"
-        )
+        return "not known: on a GPU, the launch of kernels takes most of the sampling"
     seconds = seconds_per_rollout(run, model)
     total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
     return (

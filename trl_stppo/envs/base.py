@@ -7,6 +7,7 @@ methods private: a trainer may offer public ones as tools. The commands use two 
 
 import inspect
 import math
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -92,6 +93,7 @@ def tool_names(env: Any) -> list[str]:
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of installed packages.
 LIBRARIES = {"site-packages", "dist-packages"}
+STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 class Step(NamedTuple):
@@ -196,10 +198,11 @@ def described(error: BaseException) -> str:
     if "same thread" in text:
         text += " (give check_same_thread=False, or environment_factory=isolated(...))"
     if type(error).__name__ == "APIConnectionError":
-        text += " (call the `client` that the agent gets)"
+        text += " (the policy answers through the `client` that an agent gets)"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
     # A line of a library says less than the line that calls it.
-    theirs = [f for f in theirs if not LIBRARIES & {*Path(f.filename).parts}] or theirs
+    own = [f for f in theirs if not f.filename.startswith(STANDARD)]
+    theirs = [f for f in own if not LIBRARIES & {*Path(f.filename).parts}] or own or theirs
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {text}{place}"

@@ -131,9 +131,7 @@ class RolloutEngine:
             logger.warning(text, len(errors), len(episodes), source, common)
         silent = sum(episode.trains and not episode.num_turns for episode in episodes)
         if agents and silent:
-            text = (
-                "In %d of %d episodes the agent made no call that trains; they are not trained on."
-            )
+            text = "%d of %d episodes ended without a call of the agent that trains."
             logger.warning(text, silent, len(episodes))
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0
@@ -173,10 +171,10 @@ class _Rollout:
                 self._generate()
                 self._answer()
                 left, elapsed = len(self._waiting) + len(self._running), time.monotonic() - began
-                if left and elapsed > report:
-                    self._engine.on_progress(number - left, number)
-                while report < elapsed:
-                    report *= 2
+                if elapsed > report:
+                    report = 2 * max(report, elapsed)
+                    if left:
+                        self._engine.on_progress(number - left, number)
         finally:
             # Episodes are left only after an exception.
             for row, episode in self._running.items():

@@ -226,8 +226,9 @@ class ProgressLines(TrainerCallback):
         self._known |= set(self._since)
         solved = mean(self._since.get(SUCCESS))
         if not self._columns:
-            # Without a success a score may rise all the same.
-            self._shows_both = solved == 0
+            # Without a success a score may rise all the same. A resumed run keeps its columns.
+            first = next(iter(known(state.log_history, SUCCESS)), solved)
+            self._shows_both = first == 0 and SCORE in self._known
         left_out = "score" if SUCCESS in self._known else "success"
         left_out = "entropy" if self._shows_both else left_out
         logged = [column for column in COLUMNS if column.metric in self._known]

@@ -86,14 +86,27 @@ def is_agent(named: Any) -> bool:
     """Return whether an object is an agent function `(client, row)` and not an environment factory."""
     if isinstance(named, type):
         return False
-    first = [*inspect.signature(named).parameters.values()][:2]
-    needed = [p for p in first if p.kind <= 1 and p.default is p.empty]
-    if len(needed) == 1:
-        raise UsageError(
-            f"`{named!r:.80}` has one parameter without a default; an agent has (client, row), and an "
-            "environment's factory has none."
-        )
-    return len(needed) == 2
+    try:
+        signature = inspect.signature(named)
+    except ValueError:
+        # Some built-in functions have none.
+        return False
+    if _takes(signature, 0):
+        return False
+    if _takes(signature, 2):
+        return True
+    raise UsageError(
+        f"`{named!r:.80}` takes neither (client, row), as an agent does, nor nothing, as an environment's "
+        "factory does; `--arguments` gives a factory its arguments."
+    )
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:

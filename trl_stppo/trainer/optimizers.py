@@ -51,7 +51,7 @@ class Optimizers:
     ) -> torch.optim.Optimizer:
         """Create upstream's optimizer, and add the critic's groups and the hooks."""
         host = self._host
-        parameters, is_callers = host.critic.parameters(), host.optimizer is not None
+        parameters, given = host.critic.parameters(), host.optimizer
         # A shared critic's adapter stays out of upstream's groups.
         for parameter in parameters:
             parameter.requires_grad_(False)
@@ -60,7 +60,12 @@ class Optimizers:
             parameter.requires_grad_(True)
         if not self.roles:
             # What may be refused comes first: after a refusal nothing is attached.
-            self.roles = self._attach(optimizer, _policy_roles(host, optimizer, is_callers))
+            try:
+                roles = _policy_roles(host, optimizer, given is not None)
+                self.roles = self._attach(optimizer, roles)
+            except ValueError:
+                host.optimizer = given
+                raise
         return optimizer
 
     def _attach(self, optimizer: torch.optim.Optimizer, roles: list[str]) -> list[str]:

@@ -66,7 +66,7 @@ def test_the_limit_that_cut_a_final_turn_is_named(limits, reason):
 
 
 def test_a_long_rollout_says_how_many_episodes_have_ended(monkeypatch):
-    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 1e-9)
+    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 0.0)
     engine, reports = build(texts(going("x"), done())), []
     engine.on_progress = lambda *numbers: reports.append(numbers)
     play(engine, says(["ab]", "c]"], ["ab]", "c]"]), [{}, {}])
@@ -155,7 +155,7 @@ def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
     rows = [{"environment": name} for name in ("text", "blocks", "short")]
     started = time.process_time()
     played = play(engine, says([], [], ["a]"]), rows)
-    assert time.process_time() - started < 5.0
+    assert time.process_time() - started < 3.0
     assert played.reasons == ["env_error", "env_error", "terminated"]
     for error in played.record.errors[:2]:
         assert "has at least 256" in error

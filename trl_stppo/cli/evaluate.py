@@ -57,7 +57,7 @@ from .agents import (
 )
 from .arguments import EvaluateArguments
 from .evaluation_tables import Figures, Results, figures_of, print_table, with_averages
-from .flags import peeked
+from .flags import given
 from .objects import load_reward, offered_by
 from .usage import UsageError
 
@@ -66,7 +66,6 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
 UNUSED = ("use_vllm", "use_transformers_continuous_batching")
-UNSET = object()
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -144,15 +143,14 @@ def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     }
 
 
-def given_by(words: Sequence[str], config: Any) -> set[str]:
+def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
     """Return the names of an agent's settings that flags or the YAML file set."""
     names = (*LIMITS, *SAMPLING, "max_completion_length", "chat_template_kwargs")
-    found = {name for name in names if peeked(words, name, UNSET) is not UNSET}
-    return found | {*config.eval_settings} | {*(config.generation_kwargs or {})}
+    return given(words, names) | {*config.eval_settings} | {*(config.generation_kwargs or {})}
 
 
-def settings_for(folder: Path, config: Any, given: set[str]) -> dict[str, Any]:
-    """Return an agent's settings: those that are given, and the others from `agent.json`, if there is one."""
+def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:
+    """Return an agent's settings: the chosen ones, and the others from `agent.json`, if there is one."""
     # Those of turns that are not greedy.
     sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
     if config.eval_settings.get("temperature") != 0.0:
@@ -166,9 +164,9 @@ def settings_for(folder: Path, config: Any, given: set[str]) -> dict[str, Any]:
     }
     if (own := AgentSettings.load(folder)) is None:
         return settings
-    chosen = {LIMITS.get(name, name) for name in given}
-    kept = {n: v if n in chosen else getattr(own, n) for n, v in settings.items()}
-    of_flags = {name: value for name, value in settings["sampling"].items() if name in given}
+    names = {LIMITS.get(name, name) for name in chosen}
+    kept = {n: v if n in names else getattr(own, n) for n, v in settings.items()}
+    of_flags = {name: value for name, value in settings["sampling"].items() if name in chosen}
     return {**kept, "sampling": own.sampling | of_flags}
 
 
@@ -300,8 +298,8 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     for name in UNUSED:
         if getattr(config, name):
             logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
-    given = given_by(words, config)
-    settings = {label: settings_for(folder, config, given) for label, folder in folders.items()}
+    chosen = chosen_settings(words, config)
+    settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
         logger.warning(
             "The agents play with different limits or sampling, as their runs did: %s.", settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,6 +90,16 @@ def peeked(words: Sequence[str], name: str, default: Any) -> Any:
     parser = Parser(add_help=False, argument_default=settings.get(name, default))
     parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
     return getattr(parser.parse_known_args(flags)[0], name)
+
+
+def given(words: Sequence[str], names: Sequence[str]) -> set[str]:
+    """Return those of some flags that the command line or the YAML file sets, to any value."""
+    flags, _, settings = with_config(words)
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    for name in names:
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
+    found = vars(parser.parse_known_args(flags)[0])
+    return {name for name in names if name in found or name in settings}
 
 
 def wants_dry_run(words: Sequence[str]) -> bool:

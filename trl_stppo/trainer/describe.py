@@ -57,7 +57,7 @@ def dataset_of(rows: Any) -> str | None:
     return hub or (None if known in READERS else known)
 
 
-def critic_kind(critic: Critic) -> str:
+def critic_of(critic: Critic) -> str:
     """Describe a critic: "none", "shared" or "separate", with its adapter's type and rank."""
     if not isinstance(critic, SeparateCritic):
         return "shared" if isinstance(critic, SharedCritic) else "none"

@@ -50,8 +50,8 @@ LAST = 5
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
 
-# From left to right; 80 characters with place and times. The score replaces a success that is not known,
-# and the entropy of a run without a success.
+# From left to right; 80 characters with place and times. The score replaces a success that is not known.
+# Beside a success of 0 in the first rollout it replaces the entropy.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),

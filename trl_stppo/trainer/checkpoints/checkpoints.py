@@ -19,7 +19,7 @@ from ...models.critic import SharedCritic
 from .. import disk
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped
-from ..describe import adapter_of, algorithm_settings, critic_kind
+from ..describe import adapter_of, algorithm_settings, critic_of
 from ..disk import RunLock
 from ..sharding.runtime import is_sharded, sharding_name
 from .run_state import RunState, load_beside_policy, load_models
@@ -48,7 +48,7 @@ def about(host: Bridge, name: str, *, inside_rollout: bool) -> dict[str, Any]:
         "identity": {
             "trainer": host.config_class.__name__,
             "variant": getattr(args, "variant", None),
-            "critic": critic_kind(host.critic),
+            "critic": critic_of(host.critic),
             "adapter": adapter_of(accelerator.unwrap_model(host.model)),
             "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
             "rows": len(rows) if hasattr(rows, "__len__") else None,

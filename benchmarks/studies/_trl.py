@@ -6,6 +6,7 @@ has just played, so there is no staleness.
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Rollouts:
         self._player = Player(speaker, task.player["environment_factory"], limits)
         self._rows, self._seed, self.success = rows, seed, list[float]()
         self._adapter = task.player.get("peft_config")
+        self._by_score = task.measure == "reward"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -70,8 +72,11 @@ class Rollouts:
         }
 
     def evaluate(self, rows: list[Row], seed: int) -> float:
-        """Return the success of held-out rows."""
-        return rate(self._played(rows, seed))
+        """Return the success of held-out rows, or their score if runs are judged by it."""
+        episodes = self._played(rows, seed)
+        if self._by_score:
+            return statistics.fmean(sum(episode.turn_rewards) for episode in episodes)
+        return rate(episodes)
 
     def _played(self, rows: list[Row], seed: int) -> list[Episode]:
         names = [(number,) for number in range(len(rows))]

@@ -46,17 +46,22 @@ class StopAfter(TrainerCallback):
         control.should_training_stop |= time.monotonic() > self._end
 
 
-def teach(model: str, folder: Path, *, games: int, seed: int, seconds: float | None = None) -> None:
-    """Train all weights on games of the careless player, a row per turn, with TRL's SFTTrainer."""
+def demonstrations(games: int, seed: int) -> list[dict[str, Any]]:
+    """Return the turns of games of the careless player."""
     player = random.Random(seed)
-    turns = [turn for _ in range(games) for turn in careless_game(player)]
+    return [turn for _ in range(games) for turn in careless_game(player)]
+
+
+def teach(
+    model: str, folder: Path, turns: list[Any], *, seed: int, seconds: float | None = None
+) -> None:
+    """Train all weights with TRL's SFTTrainer on rows of `prompt` and `completion`, one per turn."""
     config = SFTConfig(
         str(folder),
         per_device_train_batch_size=16,
         num_train_epochs=1,
         learning_rate=1e-4,
         lr_scheduler_type="constant",
-        # The games have one system message, which the loss leaves out as part of the prompt.
         completion_only_loss=True,
         bf16=False,
         use_cpu=not torch.cuda.is_available(),
@@ -160,13 +165,12 @@ def main() -> None:
         minutes[name] = json.loads(record.read_text())
 
     seed, taught = options.seed, str(folders["taught"])
-    step("taught", lambda f: teach(options.model, f, games=options.games, seed=seed))
+    turns = demonstrations(options.games, seed)
+    step("taught", lambda f: teach(options.model, f, turns, seed=seed))
     step("trained", lambda f: train(taught, f, options))
     seconds = 60 * minutes["trained"]
-    step(
-        "taught longer",
-        lambda f: teach(taught, f, games=4_000, seed=seed + 1, seconds=seconds),
-    )
+    others = demonstrations(4_000, seed + 1)
+    step("taught longer", lambda f: teach(taught, f, others, seed=seed + 1, seconds=seconds))
     games = rows(HELD_OUT, options.evaluated)
     started = time.monotonic()
     agents = {"base": options.model, **{name: str(folder) for name, folder in folders.items()}}

@@ -125,9 +125,9 @@ def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]
     raise UsageError(f"`variant={variant!r}`: allowed are {allowed}.")
 
 
-def types_of(command: str, words: Sequence[str] = ()) -> list[type]:
+def types_of(command: str) -> list[type]:
     """Return the dataclasses of a command's flags."""
-    return list(flag_types(EvaluateArguments if command == "evaluate" else TrainArguments, words))
+    return list(flag_types(EvaluateArguments if command == "evaluate" else TrainArguments, ()))
 
 
 def check_words(types: Sequence[type], words: Sequence[str]) -> None:

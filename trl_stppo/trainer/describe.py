@@ -14,6 +14,7 @@ from typing import Any
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
 from ..redaction import redacted
+from ..rollout.reward_funcs import name_of
 from ._trl import get_config_model_id
 from .planning.plan import RolloutPlan
 
@@ -115,8 +116,3 @@ def _short(value: Any) -> str:
         return str(value)
     text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)
     return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def name_of(function: Any) -> str:
-    """Return the name of a function or of an object's class."""
-    return str(getattr(function, "__name__", type(function).__name__))

@@ -26,10 +26,10 @@ IGNORED = {
 }
 
 
-def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
-    """Return the settings without the names in IGNORED; if `warns`, warn of ignored values."""
+def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without the names in IGNORED, and warn of ignored values."""
     for name in IGNORED.keys() & settings.keys():
-        if warns and settings[name] not in (None, 0):
+        if settings[name] not in (None, 0):
             logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
     return {name: value for name, value in settings.items() if name not in IGNORED}
 

@@ -50,9 +50,6 @@ class KeepsSecrets:
     __repr__ = __str__
 
 
-logger = logging.getLogger(__name__)
-
-
 @takes_ignored
 @dataclass(repr=False)
 class PPOConfig(KeepsSecrets, GRPOConfig):
@@ -386,6 +383,3 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
                 f"contradicts `max_steps={self.max_steps}`. Set only one of them."
             )
         self.max_steps = max_steps
-
-
-# ------------------------------------------------------------------------- constructors

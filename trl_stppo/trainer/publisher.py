@@ -18,10 +18,11 @@ from ..hub import pushing
 from ..hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
 from ..models.adapters import discard_saved_reference
 from ..rollout.episode import Limits
+from ..rollout.reward_funcs import name_of
 from ._trl import replaced, uploads_without
 from .bridge import Bridge, Wrapped
 from .checkpoints.checkpoints import Checkpoints
-from .describe import algorithm_settings, dataset_of, name_of
+from .describe import algorithm_settings, dataset_of
 from .evaluation.evaluator import SAMPLING
 from .loop.sampler import sampling_settings
 from .planning.plan import RolloutPlan

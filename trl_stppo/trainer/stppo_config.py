@@ -143,19 +143,9 @@ class STPPOConfig(PPOConfig):
         return [STABILIZERS[name] for name in self.stabilizers or ()]
 
     @property
-    def scaling_stabilizer(self) -> type[Stabilizer] | None:
-        """Return the stabilizer that scales steps or gradients, or None."""
-        return next((kind for kind in self._kinds if kind.scale_target), None)
-
-    @property
     def scales_step(self) -> bool:
         """Whether a stabilizer scales the learning rate of optimizer steps."""
         return any(map(scales, self._kinds))
-
-    @property
-    def weighs_episodes(self) -> bool:
-        """Whether a stabilizer weighs episodes."""
-        return any(map(weighs, self._kinds))
 
     @property
     def needs_exact_norms(self) -> bool:
@@ -165,14 +155,15 @@ class STPPOConfig(PPOConfig):
     @property
     def measures_clip_bias(self) -> bool:
         """Whether the clipping bias is measured, for a stabilizer or a study."""
-        return self._clip_bias_estimator is not None or self.scaling_stabilizer is not None
+        scales_by_norms = any(kind.scale_target for kind in self._kinds)
+        return self._clip_bias_estimator is not None or scales_by_norms
 
     @property
     def takes_second_gradient(self) -> bool:
         """Whether the clipping bias is measured exactly, by a second gradient, and not estimated."""
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
-        by_itself = self._clip_bias_estimator != "logits" and not self.weighs_episodes
+        by_itself = self._clip_bias_estimator != "logits" and not any(map(weighs, self._kinds))
         return by_itself and self.measures_clip_bias
 
 

@@ -3,8 +3,8 @@
 smollm2-gem: a turn is the guess alone.
 smollm2-spoken: a turn names the range that is left before the guess; it has 15 to 20 tokens.
 
-The model has been taught by a player that keeps to the answers in two guesses of five. The game's score pays a
-near miss nearly in full, so runs are judged by it. `scripts/pretrained/fetch_smollm2.py` brings the model.
+The model has been taught by a player that keeps to the answers in two guesses of five. Runs are judged by the
+game's score, which is nearly 1 for a near miss. `scripts/pretrained/fetch_smollm2.py` brings the model.
 """
 
 from __future__ import annotations

@@ -209,13 +209,7 @@ def open_retriever(name: str) -> Retriever:
 
 @cache
 def _open(name: str) -> Any:
-    if name == STDLIB:
-        from trl_stppo.recipes.search.retrieval import passages
-
-        return BM25Retriever(passages())
-    from trl_stppo.recipes.search.retrieval import HttpRetriever
-
-    return HttpRetriever(name)
+    return BM25Retriever(passages()) if name == STDLIB else HttpRetriever(name)
 
 
 _WORD = re.compile(r"[a-z0-9_]+")

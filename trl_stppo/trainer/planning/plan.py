@@ -127,7 +127,7 @@ class RolloutPlan:
     @property
     def scores_episodes(self) -> bool:
         """Whether an environment scores whole episodes, by `get_reward`."""
-        return any(callable(getattr(type(self.probes[n]), "get_reward", None)) for n in self.tools)
+        return any(_scores(self.probes[name]) for name in self.tools)
 
     @property
     def tool_environments(self) -> Any:

@@ -35,7 +35,6 @@ from ..loop.sampler import (
 from ..loop.vllm import VLLM
 from ..planning.data import is_conversational
 from ..planning.plan import RolloutPlan
-from ..sharding.runtime import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +67,7 @@ def why_not_ahead(host: Bridge) -> str | None:
         return f"turns that go through `generate` ({cause}); use a vLLM server"
     if host.use_vllm and not speaks_to_vllm(host):
         return "an overridden `_generate_single_turn`; leave it out"
-    if host.use_vllm and host.vllm_mode == "colocate":
-        return "`vllm_mode='colocate'`; allowed: 'server'"
-    return "sharded gradients; use DDP" if is_sharded(host.accelerator) else None
+    return None
 
 
 def build_engines(
@@ -83,17 +80,14 @@ def build_engines(
     elif rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
-    options: dict[str, Any] = {
-        "agent_endpoint": host.args.agent_endpoint,
-    }
-    reader = renderer(host, tokenizer)
-    engine = assemble(rollout, reader, limits, **options)
+    reader, endpoint = renderer(host, tokenizer), host.args.agent_endpoint
+    engine = assemble(rollout, reader, limits, agent_endpoint=endpoint)
     if "max_completion_length" in overrides:
         limits = dataclasses.replace(
             limits, max_completion_tokens=overrides["max_completion_length"]
         )
     others = rollout is not evaluation
-    eval_engine = assemble(evaluation, reader, limits, probes_play=others, **options)
+    eval_engine = assemble(evaluation, reader, limits, probes_play=others, agent_endpoint=endpoint)
     for each in (engine, eval_engine):
         weakref.finalize(host, each.close)
     return engine, eval_engine
@@ -106,7 +100,6 @@ def assemble(
     *,
     probes_play: bool = True,
     agent_endpoint: bool = False,
-    **options: Any,
 ) -> RolloutEngine:
     """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
 
@@ -128,7 +121,7 @@ def assemble(
         drivers[None] = AgentDriver(rollout.agent, renderer, parse, limits, endpoint=endpoint)
     if not drivers:
         drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, on_main)
-    return RolloutEngine(drivers, pool, calls, limits, **options)
+    return RolloutEngine(drivers, pool, calls, limits)
 
 
 def agent_template(renderer: ChatRenderer) -> str | None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .trainer.stgrpo_config import STGRPOConfig
     from .trainer.stppo_config import STPPOConfig
 
-# Neither concerns a run, and both would stand between its lines.
+# Hide two messages of other libraries: they do not affect a run and would interrupt its lines.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: "gemm_4bit_forward" not in record.getMessage()
 )

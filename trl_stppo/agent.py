@@ -26,19 +26,19 @@ class AgentEpisode:
     """The result of one episode.
 
     Attributes:
-        messages: the conversation, with the prompt if that was messages.
+        messages: the conversation, with the prompt if the prompt was messages.
         turns: text of each turn.
-        rewards: of each turn, by the environment.
-        final_reward: of the episode at its end (`get_reward`), None without one.
+        rewards: the environment's reward of each turn.
+        final_reward: the reward at the episode's end (`get_reward`), or None.
         success: whether the task was solved, None if the environment does not return it.
         stop_reason: the reason of the end, as in docs/environments.md.
-        error: of the environment.
-        prompt: with the first observation.
-        prompt_ids: tokens of the prompt; this and what follows are of the first context of an agent.
+        error: the environment's error, or None.
+        prompt: the prompt with the first observation.
+        prompt_ids: tokens of the prompt. This and the next fields hold only the first context of an agent.
         ids: tokens after the prompt.
         turn_spans: half-open spans of the turns in `ids`.
-        logprobs: of `ids` at sampling, nats; 0 for observations, and everywhere with a model that has
-            no cache between turns (docs/many_gpus.md).
+        logprobs: log-probabilities of `ids` at sampling, nats; 0 for observations, and everywhere with a
+            model that has no cache between turns (docs/many_gpus.md).
     """
 
     messages: list[dict[str, Any]]
@@ -95,8 +95,8 @@ class Agent:
     Args:
         model: a causal language model, on its device.
         tokenizer: its tokenizer.
-        settings: limits and sampling; default those of `AgentSettings`.
-        generation_kwargs: of `generate`, besides the settings' sampling.
+        settings: limits and sampling; default `AgentSettings()`.
+        generation_kwargs: arguments of `generate` besides the sampling in `settings`.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Agent:
 
         Args:
             name_or_folder: a repository on the Hub, or a folder that a trainer has saved.
-            revision: of the repository.
-            token: for a repository that is not public.
-            quantization_config: of an adapter's base model; default as in training, False for none.
+            revision: branch, tag or commit of the repository.
+            token: access token for a repository that is not public.
+            quantization_config: for an adapter's base model; default as in training, False for none.
             device: default the GPU, if any.
-            dtype: of the weights; default as in training.
-            base_model: of an adapter, in place of the one that it names.
+            dtype: dtype of the weights; default as in training.
+            base_model: base model of an adapter, in place of the model that the adapter names.
             model_init_kwargs: further arguments of the model's `from_pretrained`.
             **settings: fields of `AgentSettings` that differ from the run's.
 
@@ -158,7 +158,7 @@ class Agent:
         given = {"device": device, "dtype": dtype, "base_model": base_model, "token": token}
         given |= {"quantization_config": quantization_config}
         model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)
-        # 4-bit weights on the CPU would be rounded differently otherwise.
+        # Otherwise bitsandbytes repacks 4-bit weights on the CPU and rounds differently.
         keep_trainable(model)
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         return cls(model, tokenizer, known)
@@ -170,9 +170,9 @@ class Agent:
 
         Args:
             env: an environment, its class, a factory, a dict of factories, or an importable path
-                "module:Class"; None with tools alone.
+                "module:Class"; None with only tools.
             row: columns for `reset`, with `prompt` unless the environment has the task.
-            **options: of `run_many`.
+            **options: arguments of `run_many`.
         """
         return self.run_many(env, [row or {}], **options)[0]
 
@@ -190,18 +190,18 @@ class Agent:
     ) -> list[AgentEpisode]:
         """Play one episode per row, `parallel` episodes at a time.
 
-        With the run's seed (`settings.seed`) the episodes are those of its evaluation on these rows.
+        With the run's seed (`settings.seed`), the episodes are the same as in its evaluation on these rows.
 
         Args:
             factory: as `env` of `run`; a single instance plays the rows one after the other.
             rows: a dataset, or a list of dicts.
             tools: functions without an environment.
             agent: a function `(client, row)` in place of an environment, as a trainer takes it.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             greedy: take the likeliest token, else sample as in the run's evaluation.
             parallel: episodes at once; None for all.
-            wrap_backend: makes the backend of `generation.protocol` that samples turns from the agent's
-                own, for example one that plays the best of several turns.
+            wrap_backend: function that makes the backend that samples turns (`generation.protocol`) from the
+                agent's backend, for example a backend that plays the best of several turns.
 
         Returns:
             The episodes, in the order of the rows.
@@ -215,7 +215,7 @@ class Agent:
         every, episodes = [dict(row) for row in rows], []
         sampling, options = self.sampling(greedy), {"agent": agent, "wrap_backend": wrap_backend}
         with self.player(factory, tools=tools, **options) as (player, shared):
-            # Each episode of a batch needs an instance.
+            # A shared instance plays one episode at a time; each episode of a batch needs its own instance.
             size = 1 if shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
                 part = every[start : start + size]
@@ -247,12 +247,12 @@ class Agent:
             reward_funcs: functions in TRL's form, besides the environment's rewards.
             reward_weights: one per function; default 1.
             missing_eos_penalty: reward units, subtracted if an episode's last turn was cut.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             greedy: see `run_many`.
             parallel: episodes at once, per process.
             repetitions: episodes per row.
-            on_rollout: gets each rollout of this process, with rewards.
-            **options: of `player`, such as `tools`, `agent` and `wrap_backend`.
+            on_rollout: function that gets each rollout of this process, with rewards.
+            **options: arguments of `player`, such as `tools`, `agent` and `wrap_backend`.
 
         Returns:
             The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
@@ -276,7 +276,7 @@ class Agent:
         Args:
             factory: as `env` of `run`.
             tools: functions without an environment.
-            **options: of `trainer.play.Player`.
+            **options: arguments of `trainer.play.Player`.
         """
         from .trainer.play import Player
 
@@ -325,7 +325,7 @@ class Agent:
             messages: the conversation, without the agent's turn; or plain text, in which control tokens
                 count.
             tools: functions whose schemas the template shows.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             greedy: take the likeliest token, else sample as in the run's evaluation.
             trusted_text: parse control tokens in messages. Otherwise they are plain text, except in
                 system messages.
@@ -366,7 +366,7 @@ class Agent:
 
         settings = self.settings
         return Limits(
-            # A run without environments may have had no limit.
+            # Use a default, because a run without environments may have had no limit.
             max_completion_tokens=settings.max_completion_length or DEFAULT_LENGTH,
             max_turns=settings.max_turns,
             max_turn_tokens=settings.max_turn_tokens,

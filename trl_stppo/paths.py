@@ -7,7 +7,7 @@ ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 def check_name(field: str, name: object) -> None:
-    """Raise FileNotFoundError if nothing is at a name that can only be a path: `./a`, `runs/a`, `a/b/c`."""
+    """Raise FileNotFoundError if a name can only be a path (`./a`, `runs/a`, `a/b/c`) and does not exist."""
     if not isinstance(name, str) or Path(name).exists():
         return
     is_hub_id = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) and Path(name).suffix not in ROWS

@@ -1,7 +1,7 @@
 """Replace secrets in everything that is printed, saved or pushed.
 
-A secret has a known form (`hf_...`, `sk-...`, `http://user:password@host`), or follows a name: any value
-follows `api_key`, `password` or `Authorization`, a long random word follows `token` or `key`.
+A secret has a known form (`hf_...`, `sk-...`, `http://user:password@host`), or it follows a name: any value
+after `api_key`, `password` or `Authorization`, and a long random word after `token` or `key`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 HIDDEN = "***"
 
-# Names of secrets, whatever their value is, and names whose value tells.
+# Names whose value is always a secret, and names whose value is a secret if it looks random.
 _SECRET = (
     r"(?:(?:access|api|auth|hf|hub|private|secret|session)[_-]?(?:key|token)|pass(?:word|wd|phrase)"
     r"|authorization|cookie|credential|secret)s?"
 )
 _MAYBE = r"(?:key|token)s?"
 _RANDOM = r"(?=[^\s\d]*\d)[\w+/.~-]{20,}=*"
-# Values that hide nothing: none at all, switches, and special tokens.
+# Values that are no secrets: null values, switches, and special tokens.
 _OPEN = r"(?!(?:none|null|true|false)\b|--|<|\[)"
 _FORMS = re.compile(
     r"""

@@ -42,12 +42,12 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
 
     The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
     variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has
-    sum(m)^2 R (1 - R) / sum((s - R m)^2) trials. With one trial per cluster that is n, and with
+    sum(m)^2 R (1 - R) / sum((s - R m)^2) trials. With one trial per cluster this is n, and with
     clusters that agree within themselves it is n too. Without any variance it is n as well.
 
     Args:
-        successes: per cluster; those of clusters without a trial are ignored.
-        trials: per cluster.
+        successes: number of successes per cluster; clusters without a trial are ignored.
+        trials: number of trials per cluster.
 
     Returns:
         At least 1 and at most the number of trials.
@@ -73,8 +73,8 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
     """Return the 95 % Wilson interval of a success rate over clusters, based on effective trials.
 
     Args:
-        successes: per cluster (a dataset row).
-        trials: per cluster. With one each this is `wilson_interval` of the sums.
+        successes: number of successes per cluster (a dataset row).
+        trials: number of trials per cluster. With one trial each, this is `wilson_interval` of the sums.
     """
     count = effective_trials(successes, trials)
     rate = math.fsum(successes) / math.fsum(trials)
@@ -82,16 +82,16 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
 
 
 def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[float, float] | None:
-    """Return the normal interval of a mean over clusters of values.
+    """Return the normal confidence interval of a mean over clusters.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
-    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, or equally
-    many, that is z standard errors of the values' mean, or of the clusters' means. It is too narrow for
-    few clusters: by 29 % for 5, by 13 % for 10, by 4 % for 30.
+    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, that
+    is z standard errors of the values' mean; with equally many values, of the clusters' means. The interval
+    is too narrow for few clusters: by 29 % for 5, by 13 % for 10, by 4 % for 30.
 
     Args:
         totals: sum of the values of each cluster.
-        counts: number of values of each cluster; clusters without any are ignored.
+        counts: number of values of each cluster; clusters without values are ignored.
 
     Returns:
         Lower and upper bound; None for fewer than two clusters.

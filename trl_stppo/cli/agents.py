@@ -103,7 +103,7 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
 
 
 def drawn(rows: Any, number: int) -> Any:
-    """Draw at most `number` rows with a fixed seed. A stream is sampled among its first rows."""
+    """Draw at most `number` rows with a fixed seed. The rows of a stream come from its beginning."""
     if hasattr(rows, "__len__") and len(rows) <= number:
         return rows
     few = rows.shuffle(seed=0).take(number)
@@ -159,10 +159,10 @@ def check_models(model_args: ModelConfig, critic: str | None, has_critic: bool) 
 
 
 class TokenCounter:
-    """Count the tokens of a text, for environments.
+    """Token counter for environments.
 
-    It loads its own tokenizer on first use: the trainer changes the padding of the other one, which is not
-    safe beside counting threads. Pickles hold the tokenizer's name only.
+    It loads its own tokenizer on first use, because the trainer changes the padding of its tokenizer, which
+    is not safe while other threads count. Pickles hold only the tokenizer's name.
     """
 
     def __init__(self, name: str, revision: str | None = None) -> None:
@@ -185,5 +185,5 @@ class TokenCounter:
         self.__init__(*state["_source"])  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> TokenCounter:
-        # All environments of a process share it.
+        # All environments of a process share one counter, so that its tokenizer is loaded once.
         return self

@@ -88,7 +88,7 @@ def run(words: Sequence[str]) -> int:
 
 @contextmanager
 def alone(processes: int) -> Iterator[None]:
-    """Context manager in which a configuration counts `processes` and does not join them."""
+    """Context manager that sets the world size to `processes`, without joining a process group."""
     size = property(lambda self: processes)
     with patch.object(TrainingArguments, "world_size", size), patch.dict(os.environ):
         for name in JOINING:
@@ -104,7 +104,7 @@ def planned(words: Sequence[str], processes: int) -> Plan:
 
 
 def look(run: Plan, found: Findings) -> None:
-    """Build all parts of a training but the weights, and collect the errors in `found`."""
+    """Build all parts of a training except the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
     critic, has_critic = args.value_model_name_or_path, run.trainer_class.has_critic
     found.check(check_models, model_args, critic, has_critic)
@@ -114,14 +114,14 @@ def look(run: Plan, found: Findings) -> None:
     try:
         run.train, held_out = agents.load_splits(args)
     except Exception as error:
-        # Rows of the Hub are not downloaded.
+        # Rows of the Hub are not downloaded, so an error about them is only a note.
         wrong = isinstance(error, (UsageError, FileNotFoundError))
         (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)
     counter: Any = TokenCounter(str(model_args.model_name_or_path), model_args.model_revision)
     if local_tokenizer(run) is None:
-        # A text has at least as many characters as tokens.
+        # Without a tokenizer count characters: a text rarely has more tokens than characters.
         counter = len
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
@@ -182,7 +182,7 @@ def shape_of(run: Plan) -> Any:
 
 
 def passes(run: Plan, model: Any) -> str:
-    """Say whether forward passes of a model would be packed."""
+    """Describe whether forward passes of a model would be packed."""
     if run.config.torch_compile:
         return "padded: `torch_compile` is set"
     if model is None:
@@ -192,11 +192,11 @@ def passes(run: Plan, model: Any) -> str:
 
 
 def seconds_per_rollout(run: Plan, model: Any) -> float:
-    """Estimate the seconds of a rollout batch with its updates whose episodes fill all their tokens.
+    """Estimate the seconds of a rollout batch and its updates, if every episode uses all its tokens.
 
-    Prompts and evaluations are not counted. A pass costs two operations per weight and token, a backward pass
-    twice as many, or as many if only adapters are trained. On a CPU passes are about half as fast as the
-    matrix product that is timed here.
+    Prompts and evaluations are not counted. A forward pass takes two operations per weight and token. A
+    backward pass takes twice as many, or as many if only adapters are trained. On a CPU, passes are about
+    half as fast as the matrix product that is timed here.
     """
     config = run.config
     critic = int(run.trainer_class.has_critic)
@@ -216,7 +216,7 @@ def seconds_per_rollout(run: Plan, model: Any) -> float:
 
 
 def length_of(run: Plan, model: Any, rollouts: float) -> str:
-    """Say how long a rollout batch takes, and all of them."""
+    """Describe how long one rollout batch takes, and how long all take together."""
     if model is None:
         return "not known before the model is here"
     if run.config.device.type != "cpu":

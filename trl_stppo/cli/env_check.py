@@ -2,8 +2,8 @@
 
 Makes the environment, plays a few rows, and reports broken rules of the contract (errors) and usual mistakes
 (warnings), such as rewards that are not numbers or state that two instances share (docs/environments.md). An
-agent, `(client, row)`, gets the actions as the turns of the policy. Without --rows and --row the rows are
-those of the class, or one made-up row.
+agent, `(client, row)`, gets the actions in place of the policy's turns. Without --rows and --row it plays the
+rows of the class, or one made-up row.
 
 Examples:
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
             found += [message for message in warned if message not in found]
     else:
         is_text = True
-        # `check_env` reports what a factory raises.
+        # Ignore an error of the factory here, because `check_env` reports it.
         with contextlib.suppress(Exception):
             is_text = is_text_environment(factory())
         if not is_text:
@@ -89,7 +89,7 @@ def is_agent(named: Any) -> bool:
     try:
         signature = inspect.signature(named)
     except ValueError:
-        # Some built-in functions have none.
+        # Some built-in functions have no signature.
         return False
     if _takes(signature, 0):
         return False
@@ -112,7 +112,7 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:
     """Play one episode of an agent; return a line with its calls and result, and a list of warnings."""
     calls, found, tools = EnvironmentCalls(), list[str](), dict[str, None]()
-    # The row of tokens has no reader here.
+    # Nothing reads the contexts here, because no turn is sampled.
     contexts: Any = None
     session: Any = AgentSession(agent, row, ADDRESS, contexts, found.extend)
 

@@ -101,7 +101,7 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
-    """Split the held-out rows by their column `dataset`. Without the column they are one data set."""
+    """Split the held-out rows by their column `dataset`. Without this column all rows are one data set."""
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
@@ -109,7 +109,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
             f"another (a file of rows has `train` alone), or set `test_split_size=0.1`."
         )
     if not hasattr(rows, "__len__"):
-        # All rows of a stream are played.
+        # Load all rows of a stream, because all of them are played.
         rows = Dataset.from_list(list(rows))
     if args.dataset_test_split == args.dataset_train_split and not args.test_split_size:
         logger.warning("`dataset_test_split`: these are the rows of training, not held-out ones.")
@@ -150,8 +150,8 @@ def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
 
 
 def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:
-    """Return an agent's settings: the chosen ones, and the others from `agent.json`, if there is one."""
-    # Those of turns that are not greedy.
+    """Return an agent's settings: `chosen` settings from flags, the rest from `agent.json` if it exists."""
+    # These settings apply only to sampled turns, so a greedy evaluation (temperature 0) adds none.
     sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
     if config.eval_settings.get("temperature") != 0.0:
         sampling |= config.eval_settings
@@ -174,8 +174,8 @@ def load_agent(
     folder: Path, config: Any, model_args: ModelConfig, settings: dict[str, Any]
 ) -> Agent:
     """Load an agent as a trainer with these flags would use it in evaluation."""
-    # `model_revision` is the agent's. A base model has the revision that its adapter names.
-    # TRL loads models in float32.
+    # `model_revision` is the agent's revision; the adapter names the revision of its base model.
+    # The default is float32, because TRL loads models in float32.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
     options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
@@ -191,7 +191,7 @@ def load_agent(
     model, tokenizer, ends = agent.model, agent.tokenizer, []
     if config.stop_token_id is not None:
         ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
-    # accelerate casts a trainer's model in this way.
+    # Use autocast, because accelerate does so for a trainer's model.
     if config.bf16 or config.fp16:
         half = torch.bfloat16 if config.bf16 else torch.float16
         model.forward = torch.autocast(config.device.type, half)(model.forward)
@@ -204,7 +204,7 @@ def load_agent(
 
 
 class Shown:
-    """Prints an agent's first episodes; `left` counts those to come."""
+    """Prints an agent's first episodes; `left` is the number of episodes still to print."""
 
     def __init__(self, left: int, agent: Agent, label: str) -> None:
         self._left, self._label, self._decode = left, label, agent.tokenizer.decode
@@ -233,7 +233,7 @@ def evaluate(
 ) -> dict[str, Figures]:
     """Evaluate the agent in `folder` and return its metrics by data set.
 
-    `name` is the agent's own, of a repository or folder; for `wrapper` see `compare`.
+    `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
     agent = load_agent(folder, config, model_args, settings)
     counter = TokenCounter(str(folder))
@@ -268,7 +268,7 @@ def evaluate(
 
 def run(words: Sequence[str]) -> int:
     """Compare the agents, print and write the results, and return the exit code."""
-    # Loading models shows progress bars.
+    # Otherwise loading a model shows progress bars.
     disable_progress_bar()
     compare(words)
     return 0
@@ -287,7 +287,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         check_name(flag, name)
     models = 0 if args.reward_model_name_or_path is None else 1
     check_reward_weights(config, models + len(args.reward_funcs or []))
-    # docs/migration.md explains this.
+    # This command loads no reward model, so the score lacks its reward.
     if models:
         logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
@@ -314,7 +314,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
     finally:
-        # Results of the agents before one that fails are written too.
+        # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
             valid = [

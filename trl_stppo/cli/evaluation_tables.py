@@ -32,7 +32,8 @@ def figures_of(
 ) -> Figures:
     """Return the table's columns for one data set, without metrics that are missing or NaN.
 
-    `functions` are reward functions with their own column -> its title; `prefix` begins each metric's name.
+    `functions` maps the name of a reward function to the title of its column. Each metric's name begins with
+    `prefix`.
     """
     names = MEASURES | {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
     names |= {title: f"rewards/{name}/mean" for name, title in (functions or {}).items()}
@@ -43,7 +44,7 @@ def figures_of(
 def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
     """Add two averages to the metrics: the mean over data sets, and the mean over all episodes.
 
-    A column is averaged if all data sets have it. Intervals are combined as those of independent
+    A column is averaged if all data sets have it. Intervals are combined like intervals of independent
     estimates: the squares of the distances to each bound add up, times the squared weights
     (MOVER; Zou and Donner 2008, Statistics in Medicine 27, 1693-1702).
     """
@@ -55,7 +56,7 @@ def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
         averaged: Figures = {"episodes": sum(f["episodes"] for f in every)}
         for column in (c for c in common if c not in BOUNDS):
             counts = [1.0] * len(every)
-            # The weight is the number of episodes behind the column.
+            # Weight each data set by the number of episodes that its column averages.
             if name == ALL_ROWS:
                 judged = [f.get("judged", 1.0) if column == "success" else 1.0 for f in every]
                 counts = [f["episodes"] * share for f, share in zip(every, judged, strict=True)]

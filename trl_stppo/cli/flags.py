@@ -17,7 +17,7 @@ from ..trainer.options import IGNORED, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .usage import Parser, UsageError, hint
 
-# The parser reads these texts as True, in any case.
+# The parser reads these texts as True, in upper or lower case.
 TRUE = ("yes", "true", "t", "y", "1")
 CONFIGS = Path(__file__).parent / "accelerate_configs"
 
@@ -93,7 +93,7 @@ def peeked(words: Sequence[str], name: str, default: Any) -> Any:
 
 
 def given(words: Sequence[str], names: Sequence[str]) -> set[str]:
-    """Return those of some flags that the command line or the YAML file sets, to any value."""
+    """Return the flags in `names` that the command line or the YAML file sets, to any value."""
     flags, _, settings = with_config(words)
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in names:
@@ -116,7 +116,7 @@ def configs() -> dict[type, Mapping[str, Any]]:
 
 
 def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
-    """Return the flag dataclasses of task, trainer and model. `--variant` selects the trainer's."""
+    """Return the flag dataclasses of task, trainer and model. `--variant` selects the trainer's class."""
     variant = peeked(words, "variant", "st-ppo")
     for config, known in configs().items():
         if variant is None or variant in known:
@@ -139,7 +139,7 @@ def check_words(types: Sequence[type], words: Sequence[str]) -> None:
     rest = parser.parse_known_args(flags)[1]
     if rest and not rest[0].startswith("-"):
         raise UsageError(f"`{rest[0]}` belongs to no flag.")
-    # One file may serve several commands.
+    # Allow keys of other commands, because one file may serve several commands.
     keys = [key for key in settings if key not in known | {"env", *IGNORED, *_fields_of_commands()}]
     theirs = launcher_flags() if rest or keys else {}
     for word in rest:
@@ -170,7 +170,7 @@ def launcher_flags() -> dict[str, bool]:
 
 
 def _as_words(name: str, value: Any, takes_value: Mapping[str, bool]) -> list[str]:
-    """Convert a launcher's setting of a YAML file to command-line words."""
+    """Convert a launcher setting from the YAML file to command-line words."""
     if takes_value[name]:
         return [f"--{name}", str(value)]
     return [f"--{name}"] if value else []
@@ -215,7 +215,7 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     """Parse flags and their YAML file into dataclass instances. Flags override the file."""
     check_words(types, words)
     flags, path, settings = with_config(words)
-    # A setting that only TRL's PPO has makes a warning.
+    # Warn of settings that only TRL's PPO has.
     without_ignored(settings)
     parsed_words = flags if path is None else ["--config", path, *flags]
     try:
@@ -226,7 +226,7 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
 
 
 def _with_home(value: Any) -> Any:
-    """Return a value whose texts, in lists and dataclasses too, do not begin with `~`."""
+    """Expand a leading `~/` in a text, and in the texts of lists and dataclasses."""
     if is_dataclass(value) and not isinstance(value, type):
         vars(value).update({name: _with_home(part) for name, part in vars(value).items()})
     if isinstance(value, list):

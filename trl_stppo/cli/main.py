@@ -1,6 +1,6 @@
 """The console script: runs a command and turns its errors into messages and exit codes.
 
-0 success, 1 failure, 2 wrong usage, 128 + n signal n.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 128 + n signal n.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODULES = {
     "trace": "trace.page",
     "plot": "watch.plot",
 }
-# Commands with TRL's flags, and `run(words)`; the others have `add_arguments(parser)` and `run(options)`.
+# These commands have TRL's flags and `run(words)`; others have `add_arguments(parser)` and `run(options)`.
 TRAINERS = ("train", "evaluate")
 DEBUG = "TRL_STPPO_DEBUG"
 FIRST_STEPS = """\
@@ -42,7 +42,7 @@ first steps:
   trl-stppo train --config run.yaml
 
 trl-stppo COMMAND --help explains a command."""
-# Errors of these kinds need no traceback if a `raise` in one of these packages made them.
+# Errors of these types need no traceback if a `raise` statement in one of these packages raised them.
 READABLE = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 PACKAGES = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
 
@@ -97,7 +97,7 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     dry = command == "train" and wants_dry_run(words)
     if dry:
-        # The libraries read the variable when they are imported.
+        # Set the variable now, because the libraries read it when they are imported.
         os.environ["HF_HUB_OFFLINE"] = "1"
     elif command == "train" and os.environ.get("RANK", "0") == "0":
         print("loading libraries, model and data ...", file=sys.stderr, flush=True)
@@ -147,7 +147,7 @@ def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
         _print_error(traceback.format_exc().rstrip() if debug else f"{PROGRAM}: interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader has gone, as `| head` does; the rest of the buffer is dropped.
+        # The reading end of the pipe is closed (as by `| head`), so drop the rest of the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:

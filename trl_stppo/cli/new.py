@@ -3,7 +3,7 @@
 The agent learns a guessing game on a CPU in two minutes (docs/tutorial.md). With --model a pretrained model
 learns it, after a warm start by TRL's SFTTrainer (docs/pretrained.md).
 
-    --model NAME          a pretrained model: Hub id or folder; default: a small new one
+    --model NAME          a pretrained model: Hub id or folder; default: a small new model
 
 Examples:
     trl-stppo new games/guess
@@ -16,7 +16,7 @@ import argparse
 from importlib.resources import files
 from pathlib import Path
 
-# Files with this beginning replace those of the small model.
+# Files whose names begin with this prefix replace the small model's files.
 PRETRAINED = "model."
 
 

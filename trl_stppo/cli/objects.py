@@ -15,7 +15,7 @@ from typing import Any
 from ..rollout.isolation import Isolated, isolated
 from .usage import UsageError, parsed_json
 
-# Reward functions of `trl grpo` by name -> arguments of those that are made by a call.
+# Name of a reward function of `trl grpo` -> arguments of the call, if the name is a factory.
 TRL_REWARDS: dict[str, dict[str, int]] = {
     "accuracy_reward": {},
     "reasoning_accuracy_reward": {},

@@ -1,7 +1,7 @@
 """Play an environment yourself.
 
 One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the input
-stops. A tool call is `name {"argument": "value"}`. Without --rows and --row the rows are those of the class.
+stops. A tool call is `name {"argument": "value"}`. Without --rows and --row it plays the class's rows.
 
 Examples:
     trl-stppo env play my_env:MyEnv --rows rows.jsonl --index 3
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         except (EnvironmentContractError, KeyError, UsageError) as error:
             if is_text:
                 raise
-            # The model reads the error too.
+            # A model gets the error as its observation, so show it here.
             step = Step(f"Error: {error}", 0.0, False, False, {})
         turns, total = turns + 1, total + step.reward
         info = (f"  {k}={step.info[k]}" for k in ("valid_action", "success") if k in step.info)

@@ -1,13 +1,13 @@
 """Train an agent.
 
-With one of the variants of PPO and GRPO, over several turns in an environment. These are the usual settings,
-as flags or keys of the YAML file; a flag beats the file.
+Trains with a variant of PPO or GRPO, over several turns in an environment. These are the usual settings, as
+flags or keys of the YAML file; a flag overrides the file.
 
   task
     --environment TEXT            module:factory of an environment; default none: plain prompts
     --environment_kwargs JSON     arguments of the factory
     --dataset_name TEXT           a file or folder of rows, or a Hub id; default the environment's own rows
-    --reward_funcs TEXT ...       names that `trl grpo` knows, or module:function
+    --reward_funcs TEXT ...       names of `trl grpo`, or module:function
     --eval_episodes N             held-out rows to evaluate on, before and after (0)
     --dry_run                     check everything but the weights, show the plan of the run, and stop
   model
@@ -125,7 +125,7 @@ def train(
         if trainer.accelerator.is_main_process:
             say("evaluating the trained agent ...")
         found["after"] = trainer.evaluate()
-    # A push saves the model once more, and uploads the files written in between.
+    # Do not push yet, because the push below saves the model again and uploads the files written until then.
     trainer.save_model(_internal_call=training_args.push_to_hub)
     if trainer.accelerator.is_main_process:
         trainer.state.save_to_json(str(output_dir / "trainer_state.json"))

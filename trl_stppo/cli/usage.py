@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..redaction import redacted
 
-# Settings of other versions whose closest name means another thing -> what to do.
+# Setting of another version whose closest name here has another meaning -> what to do.
 GONE = {
     **{"torch_dtype": "set `dtype`", "max_prompt_length": "prompts are not cut"},
     **{"use_auth_token": "set `hub_token`", "batch_size": "set `per_device_train_batch_size`"},

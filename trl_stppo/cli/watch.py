@@ -90,7 +90,7 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
             path = self.path.partition("?")[0]
             name, _, number = path.strip("/").partition("/")
             if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
-                # Another site's name may lead here.
+                # Refuse other host names, because another site's name may resolve to this address.
                 self.send_error(403)
             elif path == "/":
                 self._answer(shell, HTML)

@@ -85,13 +85,13 @@ TURN_LAM = 0.9
 
 
 def default_lam(turns: float, steps: float) -> float:
-    """Return GAE's lambda per step for 0.9 per turn.
+    """Return GAE's lambda per step that amounts to 0.9 per turn.
 
-    A fixed lambda per token weighs the end of a long turn alone: 0.95 to the power of 100 tokens is 0.006.
+    A fixed lambda per token weighs only the end of a long turn: 0.95 to the power of 100 tokens is 0.006.
 
     Args:
         turns: number of turns.
-        steps: number of steps of GAE in them: tokens, or turns.
+        steps: number of GAE steps in these turns: tokens, or turns.
 
     Returns:
         0.9 to the power of turns / steps: 0.949 for two tokens per turn, 0.995 for 22.
@@ -125,7 +125,7 @@ def token_gae(
         lam: GAE's lambda per agent token, 0 <= lam <= 1. With gamma = lam = 1 the returns are the
             undiscounted sums of the rewards still to come (Monte Carlo).
         bootstrap_values: [B] float, value of the state after the last agent token, for truncated
-            episodes; 0 for terminated ones. Default: 0.
+            episodes; 0 for terminated episodes. Default: 0.
 
     Returns:
         advantages: [B, T] float, reward units, 0 where `action_mask` is False.
@@ -165,12 +165,12 @@ def turn_gae(
 
     Args:
         rewards: [B, T] float, reward units.
-        values: [B, T] float, reward units; only those at the first token of each turn are used.
+        values: [B, T] float, reward units; only the values at the first token of each turn are used.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         gamma: discount per turn, 0 <= gamma <= 1.
         lam: GAE's lambda per turn, 0 <= lam <= 1.
         bootstrap_values: [B] float, value of the state after the last turn, for truncated
-            episodes; 0 for terminated ones. Default: 0.
+            episodes; 0 for terminated episodes. Default: 0.
 
     Returns:
         advantages: [B, T] float, reward units, A_k at every token of turn k, 0 outside turns.
@@ -214,8 +214,8 @@ def whiten(
             so collectives cannot get out of step. Default: this process only.
 
     Returns:
-        [B, T] float, unitless, 0 where `mask` is False; equal values, or a single one, give 0
-        (their own value if not `center`), exactly. Float32 for half precision input. NaN, not 0,
+        [B, T] float, unitless, 0 where `mask` is False; equal values, or a single value, give exactly
+        0 (their own value if not `center`). Float32 for half precision input. NaN, not 0,
         where squares overflow on a device without float64.
 
     Raises:
@@ -245,7 +245,7 @@ def _moments(
         totals = reduce(totals)
     count = totals[1].clamp(min=1)
     mean = totals[0] / count
-    # Two passes: sum(x^2) - n mean^2 in one would cancel when the mean is large against the spread.
+    # Use two passes: sum(x^2) - n mean^2 in one pass loses digits if the mean is far above the spread.
     deviations = zero_off_mask(x - mean, mask)
     sums = torch.stack([deviations.sum(), deviations.square().sum()])
     if reduce is not None:
@@ -277,7 +277,7 @@ def _check_inputs(
 
 
 def _steps(x: Tensor, index: Tensor) -> Tensor:
-    """Sum `x` [B, T] over the tokens of each GAE step. Column k of the result has step k; others have 0."""
+    """Sum `x` [B, T] over the tokens of each GAE step k, into column k. Columns without a step are 0."""
     return reduce_turns(x, index, num_turns=index.shape[1], op="sum")
 
 
@@ -300,7 +300,7 @@ def _gae_over_steps(
         successors = torch.where(is_last, upcast(bootstrap_values).unsqueeze(1), successors)
     advantages = rewards + gamma * successors - values
     # A_t = sum of c^i delta_{t+i}, by doubling: after the pass with shift s every entry holds the
-    # first 2s terms of its sum. log2(K) vector operations instead of a Python loop over K.
+    # first 2s terms of its sum. This takes log2(K) vector operations instead of a Python loop over K.
     shift, factor = 1, gamma * lam
     while shift < rewards.shape[1] and factor > 0.0:
         tail = torch.nn.functional.pad(advantages[:, shift:], (0, shift))
@@ -317,8 +317,8 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
     Args:
         scores: [N, G] float, reward units: N prompts, G episodes each.
         counts: [N, G] bool, False for an episode without a score: mean and deviation leave it out.
-        scale: the standard deviation to divide by (unbiased; 0 for fewer than two episodes): that of
-            the `"group"`, that of the `"batch"`, or `"none"`.
+        scale: the divisor: the standard deviation of the `"group"` or of the `"batch"` (unbiased; 0 for
+            fewer than two episodes), or `"none"`.
 
     Returns:
         [N, G] float, 0 where `counts` is False. Float32 for half precision input.
@@ -354,7 +354,7 @@ def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
         counts: [N, G] bool, False for an episode without a score: no mean contains it.
 
     Returns:
-        [N, G] float, reward units, 0 where `counts` is False and for an episode without others.
+        [N, G] float, reward units, 0 where `counts` is False, and for the only counting episode of a prompt.
         Float32 for half precision input.
 
     Raises:
@@ -386,7 +386,7 @@ def return_batch_norm(
     Args:
         rewards: [B, T] float, reward units.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
-        counts: [B, T] bool, tokens that train: a turn without any is left out of mean and deviation.
+        counts: [B, T] bool, True = trains. Mean and deviation leave out a turn without such a token.
         gamma: discount per turn, 0 <= gamma <= 1.
         reduce: as for `whiten`: sums a tensor over all processes, called exactly twice on each.
 
@@ -397,8 +397,8 @@ def return_batch_norm(
     Raises:
         ValueError: gamma outside [0, 1], wrong dtypes, or shapes that do not fit.
 
-    Source: GEM, arXiv:2510.01051. The deviation is the population's, as there; AgileRL takes the
-        unbiased one, larger by sqrt(n / (n - 1)).
+    Source: GEM, arXiv:2510.01051. The deviation is the population's, as in GEM; AgileRL takes the
+        unbiased deviation, which is larger by sqrt(n / (n - 1)).
     """
     check_turn_index(turn_index)
     check_mask("counts", counts)
@@ -416,7 +416,7 @@ def return_batch_norm(
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Centre the elements that count at mean 0. `x` and the result are 0 elsewhere."""
-    # Rounding moves the mean of equal values off that value.
+    # Centre twice, because rounding moves the mean of equal values off that value.
     for _ in range(2):
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         x = zero_off_mask(x - mean, mask)

@@ -1,4 +1,4 @@
-"""The step follows the policy: its KL per turn, and the factor on the step that this KL moves."""
+"""The policy's KL per turn, and the factor on optimizer steps that keeps this KL near a desired value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trl_stppo.core.policy import MAX_LOG_RATIO
 from trl_stppo.core.turns import check_turn_index, reduce_turns
 
 GROWTH = 1.5
-# The KL may be half or twice the desired one before the factor moves.
+# The factor stays the same while the KL is between half and twice the desired KL.
 TOLERANCE = 2.0
 SMALLEST_FACTOR, LARGEST_FACTOR = 0.001, 1.0
 
@@ -18,13 +18,13 @@ SMALLEST_FACTOR, LARGEST_FACTOR = 0.001, 1.0
 def kl_per_turn(
     logprobs: Tensor, old_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum the KL of the policy that played to the present policy over turns, and count the turns.
+    """Sum the KL from the policy that played to the current policy over turns, and count the turns.
 
     A token's term is expm1(x) - x with x = log pi - log pi_old, which is never negative and whose mean
-    under pi_old is the KL. A turn without a token in the loss does not exist.
+    under pi_old is the KL. A turn without a token in the loss is not counted.
 
     Args:
-        logprobs: [B, T] nats, of the present policy.
+        logprobs: [B, T] nats, of the current policy.
         old_logprobs: [B, T] nats, of the policy that played.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         loss_mask: [B, T] bool, True = counts.
@@ -50,14 +50,14 @@ def kl_per_turn(
 def next_step_factor(
     factor: float, kl: float, desired_kl: float, *, may_grow: bool = True, delay: int = 0
 ) -> float:
-    """Move the factor on optimizer steps so that an update's KL per turn comes near the desired one.
+    """Move the factor on optimizer steps so that an update's KL per turn comes near the desired KL.
 
     Args:
-        factor: of the update that has ended, within [0.001, 1].
-        kl: its KL in nats per turn; one that is not finite counts as too large.
-        desired_kl: in nats per turn.
+        factor: factor of the update that has ended, within [0.001, 1].
+        kl: KL of this update in nats per turn; a KL that is not finite counts as too large.
+        desired_kl: desired KL in nats per turn.
         may_grow: whether the factor may grow.
-        delay: number of updates after which a factor shows in `kl`; the change is the smaller for it.
+        delay: number of updates after which a factor shows in `kl`; a longer delay makes the change smaller.
 
     Returns:
         The factor of the next update, within [0.001, 1].

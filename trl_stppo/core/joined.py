@@ -1,6 +1,6 @@
 """Joins the contexts of each episode into one row of tokens, for the estimators of advantages.
 
-A forward pass sees contexts: rows of tokens, [N, T]. An estimator of advantages sees episodes: the
+A forward pass takes contexts: rows of tokens, [N, T]. An estimator of advantages takes episodes: the
 sampled tokens of all contexts in the order of their turns, [B, J]. The turn after a rewritten context is
 then the next turn, as it is within a context.
 """
@@ -14,19 +14,19 @@ from torch import Tensor
 class JoinedView:
     """Moves per-token numbers between a tensor of contexts [N, T] and a tensor of episodes [B, J].
 
-    J is the largest number of sampled tokens of an episode, at least 1. Other tokens have no place in it.
+    J is the largest number of sampled tokens of an episode, at least 1. [B, J] holds no other tokens.
 
     Args:
         spans: per context, the half-open token offsets of its turns.
         turns: per context, the numbers of these turns in the episode.
-        episodes: per context, its episode.
+        episodes: per context, the index of its episode.
         num_episodes: B.
         length: T.
-        device: of the tensors.
+        device: device of the tensors.
 
     Attributes:
         turn_index: [B, J] int64, k at the tokens of turn k of the episode, -1 at padding.
-        last: [B] int64, the context that has the episode's last turn; 0 for an episode without turns.
+        last: [B] int64, index of the context with the episode's last turn; 0 for an episode without turns.
 
     Source: GAE across rewritten contexts, as in arXiv:2604.18401 (StepPO).
     """
@@ -65,8 +65,8 @@ class JoinedView:
         return x.flatten()[self._source.clamp(min=0)].masked_fill(self._source < 0, 0)
 
     def split(self, y: Tensor) -> Tensor:
-        """Move per-token values from episodes [B, J] to contexts [N, T]. Other tokens get 0 (False)."""
-        # One more place takes the padding.
+        """Move per-token values from episodes [B, J] to contexts [N, T]. Unsampled tokens get 0 (False)."""
+        # The extra last place collects the padding and is dropped.
         size = self._shape[0] * self._shape[1]
         places = torch.where(self._source < 0, size, self._source)
         x = y.new_zeros(size + 1).scatter(0, places.flatten(), y.flatten())

@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """A group of a batch's rows without their padding, padded on the right to the group's longest row.
 
     Attributes:
-        rows: [b] int64, which rows of the batch.
+        rows: [b] int64, indices of the rows in the batch.
         start: [b] int64, the column of the batch that became column 0.
         length: [b] int64, columns that hold the row's tokens.
         input_ids: [b, S] int64.
@@ -44,7 +44,7 @@ def group_rows(
         overhead: cost of one more group, in tokens; infinity gives as few groups as possible.
 
     Returns:
-        Row numbers by group, shortest rows first; every row once.
+        Row indices by group, shortest rows first; every row once.
 
     Raises:
         ValueError: `max_rows` below one.
@@ -97,14 +97,14 @@ def cut_rows(
 ) -> Part:
     """Take `rows` [b] out of a batch [B, L], and remove the padding on both sides.
 
-    `width`: S, at least the longest of these rows; `start`, `length`: [B] int64, of `row_spans`.
+    `width`: S, at least the length of the longest row; `start`, `length`: [B] int64 from `row_spans`.
     """
     start, length = start[rows], length[rows]
     offsets = torch.arange(width, device=input_ids.device)
     columns = (start.unsqueeze(1) + offsets).clamp(max=input_ids.size(1) - 1)
     inside = offsets < length.unsqueeze(1)
     mask = attention_mask[rows].gather(1, columns).to(torch.int64) * inside
-    # A row with nothing to attend to would be a softmax over nothing.
+    # Column 0 always counts, because a row without an attended token would give a softmax over nothing.
     mask[:, 0] = 1
     return Part(rows, start, length, input_ids[rows].gather(1, columns), mask)
 
@@ -120,7 +120,8 @@ def put_back(
 ) -> Tensor:
     """Put the parts' outputs back in batch order: the last `num_tokens` columns, [B, N], with 0 at padding.
 
-    `parts` hold every row once; `tails`: [b, K] each, of the part's last K columns; carries gradients.
+    `parts` hold every row once. `tails` are the outputs of each part's last K columns, [b, K]. Gradients flow
+    through.
     """
     wanted = torch.arange(batch_width - num_tokens, batch_width, device=parts[0].rows.device)
     found = []

@@ -1,4 +1,4 @@
-"""Per-token losses beside the policy's objective (KL, critic), and the weights that add all of them up.
+"""Per-token losses besides the policy's objective (KL, critic), and the weights that sum all losses.
 
 Nothing here averages: every loss is [B, T], and `aggregation_weights` gives the weights
 whose weighted sum is a micro-batch's share of the mini-batch loss. The split into micro-batches and
@@ -28,8 +28,8 @@ def kl_penalty(
     """Estimate KL(policy || reference) per token, from the sampled tokens.
 
     With x = ref_logprobs - logprobs: k1 = -x (unbiased, either sign), k3 = exp(x) - 1 - x
-    (unbiased, never negative). In k3 an x above 20 is taken as 20, in the value and in the gradient
-    (which stays 1 - exp(20), not 0); k1 is left as it is.
+    (unbiased, never negative). In k3, x is capped at 20, in the value and in the gradient
+    (which stays 1 - exp(20), not 0). In k1, x is not capped.
 
     Args:
         logprobs: [B, T] float, nats.
@@ -70,7 +70,7 @@ def clipped_value_loss(
     loss_mask: Tensor,
     cliprange_value: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the critic's clipped squared error: a large move from the old value does not lower the error.
+    """Compute the critic's clipped squared error: moving beyond the clip range gives no lower error.
 
     Per token: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
@@ -84,7 +84,7 @@ def clipped_value_loss(
     Returns:
         loss: [B, T] float, reward units squared, 0 with zero gradient where `loss_mask` is False.
             Float32 for half precision input.
-        is_clipped: [B, T] bool, True = the clipped error is the larger one.
+        is_clipped: [B, T] bool, True = the clipped error is larger.
 
     Raises:
         ValueError: cliprange_value is not positive, wrong dtypes, or shapes that differ.
@@ -118,7 +118,7 @@ def aggregation_weights(
     episode_tokens: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return per-token weights. Losses, weighted and summed, give this micro-batch's share of the loss.
+    """Return per-token weights. A sum of losses with these weights is this micro-batch's share of the loss.
 
         grpo        1 / (num_episodes |y_b|)         mean over episodes of per-episode token means
         bnpo, dapo  1 / num_tokens                   mean over tokens
@@ -129,11 +129,11 @@ def aggregation_weights(
         loss_type: one of the above. "dapo" is TRL's name for the same formula over the generation
             batch; with the mini-batch's own tokens, as here, it equals "bnpo".
         num_episodes: episodes of the whole mini-batch, over all micro-batches and processes,
-            those without tokens included. At least 1 is assumed.
+            including episodes without tokens. A number below 1 counts as 1.
         num_tokens: tokens that count in the whole mini-batch, over all micro-batches and processes.
         max_length: completion budget in tokens; only "dr_grpo" needs it.
-        episode_tokens: [B], |y_b| of an episode that has further rows; only "grpo" needs it. Default: each
-            row is an episode.
+        episode_tokens: [B], |y_b| of each row's episode, if episodes have several rows; only "grpo" needs
+            it. Default: each row is an episode.
         dtype: floating point type of the result.
 
     Returns:

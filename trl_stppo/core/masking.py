@@ -69,7 +69,7 @@ def check_turn_columns(name: str, x: Tensor, turn_index: Tensor) -> None:
 
 
 def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> None:
-    """Raise ValueError if a tensor's shape is not `reference`'s. The error names the tensor's keyword."""
+    """Raise ValueError if a tensor's shape differs from `reference`. The error names the tensor's keyword."""
     for name, tensor in tensors.items():
         check_shape(name, tensor, reference.shape, f"the shape of {reference_name}")
 
@@ -91,7 +91,7 @@ def upcast(x: Tensor) -> Tensor:
     """Return half-precision `x` in float32, and any other `x` unchanged. Gradients flow through.
 
     Sums over hundreds of tokens lose all their digits in bfloat16, so `core` computes and returns at
-    least float32. A gradient that float16 cannot hold goes back as its largest number.
+    least float32. A finite gradient too large for float16 becomes float16's largest number.
     """
     if x.dtype == torch.float16:
         return _FromFloat16.apply(x)

@@ -1,7 +1,7 @@
-"""Packs: rows in one row of a model, so that every token that several rows begin with is computed once.
+"""Packs: several rows as one row of a model, so that tokens at the start of several rows are computed once.
 
-A pack is a tree of tokens. Rows that begin alike share the tokens of this beginning; each token attends to
-the tokens before it in its own rows alone, and keeps the position that it has there. The states that
+A pack is a tree of tokens. Rows with the same beginning share its tokens. Each token attends only to the
+tokens of its own rows up to itself, and keeps the position that it has in these rows. The states that
 predict the wanted tokens are gathered before the model's head, so that no other state is projected.
 """
 
@@ -21,10 +21,10 @@ class Pack(NamedTuple):
     """Rows of a batch as one row of L tokens.
 
     Attributes:
-        rows: which rows of the batch, in the order of their tokens.
+        rows: indices of the rows in the batch, in the order of their tokens.
         input_ids: [1, L] int64.
         position_ids: [1, L] int64, each token's position in its rows.
-        attends: [1, 1, L, L] bool, True where the token of the third axis attends to that of the fourth.
+        attends: [1, 1, L, L] bool, True where the token of the third axis attends to the token of the fourth.
         places: one [S] int64 tensor per row, the places of its tokens in the pack.
     """
 
@@ -36,10 +36,10 @@ class Pack(NamedTuple):
 
 
 def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """Order rows so that those that begin alike are neighbours.
+    """Order rows so that rows with the same beginning are neighbours.
 
     Returns:
-        The order, and for each row in it how many of its first tokens its predecessor begins with too.
+        The order, and for each row in it the number of first tokens that it shares with its predecessor.
     """
     order = sorted(range(len(rows)), key=rows.__getitem__)
     shared = [0]
@@ -53,7 +53,7 @@ def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
 def plan_packs(
     rows: Sequence[Row], *, max_tokens: int, quadratic: float, overhead: float = 0.0
 ) -> tuple[list[list[int]], float]:
-    """Divide rows into the packs that cost least.
+    """Divide rows into packs with the lowest total cost.
 
     Args:
         rows: tokens of each row.
@@ -62,7 +62,7 @@ def plan_packs(
         overhead: cost of one more pack, in tokens.
 
     Returns:
-        Row numbers by pack, every row once, and the cost of all packs in tokens.
+        Row indices by pack, every row once, and the cost of all packs in tokens.
     """
     order, shared = shared_lengths(rows)
     best, begins = [0.0], [0]
@@ -85,7 +85,7 @@ def plan_packs(
 
 
 def build_pack(rows: Sequence[Row], numbers: Sequence[int], device: torch.device) -> Pack:
-    """Build the pack of the rows `numbers` of a batch, in any order; each row has one token at least."""
+    """Build a pack of the rows `numbers` of a batch, in any order. Each row has at least one token."""
     order, shared = shared_lengths([rows[number] for number in numbers])
     ordered = [numbers[place] for place in order]
     ids: Row = []

@@ -1,9 +1,10 @@
 """The policy's step: importance ratios, the clipped objective, its default range, and its scale.
 
 Ratios are logarithms until `clipped_surrogate` takes exp once. The scale of a step comes from the norms of g,
-the gradient of the clipped objective, and of C, that of the terms the clip removed, both over one optimizer
-step: all micro-batches, all processes, all trainable policy parameters. It is a constant of the step and
-carries no gradient. The trainer decides what it multiplies (the gradient, or the optimizer's step).
+the gradient of the clipped objective, and of C, the gradient of the terms that the clip removed. Both norms
+are over one optimizer step: all micro-batches, all processes, all trainable policy parameters. The scale is a
+constant of the step and carries no gradient. The trainer decides whether it multiplies the gradient or the
+optimizer's step.
 """
 
 import math
@@ -28,9 +29,9 @@ Scalar = TypeVar("Scalar", float, Tensor)
 RATIO_LEVELS = ("token", "turn", "sequence")
 NORMALIZATION_MODES = ("none", "triggered", "share")
 
-# "Nothing is clipped" means a norm up to this. Far below the rounding error of any gradient that
-# moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above 1e-19,
-# at which the squares inside a float32 norm start to vanish.
+# A norm up to this value means that nothing is clipped. The value is far below the rounding error of any
+# gradient that moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above
+# 1e-19, at which the squares inside a float32 norm start to vanish.
 CLIP_BIAS_EPS = 1e-12
 MAX_LOG_RATIO = 20.0
 TOKEN_CLIPRANGE = 0.2
@@ -114,7 +115,7 @@ def sampler_correction(
 
     Args:
         old_logprobs: [B, T] float, nats. Policy before the update, computed for training.
-        sampling_logprobs: [B, T] float, nats. The sampler's own; NaN where it gave none.
+        sampling_logprobs: [B, T] float, nats, from the sampler; NaN where it returned none.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         level: "token", "turn" or "sequence", means as in `log_importance_ratio`; or "product", over all
             agent tokens of the episode, which TRL calls "sequence".
@@ -137,7 +138,7 @@ def sampler_correction(
     high = math.inf if clip_max is None else clip_max
     if not low <= high:
         raise ValueError(f"clip_min must not exceed clip_max, got {low!r} and {high!r}")
-    # Checked before `where`, which would broadcast.
+    # Check the shapes first, because `where` would broadcast them.
     check_like(
         "turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs
     )
@@ -206,8 +207,8 @@ class ClippedSurrogate(NamedTuple):
     """Result of `clipped_surrogate`: the objective, split into its kept and its clipped terms.
 
     Attributes:
-        kept: [B, T] float, ratio * A on kept tokens, 0 elsewhere; its gradient is that of the
-            usual min/clip objective.
+        kept: [B, T] float, ratio * A on kept tokens, 0 elsewhere; its gradient is the gradient of
+            the usual min/clip objective.
         clipped: [B, T] float, ratio * A on clipped tokens, 0 elsewhere; its gradient is the
             clipping bias. kept + clipped is the unclipped objective.
         objective: [B, T] float, detached value of the usual min/clip objective.
@@ -246,10 +247,10 @@ def clipped_surrogate(
         A > 0 and w > 1 + cliprange_high,   or   A < 0 and (w < 1 - cliprange_low or w > delta)
 
     which is exactly when min(min(w, delta) A, clip(w, 1 - cliprange_low, 1 + cliprange_high) A) has
-    no gradient; a ratio on the bound itself is kept. Decided per token: A may change sign inside a
-    turn although w does not.
+    no gradient; a ratio on the bound itself is kept. Tokens are clipped one by one, because A may
+    change sign inside a turn although w is the same.
 
-    Log ratios above 20 are taken as 20, in the value and in the gradient (which stays w A, not 0),
+    Log ratios are capped at 20, in the value and in the gradient (which stays w A, not 0),
     so that no token can overflow the sum of a batch; smaller values are not changed.
 
     Args:
@@ -312,7 +313,7 @@ def default_cliprange(tokens: float, ratios: float) -> float:
         Dimensionless, at most 0.2.
 
     Source: this package's own. The ranges of arXiv:2507.18071, 3e-4 and 4e-4 for means over whole answers,
-        are of that size for 600 tokens.
+        have this size for 600 tokens.
     """
     return TOKEN_CLIPRANGE * min(ratios / max(tokens, 1.0), 1.0)
 
@@ -320,8 +321,8 @@ def default_cliprange(tokens: float, ratios: float) -> float:
 def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
     """Return weight 1 for each episode whose advantages have a positive sum, and 0 for the others.
 
-    An episode that went worse than expected pushes its own tokens down, which raises arbitrary other
-    tokens; with stale data this push is the first to do damage.
+    An episode that went worse than expected lowers the probability of its own tokens, which raises arbitrary
+    other tokens. With stale data this is the first effect that does damage.
 
     Args:
         advantages: [B, T] float.
@@ -361,7 +362,7 @@ def normalization_scale(
 
     and 1 in every mode if nothing is clipped (C <= eps, so 0 / 0 counts as 1), which holds exactly
     at the first step after a rollout. A norm that is not finite gives 1 as well, so that the
-    trainer's guard still sees a gradient that is not finite.
+    trainer's guard still detects a gradient that is not finite.
 
     Args:
         grad_norm: number or float tensor of any shape, norm of g, >= 0.
@@ -441,7 +442,7 @@ def logit_space_squares(
     check_like("loss_mask", loss_mask, **tensors)
     chosen = zero_off_mask(upcast(logprobs.detach()), loss_mask).exp()
     collision = (-zero_off_mask(upcast(entropies.detach()), loss_mask)).exp()
-    # The chosen token's own part is a lower bound, so that rounding cannot make it negative.
+    # Use the chosen token's part as a lower bound, so that the result is never negative.
     per_token = torch.maximum(1.0 - 2.0 * chosen + collision, (1.0 - chosen).square())
     weight = zero_off_mask(upcast(coefficient.detach()), loss_mask).square()
     return weight * per_token
@@ -456,7 +457,7 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
     if mode == "triggered":
         scale = 1.0 / c
     else:
-        # Halving is exact; the sum may overflow although neither norm does.
+        # Halve both norms, which is exact, because their sum may overflow although neither norm does.
         scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power
     return torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
 
@@ -518,7 +519,7 @@ def _surrogate_stats(
         clipped_low=clipped_low.sum().to(ratio.dtype),
         clipped_high=clipped_high.sum().to(ratio.dtype),
         ratio_sum=counted.sum(),
-        # An empty tensor has no maximum; ratios are positive, so 0 means "none".
+        # An empty tensor has no maximum. Ratios are positive, so 0 means that there is none.
         ratio_max=counted.max() if counted.numel() else counted.sum(),
         approx_kl_sum=zero_off_mask(ratio - 1.0 - log_ratio, loss_mask).sum(),
     )

@@ -96,13 +96,13 @@ def num_turns(turn_index: Tensor) -> Tensor:
         turn_index: [B, T] int64, -1 outside turns.
 
     Returns:
-        [B] int64, turns; 0 for an episode without any.
+        [B] int64, turns; 0 for an episode without turns.
 
     Raises:
         ValueError: `turn_index` is not [B, T] int64.
     """
     check_turn_index(turn_index)
-    # The appended -1 lets T = 0 through, which amax alone refuses.
+    # Append -1, because amax refuses rows without a column (T = 0).
     return torch.nn.functional.pad(turn_index, (0, 1), value=-1).amax(dim=1) + 1
 
 

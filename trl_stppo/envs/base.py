@@ -1,8 +1,8 @@
 """The contract between an environment and the rollout: text in, text out.
 
-An environment never sees tokens. It needs these two methods, and need not inherit from `TextEnv`. Keep other
-methods private: a trainer may offer public ones as tools. The commands use two optional class methods,
-`datasets()` and `figures()` (docs/environments.md).
+An environment gets no tokens. It needs these two methods, and need not inherit from `TextEnv`. Keep other
+methods private, because a trainer may offer public methods as tools. The commands use two optional class
+methods, `datasets()` and `figures()` (docs/environments.md).
 """
 
 import inspect
@@ -46,7 +46,7 @@ class TextEnv(Protocol):
 
         Returns:
             observation: the next user message; ignored once the episode has ended.
-            reward: of this turn alone (not cumulative).
+            reward: the reward of only this turn (not cumulative).
             terminated: the task is over.
             truncated: the environment stops for another reason, such as a budget. The last state still
                 has a value.
@@ -57,7 +57,7 @@ class TextEnv(Protocol):
 
 
 def is_text_environment(env: Any) -> bool:
-    """Return whether `env.step` is the step of a text environment, not a TRL tool of that name.
+    """Return whether `env.step` is the step of a text environment, not a TRL tool called `step`.
 
     A TRL tool that is called `step` is annotated `-> str`; a step returns a tuple.
     """
@@ -66,7 +66,7 @@ def is_text_environment(env: Any) -> bool:
 
 
 def taken_columns(reset: Callable[..., Any], row: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Return what a text environment's `reset` gets: the columns that it names, or all, and a seed."""
+    """Return the arguments of a text environment's `reset`: the columns that it names (or all) and a seed."""
     parameters = inspect.signature(reset).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     columns = {"seed": seed, **row}.items()
@@ -154,7 +154,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
             if info.get(key) is not None:
                 _check_flag(f"{name} returned info[{key!r}] =", info[key])
     terminated, truncated = bool(flags[0]), bool(flags[-1])
-    # Gym's old form marks a time limit in `info`.
+    # Gym's old form has one flag and marks a time limit in `info`.
     if len(flags) == 1:
         truncated = terminated and bool(info.get("TimeLimit.truncated"))
         terminated = terminated and not truncated
@@ -163,7 +163,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
 
 def check_number(what: str, value: Any) -> float:
     """Return a reward as a float, or raise an error if it is not a finite number."""
-    # `float` accepts arrays and tensors of one element, but also texts, which are no rewards.
+    # Check types first, because `float` accepts not only arrays of one element but also texts.
     number = math.nan
     is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)
     if isinstance(value, Real | Decimal) or is_scalar:
@@ -187,11 +187,11 @@ def described(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:
-        # An environment's own exception class may fail even here.
+        # The `__str__` of an environment's own exception class may fail.
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
-    # A tool sets signal handlers beside an update.
+    # A tool that sets signal handlers fails on the thread that plays beside an update.
     if "only works in main thread" in text:
         text += " (give environment_factory=isolated(...))"
     # This is sqlite3's message.
@@ -201,7 +201,7 @@ def described(error: BaseException) -> str:
         text += " (the policy answers through the `client` that an agent gets)"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
-    # A line of a library says less than the line that calls it.
+    # Name the line that calls a library, because it explains more than the library's own line.
     own = [f for f in theirs if not f.filename.startswith(STANDARD)]
     theirs = [f for f in own if not LIBRARIES & {*Path(f.filename).parts}] or own or theirs
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""

@@ -31,20 +31,20 @@ MAX_ROWS = 8
 ODD_ACTIONS = ("", " \n", "\x00", "<answer>", '{"name": ', "9" * 400, "no such thing \u2603")
 DEFAULT_ACTIONS = ("hello", "1", "<answer>1</answer>", "<action>up</action>", "\\boxed{1}")
 
-# A turn: a text, or a tool with its arguments.
+# A turn is a text, or a tool with its arguments.
 Action = str | tuple[str, dict[str, Any]]
 Episode = tuple[str, list[Step]]
 Rows = list[dict[str, Any]]
 
 
 class HandPlayer:
-    """Plays environments as a training does: in two threads by turns, `async` methods in one loop.
+    """Plays environments as a training does: calls alternate between two threads; one loop runs coroutines.
 
     Methods raise EnvironmentContractError if the environment raises or returns what is not allowed.
     """
 
     def __init__(self) -> None:
-        # Two permanent threads: a new thread may get the number of an ended one.
+        # Keep two threads, because a new thread may get the id of an ended thread.
         self._threads = itertools.cycle([ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
         self._runner, self._made = asyncio.Runner(), list[Any]()
 
@@ -80,7 +80,7 @@ class HandPlayer:
         return opening
 
     def play(self, env: Any, action: Action) -> Step:
-        """Play a turn. The reward of a tool is what it adds to `turn_rewards`.
+        """Play a turn. The reward of a tool call is the sum that the call adds to `turn_rewards`.
 
         Raises:
             KeyError: there is no such tool.
@@ -95,7 +95,7 @@ class HandPlayer:
         return Step(result, sum(turn_rewards(env) or ()) - before, False, False, {})
 
     def final_reward(self, env: Any) -> float:
-        """Return the reward of the whole episode, 0.0 without one."""
+        """Return the reward of the whole episode, or 0.0 if there is none."""
         if is_text_environment(env) or not callable(getattr(env, "get_reward", None)):
             return 0.0
         reward = self.call(env, "get_reward")
@@ -103,7 +103,7 @@ class HandPlayer:
         return 0.0 if reward is None else check_number(name, reward)
 
     def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method; an `async` one is awaited."""
+        """Call a method, and await it if it is `async`."""
         name, function = f"{type(env).__name__}.{method}", getattr(env, method)
         try:
             try:
@@ -111,7 +111,7 @@ class HandPlayer:
             except ValueError as error:
                 if method not in tools_of(env) or "in main thread" not in str(error):
                     raise
-                # As a training does with tools.
+                # Training also runs such a tool on the main thread.
                 result = function(*args, **kwargs)
             if inspect.iscoroutinefunction(function):
                 result = self._runner.run(result)
@@ -162,7 +162,7 @@ def check_env(
         actions: turns to play, repeated from the start: texts for a text environment, `(tool, arguments)`
             for a tool environment, once each. Actions that reach more of a game check more. None plays a
             few texts, and calls no tool.
-        steps: turns of an episode at most.
+        steps: largest number of turns of an episode.
         seed: column `seed` of the made-up row.
 
     Returns:
@@ -182,7 +182,7 @@ def check_env(
     except RuntimeError:
         found = check.run(actions)
     else:
-        # In a notebook, a running loop cannot start another one.
+        # In a notebook this thread already runs a loop, and cannot run a second loop.
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(check.run, actions).result()
     columns = dict.fromkeys(column for row in played for column in row)
@@ -196,7 +196,7 @@ class _Check:
     """One run of `check_env`, with the warnings that it found."""
 
     def __init__(self, env_or_factory: Any, rows: Rows, steps: int) -> None:
-        # A class has the attribute `reset` too.
+        # A class is a factory, although it has the attribute `reset`.
         self.several = isinstance(env_or_factory, type) or not hasattr(env_or_factory, "reset")
         self.source, self.rows, self.steps = env_or_factory, rows, steps
         self.player, self.found = HandPlayer(), list[str]()
@@ -207,7 +207,7 @@ class _Check:
             env = self.player.make(self.source) if self.several else self.source
             self.check(env, actions or (DEFAULT_ACTIONS if is_text_environment(env) else ()))
         except BaseException:
-            # The first error is raised.
+            # Raise the first error, not an error of `close`.
             with contextlib.suppress(Exception):
                 self.player.close()
             raise
@@ -220,7 +220,7 @@ class _Check:
             self.found.append(message)
 
     def check(self, env: Any, actions: Sequence[Action]) -> None:
-        """Play the rows, the first row again, and two instances by turns."""
+        """Play the rows, the first row again, and two instances in alternation."""
         name, row, is_text = type(env).__name__, self.rows[0], is_text_environment(env)
         if not is_text:
             _check_tools(env)
@@ -239,7 +239,7 @@ class _Check:
                     self.player.reset(env, row)
                 ended = self.player.play(env, odd).ended
         elif (rewards := turn_rewards(env)) is not None:
-            # As a tool would.
+            # Add a reward as a tool would, so that `reset` must empty the list.
             rewards.append(0.0)
         first, again = episodes[0], self.episode(env, row, actions)
         if again[0] != first[0]:
@@ -277,7 +277,7 @@ class _Check:
             except KeyError as error:
                 raise ValueError(f"`actions`: {error.args[0]}") from error
             except EnvironmentContractError as error:
-                # The model reads what a tool raises; rewards that are no numbers end a run.
+                # Only warn, because a tool's error is its answer. A reward that is no number would end a run.
                 if is_text or error.__cause__ is None:
                     raise
                 self.warn(str(error))
@@ -291,7 +291,7 @@ class _Check:
 
 
 def _check_tools(env: Any) -> None:
-    """Raise an error if an environment has no tool, or one that no template can show."""
+    """Raise an error if an environment has no tool, or a tool without a JSON schema."""
     from transformers.utils import get_json_schema
 
     name = type(env).__name__

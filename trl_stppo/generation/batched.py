@@ -21,10 +21,10 @@ PAUSE_SECONDS = 0.002
 class BatchedBackend(QueuedBackend):
     """Backend that samples all queued turns as one batch, and cuts each turn to its own token limit.
 
-    `generate` may ignore the seeds; a `capacity` of None is any number of episodes.
+    `generate` may ignore the seeds. A `capacity` of None allows any number of episodes.
     """
 
-    # The caller should let turns gather before a step: each step is a batch of its own.
+    # The caller should let turns gather before a step, because each step samples one batch.
     whole_batches = True
 
     def __init__(self, generate: GenerateBatch, *, capacity: int | None = None) -> None:
@@ -33,7 +33,7 @@ class BatchedBackend(QueuedBackend):
 
     def step(self) -> list[TurnResult]:
         """Sample all queued turns as one batch."""
-        # Sorted by episode, so that a batch's samples do not depend on the speed of environments.
+        # Sort by episode, so that a batch's samples do not depend on the speed of environments.
         requests, self._queue = [self._queue[key] for key in sorted(self._queue)], {}
         if not requests:
             return []

@@ -2,7 +2,7 @@
 
 Each episode has a slot in the key-value storage. A turn first feeds the tokens that are new to its
 slot (prefill), several turns padded together, then all turns advance by one token at a time
-(decode). Decoding runs over the slots from the first to the last that is generating, as a view.
+(decode). Decoding runs over the slots from the first to the last generating slot, as a view.
 Idle slots in between take part without being written, which is cheaper than moving
 their contents, until there are too many of them.
 """
@@ -32,7 +32,7 @@ class _Row:
 
     Attributes:
         request: the request of the turn in flight, or None.
-        generating: False with a request: the turn has not started.
+        generating: whether the turn has started; False while its request is queued.
         added: number of steps before the request was added.
     """
 
@@ -56,7 +56,7 @@ class _Row:
 
     def start(self, request: TurnRequest, step: int) -> None:
         self.ids, self.request, self.added = list(request.ids), request, step
-        # If no token is new, the last one is fed again: the next token needs its logits.
+        # If no token is new, feed the last token again, because the next token needs its logits.
         self.cached = min(self.cached, len(self.ids) - 1)
         self.logprobs, self.random = [], turn_random(request.seed)
 
@@ -83,20 +83,20 @@ class CachedBackend:
         version: version of the weights, as in `TurnResult`.
     """
 
-    # New turns start once there is one per this many generating turns, or after ADMIT_AFTER steps:
-    # a forward pass for few rows costs nearly as much as one for many.
+    # Queued turns start if there is one per this many generating turns, or after ADMIT_AFTER steps,
+    # because a forward pass over few rows takes nearly as long as a forward pass over many rows.
     ADMIT_ONE_IN = 8
     ADMIT_AFTER = 4
-    # Contents move once more than one in this many of the decoding slots is idle.
+    # Slots move together if there is more than one idle slot per this many generating slots.
     IDLE_ONE_IN = 8
     # Largest number of tokens of one forward pass, padding included.
     PREFILL_TOKENS = 8192
-    # Prefilling rows that are not neighbours copies their cache: at most this many cached tokens per
-    # new token.
+    # Largest number of cached tokens, per token of PREFILL_TOKENS, that a prefill copies if the slots of its
+    # rows are not adjacent.
     COPIED_PER_TOKEN = 16
-    # Rows that begin with fewer equal tokens are prefilled one by one.
+    # New rows with fewer equal tokens at their start do not share the prefill of these tokens.
     SHARED_FROM = 8
-    # Tokens of a first turn that are allocated together with its prompt.
+    # Number of tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
     version: int | None = None
 
@@ -255,7 +255,7 @@ class CachedBackend:
 
     def _prefill(self, rows: list[_Row], cache: SlotCache) -> Tensor:
         """Feed the rows' new tokens, padded on the left. Return logits [rows, vocabulary]."""
-        # Each row's last new token is then in the last column, the only one with logits.
+        # Left padding puts each row's last new token into the last column, the only column with logits.
         width = max(row.new for row in rows)
         for _ in range(0, width, self.PREFILL_TOKENS):
             counts = [min(row.new, self.PREFILL_TOKENS) for row in rows]
@@ -314,12 +314,12 @@ class CachedBackend:
     ) -> Tensor:
         """Run the model on new tokens [rows, tokens]. Return each row's last logits [rows, vocabulary].
 
-        `positions` are -1 for padding; `padded`: whether any is.
+        `positions` are -1 for padding; `padded`: whether there is padding.
         """
         tokens, places = torch.tensor([ids, positions], device=self._device)
         longest = aligned(max(row[-1] for row in positions) + 1)
         cache.aim(Span(slots, places, longest, padded), tokens)
-        # Padding attends to the first token: attending to nothing would give NaN.
+        # Padding attends to the first token, because attending to nothing would give NaN.
         seen = places.clamp(min=0) if padded else places
         mask = torch.arange(longest, device=self._device) <= seen[:, None, :, None]
         if self._mask_dtype is not None:
@@ -343,7 +343,7 @@ class CachedBackend:
             draws = [row.random.random() if row else 0.5 for row in rows]
             uniforms = torch.tensor(draws, dtype=torch.float64, device=self._device)
         sampled = self._sampler(logits, uniforms, cache.tokens())
-        # One transfer: float64 holds token ids exactly.
+        # Join ids and log-probabilities in one transfer, because float64 holds token ids exactly.
         tokens, logprobs = torch.stack([part.double() for part in sampled]).tolist()
         ended = []
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
@@ -357,7 +357,7 @@ class CachedBackend:
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Context manager of evaluation mode without gradient checkpointing. Its exit restores all flags."""
-    # With checkpointing a model computes no cache. Only the flag changes; its options stay.
+    # With checkpointing a model computes no cache. Change only the flag, so that its options stay.
     names = ("training", "gradient_checkpointing")
     flags = [(module, name) for module in model.modules() for name in names]
     was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]
@@ -379,9 +379,9 @@ class PolicyCopy:
     """Copy of the policy, with the trained weights of the last `refresh`.
 
     Args:
-        policy: unwrapped, as it samples.
-        trained: its parameters that are trained and sample; they alone are copied.
-        prepare: gives the copy the precision of the policy's forward pass.
+        policy: the unwrapped model that samples.
+        trained: its parameters that are trained and used to sample; only these are copied.
+        prepare: function that gives the copy the precision of the policy's forward pass.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class PolicyCopy:
         own = {id(parameter): parameter for parameter in trained}
         shared = (t for part in (policy.parameters(), policy.buffers()) for t in part)
         memo: dict[int, object] = {id(tensor): tensor for tensor in shared if id(tensor) not in own}
-        # Frozen weights of 8 bits lie in a plain attribute of bitsandbytes' layers.
+        # Share frozen 8-bit weights too, which bitsandbytes' layers hold in a plain attribute.
         plain = (getattr(module, "state", None) for module in policy.modules())
         states = (getattr(state, "__dict__", {}) for state in plain)
         memo |= {id(t): t for state in states for t in state.values() if isinstance(t, Tensor)}
@@ -402,7 +402,7 @@ class PolicyCopy:
             for name in PATCHES:
                 vars(module).pop(name, None)
         prepared = prepare(model)
-        # Turns are sampled with the uncompiled module.
+        # Keep the uncompiled module, because turns are sampled with it.
         self.model = getattr(prepared, "_orig_mod", prepared)
         self._policy = policy
         pairs = [(memo.get(key), parameter) for key, parameter in own.items()]

@@ -12,8 +12,8 @@ from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 class EngineBackend(QueuedBackend):
     """Backend that sends each turn to the engine as a request, and returns each turn as soon as it ends.
 
-    `engine` has `add_request`, `step` and `abort_request` of vLLM's `LLMEngine`. `options` makes the options
-    of `add_request` for a turn: `params`, and `lora_request` if an adapter samples.
+    `engine` has `add_request`, `step` and `abort_request` of vLLM's `LLMEngine`. `options` returns the
+    options of `add_request` for a turn: `params`, and `lora_request` if an adapter samples.
     """
 
     def __init__(

@@ -16,16 +16,16 @@ from .protocol import TurnRequest, TurnResult
 from .sampling import SamplingSettings
 from .slots import SlotCache, base_of, options_of
 
-# Nats in exact arithmetic, if logits are a nat or more apart.
+# Allowed difference in nats, if the model computes in 32 bits and its logits deviate by a nat or more.
 TOLERANCE = 1e-3
-# Most tokens of a row.
+# Largest number of tokens of a row.
 LONGEST = 2048
 LENGTHS = (3, 11, 37)
-# Tokens that each row gets.
+# Largest number of tokens that the two turns and texts after them add to a row.
 GROWTH = 12
-# Settings that name a length beyond which a model may compute differently ...
+# Settings with a length beyond which a model may compute differently.
 _EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')
-# ... of which `supports` checks these.
+# The settings among them that `supports` checks.
 _JUDGED = ("sliding_window", "original_max_position_embeddings")
 
 
@@ -46,9 +46,9 @@ class _Recorder(CachedBackend):
 def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> str | None:
     """Return why `CachedBackend` samples a supported model wrongly, or None if it samples correctly.
 
-    Rows of unlike lengths play two turns each on a `CachedBackend`. Their log-probabilities are
-    compared with those of the forward pass over each row alone. `rough`: the model computes in 16 bits
-    although its weights have more.
+    A `CachedBackend` samples two turns for each of several rows of different lengths. Its log-probabilities
+    are compared with the log-probabilities of a forward pass over each single row. `rough`: the model
+    computes in 16 bits although its weights have more.
     """
     config = base_of(model).config
     context = getattr(config, "max_position_embeddings", None) or LONGEST
@@ -74,7 +74,7 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
                 try:
                     results = backend.step()
                 except NonFiniteError:
-                    # The rollout raises it for its own rows.
+                    # Report nothing, because the rollout raises this error for its own rows.
                     return None
                 for result in results:
                     rows[result.key] += [*result.ids, *text[:2]]
@@ -87,7 +87,7 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
     noise = max(_gap(exact[rows.index(long)], logits, rough) for logits in padded)
     spread = min(float(logits.std(-1).mean()) for logits in exact)
     allowed = max(TOLERANCE * min(1.0, max(spread, 0.01)), 2 * noise)
-    # The tolerance is two steps of bfloat16 at the largest logit.
+    # In 16 bits, allow two steps of bfloat16 at the largest logit.
     if rough:
         allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in exact))
     gaps = []
@@ -109,7 +109,7 @@ def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> T
 
 
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
-    """Return the largest difference of log-probabilities of two tables of logits; if `rough`, the mean."""
+    """Return the largest (if `rough`, the mean) difference of log-probabilities of two tables of logits."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
-    # In 16 bits one position may differ a lot, for example by choosing another expert.
+    # Use the mean in 16 bits, because one position may differ a lot, for example by another expert.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

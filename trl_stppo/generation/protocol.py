@@ -1,6 +1,6 @@
 """The interface between a rollout and a sampler. A request is one turn of one episode.
 
-A backend never sees messages or environments. One thread drives it: `add` as episodes become ready,
+A backend gets no messages or environments. One thread drives it: `add` as episodes become ready,
 `step` until no turn is pending, `release` when an episode has ended.
 """
 
@@ -16,7 +16,7 @@ class TurnRequest:
     """Request to sample one turn.
 
     Attributes:
-        key: The episode. Its later requests extend the row of its earlier ones, so a backend may
+        key: number of the episode. Later requests extend the row of earlier requests, so a backend may
             cache the row's computations until `release`.
         ids: the row so far: the prompt and everything after it.
         max_new_tokens: at least 1.
@@ -36,9 +36,9 @@ class TurnResult:
 
     Attributes:
         ids: The sampled tokens, at least one, including the end-of-turn token if there is one.
-        logprobs: Logprobs of the sampled tokens in nats, or None if the backend gives none.
+        logprobs: log-probabilities of the sampled tokens in nats; None if the backend returns none.
         error: Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
-        version: Optimizer steps of the weights that sampled it; None if the backend does not say.
+        version: number of optimizer steps of the weights that sampled the turn; None if it is not known.
     """
 
     key: int
@@ -82,7 +82,7 @@ class QueuedBackend:
         self._queue: dict[int, TurnRequest] = {}
 
     def running(self) -> AbstractContextManager[Any]:
-        """Return a context of a whole rollout; this class needs none."""
+        """Return the context manager of a whole rollout. In this class it does nothing."""
         return nullcontext()
 
     @property

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-# Defaults of `generate` for settings that neither its argument nor the model's configuration has.
+# Defaults of `generate` for settings that neither its argument nor the model's configuration sets.
 _HANDLED: dict[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -29,8 +29,8 @@ _HANDLED: dict[str, Any] = {
     "min_p": None,
     "repetition_penalty": 1.0,
 }
-# Fields that do not change the distribution: limits and special ids, which the request or the
-# caller sets, ways to compute the same, choices of outputs, and notes.
+# Fields that do not change the distribution: limits and special ids (which the request or the caller
+# sets), methods of computation, choices of outputs, and notes.
 _HARMLESS = {
     *("max_length", "max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id"),
     *("decoder_start_token_id", "use_cache", "max_cache_len", "compile_config", "disable_compile"),
@@ -61,13 +61,13 @@ class SamplingSettings:
     """Settings that control how a token is drawn.
 
     Attributes:
-        do_sample: draw; if False, take the likeliest.
+        do_sample: draw a token; if False, take the likeliest token.
         temperature: divides the logits.
-        top_k: draw among this many of the likeliest; 0 or None is all.
-        top_p: draw among the likeliest that have this probability together; 1 is all.
-        min_p: draw among those with this share of the likeliest one's probability; None is all.
+        top_k: draw among this many likeliest tokens; 0 or None for all.
+        top_p: draw among the likeliest tokens that have this probability together; 1 for all.
+        min_p: draw among tokens with at least this share of the largest probability; None for all.
         repetition_penalty: divides (multiplies, if negative) the logits of tokens already in the
-            row; 1 is none. It holds for greedy choice too.
+            row; 1 for no penalty. It applies to a greedy choice too.
 
     Raises:
         ValueError: a value that the warper of that name refuses.
@@ -87,7 +87,7 @@ class SamplingSettings:
     def from_generation_config(
         cls, config: GenerationConfig, model_config: GenerationConfig | None = None
     ) -> tuple[SamplingSettings | None, str | None]:
-        """Return (settings, None), or (None, the fields that settings cannot express).
+        """Return (settings, None), or (None, a text that names the unsupported fields).
 
         Missing fields are taken from `model_config`.
         """
@@ -143,7 +143,7 @@ def _given(config: GenerationConfig) -> dict[str, Any]:
 
 def turn_random(seed: tuple[int, ...]) -> Random:
     """Return a turn's random generator. Equal seeds give equal numbers on all processes and machines."""
-    # `random.Random` keeps all bits of its seed; a torch CPU generator keeps 32.
+    # Use `random.Random`, which keeps all bits of its seed; a torch CPU generator keeps only 32.
     text = ",".join(str(int(part)) for part in seed)
     return Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))
 
@@ -151,7 +151,7 @@ def turn_random(seed: tuple[int, ...]) -> Random:
 class Sampler:
     """Draws one token per row from logits."""
 
-    # Numbers of one float64 table [rows, vocabulary]; more rows are drawn in several goes.
+    # Largest count of numbers in a float64 table [rows, vocabulary]; more rows are drawn in parts.
     TABLE = 2**25
 
     def __init__(self, settings: SamplingSettings) -> None:
@@ -162,7 +162,7 @@ class Sampler:
     def __call__(
         self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens [rows] from logits [rows, vocabulary]. Logprobs ignore all settings but temperature.
+        """Draw tokens [rows] from logits [rows, vocabulary]. Logprobs ignore all settings except temperature.
 
         `uniforms`: [rows] in [0, 1), float64; None if the choice is greedy. `ids`: [rows, tokens] so far,
         padded with repeats of their tokens; None unless repetition is penalised.
@@ -209,7 +209,7 @@ def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     `sums` are the running sums of `weights` [rows, vocabulary]. No token [rows, 1] has weight zero.
     """
     total = sums[:, -1:]
-    # A share that rounds up to the total would lie beyond every token.
+    # Keep the share below the total, because a share equal to it would lie beyond every token.
     share = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(sums, share, right=True).clamp_(max=sums.shape[1] - 1)
     # A parallel running sum may step by a rounding error where the weight is zero.

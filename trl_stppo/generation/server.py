@@ -14,7 +14,7 @@ from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
 
 logger = logging.getLogger(__name__)
 
-# Longest time a step blocks for a turn, in seconds; environments run meanwhile.
+# Longest time in seconds that a step blocks for a turn; environments run in the meantime.
 WAIT_SECONDS = 0.005
 # Attempts per turn whose request fails, and the pause between two attempts, in seconds.
 TRIES = 5
@@ -36,17 +36,17 @@ class ServerBackend(QueuedBackend):
     """Backend that requests each turn on a separate thread, and retries after a temporary failure.
 
     A turn counts if the server had the right weights before and after it. A turn without an answer within
-    `patience` seconds, or with errors alone, gets a result with an `error`.
+    `patience` seconds, or with only failed requests, gets a result with an `error`.
 
     Args:
         server: has `sample(request)`, which returns ids and logprobs or None, and `weights_name()`, a name
             that a restart changes. It raises ServerError.
         weights: name of the current weights, `update#push`.
         patience: longest time in seconds that the server may be away.
-        send_weights: sends weights to a restarted server and returns their name; None if it cannot.
-        awaits_weights: whether another process sends them.
-        warned: whether repetitions were logged before.
-        capacity: as of `QueuedBackend`.
+        send_weights: sends weights to a restarted server and returns their name; None if it cannot send.
+        awaits_weights: whether another process sends weights to a restarted server.
+        warned: whether the warning about repeated requests was logged before.
+        capacity: as in `QueuedBackend`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ServerBackend(QueuedBackend):
             try:
                 self._weights = self._send_weights()
             except ServerError as error:
-                # The server is away again; its turns time out by themselves.
+                # The server is unreachable again, so its pending turns time out.
                 logger.debug("weights were not sent: %s", error)
             else:
                 self._lost.clear()
@@ -95,7 +95,7 @@ class ServerBackend(QueuedBackend):
         try:
             request, answer = self._answers.get(timeout=WAIT_SECONDS)
             while True:
-                # The request may have been released.
+                # Drop the answer to a request that was released in the meantime.
                 if self._queue.get(request.key) is request:
                     del self._queue[request.key]
                     if isinstance(answer, BaseException):
@@ -129,7 +129,7 @@ class ServerBackend(QueuedBackend):
                 self._away_since = None
                 return cut(request, ids, logprobs, self.version)
             failures += not error.unreachable
-            # Other turns' answers reset the time away, so each turn has a limit of its own too.
+            # Each turn also has its own limit, because answers to other turns reset `_away_since`.
             starves = time.monotonic() - began > TRIES * self._patience and error.unreachable
             released = self._queue.get(request.key) is not request
             if released or self._gives_up(error, failures) or starves:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-# Lengths are rounded up to a multiple: attention kernels need aligned masks, allocators few sizes.
+# Lengths are multiples of this number: attention kernels need aligned masks, allocators few sizes.
 ALIGNMENT = 16
 GROWTH = 1.5
 
@@ -53,8 +53,8 @@ class Span:
 
     Args:
         slots: slots of the rows, distinct.
-        positions: [rows, tokens] where each token goes, -1 for padding.
-        longest: tokens of each slot that attention sees.
+        positions: [rows, tokens], position of each token in its slot; -1 for padding.
+        longest: number of tokens of each slot that attention reads.
         padded: whether any position is -1.
     """
 
@@ -112,7 +112,7 @@ class SlotLayer(CacheLayerMixin):
         return self.cache.span.longest, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens per row that attention sees, padding included."""
+        """Return the number of tokens per row that attention reads, padding included."""
         return self.cache.span.longest
 
     def get_max_length(self) -> int:
@@ -123,7 +123,7 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache):
     """Key-value cache of all layers. Its rows are episodes of different lengths.
 
-    Call `reserve`, set `span`, then run the model with it.
+    Call `reserve` and `aim`, then run the model with the cache.
 
     Attributes:
         slots: number of episodes that fit.
@@ -174,7 +174,7 @@ class SlotCache(Cache):
         return torch.where(inside, self._row_ids, self._row_ids[:, :1])
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the slots `sources` to the slots `targets`. All are read before any is written."""
+        """Copy the slots `sources` to the slots `targets`. All slots are read before a slot is written."""
         for tensor in self._tensors():
             pair = torch.tensor([sources, targets], device=tensor.data.device)
             used = tensor.data[:, :, : self.used]
@@ -250,7 +250,7 @@ def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
 
 
 def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bool mask, True where a token attends, as "eager" attention adds it to its scores."""
+    """Convert a bool mask (True = attends) to the mask that "eager" attention adds to its scores."""
     blocked = torch.finfo(dtype).min
     return torch.zeros_like(attends, dtype=dtype).masked_fill_(~attends, blocked)
 

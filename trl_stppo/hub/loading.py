@@ -55,14 +55,14 @@ def critic_folder(
     Raises:
         HubError: the repository exists, but its critic could not be downloaded.
     """
-    # One of the patterns must match a file.
+    # List the configurations too, because huggingface_hub warns if no file matches.
     wanted = [f"{subfolder}/*", "config.json", ADAPTER_CONFIG]
     found = name
     if not Path(name).is_dir():
         try:
             found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
         except LocalEntryNotFoundError:
-            # Offline, or without a repository, loading the model raises.
+            # The Hub is out of reach and files are not cached. If the model is missing too, loading fails.
             return None
         except Exception as error:
             raise unreachable(name, revision, error) from error
@@ -84,12 +84,13 @@ def adapter_base(name: str | Path) -> str | None:
 def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any) -> Any:
     """Load a policy's tokenizer, padded on the left for generation.
 
-    An adapter's folder without a tokenizer uses its base model's. `options` are those of `from_pretrained`.
+    For an adapter's folder without a tokenizer, the base model's tokenizer is loaded. `options` are arguments
+    of `from_pretrained`.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_name("name", str(name))
-    # Unset, `trust_remote_code` makes transformers prompt in a terminal.
+    # Set `trust_remote_code`, because transformers would otherwise prompt in a terminal.
     sides = {"padding_side": "left", "truncation_side": "left"}
     options = {**sides, "trust_remote_code": False, **options}
     folder = Path(name)
@@ -100,7 +101,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     plain = config.get("tokenizer_class") in PLAIN_TOKENIZERS
     plain = plain and (folder / "tokenizer.json").is_file()
-    # transformers would use the usual class of the model, which may split words differently.
+    # AutoTokenizer would choose the class of the model type, which may tokenise differently.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
     return kind.from_pretrained(str(name), revision=revision, **options)
 
@@ -155,7 +156,7 @@ def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
 
     options = {"is_trainable": trainable, "autocast_adapter_dtype": False}
     loaded = PeftModel.from_pretrained(model, str(folder), **options)
-    # On quantised layers PEFT makes float32 adapters.
+    # Restore the saved dtypes, because PEFT makes float32 adapters on quantised layers.
     dtypes = _saved_dtypes(folder / "adapter_model.safetensors")
     for name, parameter in loaded.named_parameters():
         dtype = dtypes.get(name.replace(".default.", "."))

@@ -1,4 +1,4 @@
-"""Errors and warnings of failed pushes to the Hub."""
+"""The model card of a run, the files that a push leaves out, and errors and warnings of failed pushes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_run(
 ) -> None:
     """Add results and settings to the card that TRL has written.
 
-    `settings` are those of the run, without secrets, and `history` is its log.
+    `settings` are the run's settings, without secrets. `history` is its log.
     """
     rows = [[f"`{name}`", f"`{value}`"] for name, value in settings.items() if value is not None]
     sections = {
@@ -59,7 +59,7 @@ def add_run(
 
 
 def results(history: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the log's last evaluation, with 95 % intervals; an empty text without one."""
+    """Return a table of the log's last evaluation, with 95 % intervals, or "" without an evaluation."""
     last = {
         key.removesuffix(SCORE): entry
         for entry in history

@@ -27,15 +27,15 @@ class AgentSettings:
     Attributes:
         max_completion_length: tokens of an episode after its prompt, observations included; None for the
             model's limit (only runs without environments).
-        max_tool_rounds: turns whose tools are called.
-        env_timeout_seconds: of one call of the environment.
+        max_tool_rounds: largest number of turns whose tools are called.
+        env_timeout_seconds: time limit of one call of the environment.
         sampling: temperature and other settings of turns that are not greedy.
-        eos_token_ids: ids that end a turn; empty for the model's own.
+        eos_token_ids: ids that end a turn; empty for the model's own ids.
         environments: `name` (among several), `kind` ("text" or "tools"), `class` and `import`
             ("module:Class") of each. Nothing is imported from there.
         tools: names of the functions without an environment.
-        quantization: of the model in the run, as a bitsandbytes configuration.
-        seed: of the run; it gives an agent the random numbers of the run's evaluation.
+        quantization: quantization of the model in the run, as a bitsandbytes configuration.
+        seed: seed of the run, which gives an agent the random numbers of the run's evaluation.
     """
 
     max_completion_length: int | None = DEFAULT_LENGTH

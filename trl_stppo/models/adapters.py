@@ -1,7 +1,7 @@
 """PEFT adapters of policy, reference and critic on one backbone: adding, switching, loading.
 
-The policy's adapter is called `default`, as TRL and PEFT's files expect. With it switched off the
-backbone is the reference. If the adapter changes the output from the start, a frozen copy, `ref`,
+The policy's adapter is called `default`, as TRL and PEFT's files expect. With this adapter switched
+off, the backbone is the reference. If the adapter changes the output from the start, a frozen copy, `ref`,
 is the reference.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 POLICY, REFERENCE, CRITIC = "default", "ref", "critic"
-# Initialisations with zero output at first, so that the bare backbone is the initial policy.
+# Initialisations whose output is zero at first, so that the backbone itself is the initial policy.
 NEUTRAL_INITS = (True, "gaussian", "orthogonal", "eva", "mica")
 # Initialisations that move a part of the base weights into the adapter; the rest is not a working model.
 SPLIT_INITS = ("pissa", "olora")
@@ -39,7 +39,7 @@ def check_policy_adapter(model: Any, peft_config: Any) -> None:
         _check_given_adapters(model)
         config = model.peft_config[POLICY]
     if config is None or not hasattr(config, "peft_type"):
-        # GRPOTrainer's own error describes an object that is no adapter.
+        # Skip an object that is no adapter configuration, because GRPOTrainer raises its own error for it.
         return
     kind = type(config).__name__
     task = getattr(config.task_type, "value", config.task_type)
@@ -110,7 +110,7 @@ def needs_reference_copy(model: Any, peft_config: Any) -> bool:
         return True
     if is_lora(peft_config):
         return peft_config.init_lora_weights not in NEUTRAL_INITS
-    # LoRA's variants have a switch for tests that starts them at random.
+    # Variants of LoRA have a switch, meant for tests, that starts them at random.
     switches = ("init_weights", "init_ia3_weights")
     return any(getattr(peft_config, name, True) is False for name in switches)
 
@@ -126,7 +126,7 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 
 
 def is_fresh_lora(model: Any) -> bool:
-    """Whether a PEFT policy trains LoRA matrices alone and equals its base, as their products are 0."""
+    """Return whether a PEFT policy trains only LoRA matrices, and equals its base: all products are 0."""
     trained = [
         (name, weight)
         for name, weight in model.named_parameters()
@@ -153,7 +153,7 @@ def add_critic_adapter(model: PreTrainedModel) -> None:
     config.ensure_weight_tying = False
     model.add_adapter(CRITIC, config)
     if policy.init_lora_weights in SPLIT_INITS:
-        # The weights moved out of the base belong to the critic's backbone too.
+        # Copy the weights that moved out of the base, because the critic's backbone needs them too.
         _copy_adapter(model, POLICY, CRITIC)
         model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
 
@@ -191,7 +191,7 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
             try:
                 copied = model.get_parameter(twin)
             except AttributeError:
-                # This adapter lacks the part, such as modules_to_save.
+                # The target adapter lacks this part, for example modules_to_save.
                 continue
             copied.data = parameter.detach().clone()
 
@@ -227,7 +227,7 @@ def load_in_place(model: PreTrainedModel) -> None:
     PEFT loads into new parameters and casts them to float32: a resumed QLoRA run would continue in
     another precision, and the critic's gradients would go to parameters that nothing uses.
     """
-    # A method, not a closure, so that a copy of the model loads into itself.
+    # Set a method, not a closure, so that a copy of the model loads into itself.
     model.load_adapter = types.MethodType(_load_adapter, model)
 
 

@@ -1,9 +1,9 @@
-"""Critics: two implementations with one interface (`values`, `parameters`, `save`, `load`).
+"""Critics with one interface (`values`, `parameters`, `save`, `load`), and loading of weights in other forms.
 
-`SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone;
-`SeparateCritic` is a sequence-classification model of its own. Neither registers a module inside the
-policy that a weight push to an inference engine would send: the head lives outside, the push skips
-the adapter by its name.
+`SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone.
+`SeparateCritic` is a separate sequence-classification model. `NoCritic` is for methods without a critic.
+No critic adds a module to the policy that a weight push to an inference engine would send: the head is
+outside of the policy, and the push skips the adapter by its name.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SINGLE = "model.safetensors"
 def load_converted(model: Any, folder: Path) -> bool:
     """Load a folder's weights if their form on disk differs from the model's.
 
-    transformers saves the experts of a mixture one by one, as checkpoints on the Hub do, and keeps
-    them in one tensor. Its trainer loads by name alone and skips names that it does not find.
+    transformers saves the experts of a mixture as separate tensors, like checkpoints on the Hub, and keeps
+    them in one tensor in memory. Its trainer loads only by name and skips names that it does not find.
 
     Returns:
         True if there were such weights; all weights are loaded then.
@@ -37,9 +37,9 @@ def load_converted(model: Any, folder: Path) -> bool:
     names = _names(folder)
     if not names or not hasattr(model, "config") or names <= set(model.state_dict()):
         return False
-    # The widest dtype of all weights; copies into narrower ones round.
+    # Load in the widest dtype of all weights, so that narrower weights are rounded only once.
     dtype = reduce(torch.promote_types, (p.dtype for p in model.parameters()))
-    # Loading writes the folder's name into the configuration.
+    # Copy the configuration, because loading writes the folder's name into it.
     config = copy.deepcopy(model.config)
     saved = type(model).from_pretrained(folder, config=config, dtype=dtype)
     model.load_state_dict(saved.state_dict())
@@ -83,7 +83,7 @@ class Critic:
     """Predicts state values for every completion token with one forward pass of a backbone.
 
     Attributes:
-        full: The weights that `save` writes if the modules hold shards of them.
+        full: the weights that `save` writes if the modules hold only shards.
         parameter_names: names of the critic's parameters inside the policy.
     """
 
@@ -134,7 +134,7 @@ class Critic:
         """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context manager of the critic's forward and backward pass, which runs checkpointed layers again."""
+        """Context manager of the critic's forward and backward pass, which recomputes checkpointed layers."""
         return nullcontext()
 
 
@@ -164,7 +164,7 @@ class SharedCritic(Critic):
         self._enable_gradients()
 
     def _enable_gradients(self) -> None:
-        # PEFT freezes every inactive adapter when adapters are switched, disabled or loaded.
+        # Unfreeze the adapter, because PEFT freezes inactive adapters when it switches or loads adapters.
         for name in self.parameter_names:
             self.model.get_parameter(name).requires_grad_(True)
 
@@ -231,7 +231,7 @@ class SeparateCritic(Critic):
         self.model.save_pretrained(self._folder(folder), state_dict=self.full)
 
     def _folder(self, folder: Path) -> Path:
-        # transformers loads every adapter one level below the checkpoint into the policy.
+        # Use a deeper folder, because transformers loads adapters one level below into the policy.
         return folder / ADAPTERS if hasattr(self.model, "peft_config") else folder
 
     def load(self, folder: Path) -> None:

@@ -103,7 +103,7 @@ def critic_from_policy(
     backbone = model.base_model
     for name, weight in policy.base_model.named_parameters():
         own = backbone.get_parameter(name)
-        # Some weights may be in full precision.
+        # Take each weight's dtype, because some weights may be in full precision.
         own.data = own.data.to(weight.dtype)
     backbone.load_state_dict(policy.base_model.state_dict())
     nn.init.zeros_(model.score.weight)
@@ -141,7 +141,7 @@ def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **place)
     except (OSError, ValueError):
-        # The path is an adapter, or transformers' own error follows.
+        # The path is an adapter's, or loading raises transformers' own error.
         return None
     if _has_scored_class(config):
         return None

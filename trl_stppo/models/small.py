@@ -1,7 +1,7 @@
-"""A decoder and a tokenizer small enough to train on a laptop, built from text alone.
+"""A decoder and a tokenizer small enough to train on a laptop, built only from text.
 
-Both are Qwen2: a tokenizer of another class saved beside a Qwen2 model is loaded as
-`Qwen2Tokenizer`, silently with other ids.
+Both are Qwen2, because a tokenizer of another class saved beside a Qwen2 model is loaded as
+`Qwen2Tokenizer`, with other ids and without an error.
 """
 
 import json
@@ -13,8 +13,8 @@ PAD_TOKEN = "<|pad|>"
 END_OF_TURN = "<|end|>"
 ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>")
 
-# One token before and one after each message, so that a conversation's tokens only ever grow.
-# The generation block marks the trained text; it renders to nothing.
+# One token comes before and one after each message, so that a longer conversation only appends tokens.
+# The generation block marks the trained text and renders to nothing.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
@@ -75,5 +75,5 @@ def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Con
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    # With tied embeddings copying a name is easier to learn: input and output share its vector.
+    # Tie the embeddings: copying a name is easier to learn if input and output share its vector.
     return Qwen2Config(**{**settings, **overrides}, bos_token_id=None, tie_word_embeddings=True)

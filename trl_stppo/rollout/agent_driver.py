@@ -1,8 +1,8 @@
 """Plays agents: functions with a loop of their own that call the policy through OpenAI's client.
 
-An agent looks like an environment: its opening is its first call, its answer to a turn is its next call or
-its end. So limits, failures, deadlines, seeds and backends are those of environments. Calls of one episode
-wait in line; episodes run at the same time.
+An agent is driven like an environment: its opening is its first call, its answer to a turn is its next call
+or its end. So limits, failures, deadlines, seeds and backends work as for environments. Calls of one episode
+are answered one after another; episodes run at the same time.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 AgentFunc = Callable[[Any, dict[str, Any]], Any]
 # Clients in this process use this address; they open no socket.
 ADDRESS = "http://policy.invalid/v1"
-# Calls in a row whose messages do not fit into a context or cannot be rendered, until the episode ends.
+# Number of calls in a row that do not fit into a context or cannot be rendered, until the episode ends.
 MAX_REFUSED = 3
-# Calls after the end that get an error; a further one ends its thread or task, which may never stop calling.
+# Calls after the end that get an error. A further call ends its thread or task, which might call forever.
 MAX_LATE = 3
 RESULT_KEYS = ("reward", "turn_rewards", "success", "truncated")
 
@@ -81,7 +81,7 @@ class AgentSession:
         self.pending: _Pending | None = None
         # The limit that has ended the episode.
         self.over: StopReason | None = None
-        # Answers, refusals in a row, and calls after the end.
+        # Number of answers, of refusals in a row, and of calls after the end.
         self.turns = self.refused = self.late = 0
         # The template's error, if it cannot render the pending call.
         self.error: Exception | None = None
@@ -117,7 +117,7 @@ class AgentSession:
         try:
             self._emit((await self._agent(self.clients[0], self._row), None))
         except BaseException as error:
-            # SystemExit would end the event loop.
+            # Catch SystemExit too, because it would end the event loop.
             self._emit((None, error))
 
     def _run(self) -> None:
@@ -168,7 +168,7 @@ class AgentSession:
         try:
             self._stop()
         except RuntimeError:
-            # Its event loop has ended, and the task with it.
+            # The agent's event loop has ended, and the task with it.
             logger.debug("the agent's event loop has ended")
 
 
@@ -205,7 +205,7 @@ class AgentDriver(Driver):
         """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
         contexts = AgentContexts(episode, self._renderer, self._limits)
-        # Agents append to its messages.
+        # Copy the row, because an agent may append to its messages.
         row = copy.deepcopy(episode.columns)
         session = AgentSession(self._agent, row, address, contexts, self._warn)
         episode.env = session
@@ -243,7 +243,7 @@ class AgentDriver(Driver):
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         prompt_tokens = len(context.prompt_ids) + len(context.ids)
         name = f"{episode.row}-{session.turns}"
-        # Tool calls before the stop string count.
+        # Cut the tokens before the stop string, so that tool calls before it still count.
         said = ids
         while stopped is not None and not stopped.startswith(decode(said)):
             said = said[:-1]
@@ -290,7 +290,7 @@ class AgentDriver(Driver):
                 refused = RefusedRequest(400, f"The chat template fails: {session.error}")
             ends = session.refused >= MAX_REFUSED
         else:
-            # The agent has called after its end.
+            # End the session if the agent calls again after the end of its episode.
             ends = session.over is not None
         if ends or reason is not StopReason.TOKEN_BUDGET:
             session.over = session.over or reason

@@ -1,8 +1,8 @@
 """Conversion of messages to token ids for a conversation that only grows at its end.
 
-Sampled ids are kept as sampled. What follows a turn (an environment's text, tool results, an agent's next
-messages) is rendered behind a turn by the chat template, cut off there and tokenised once, so no text is
-decoded and encoded again. It holds only control tokens that the template has written, unless its
+Sampled ids are kept as sampled. The text after a turn (an environment's text, tool results, an agent's next
+messages) is rendered by the chat template after a placeholder turn, cut off there and tokenised once, so no
+text is decoded and encoded again. It holds only control tokens that the template has written, unless its
 environment is trusted.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from .control_tokens import ControlTokens
 
 Message = dict[str, Any]
-# Stands for a text whose end is looked for; a noncharacter of Unicode, which texts do not contain.
+# Placeholder whose position in a rendered text is searched: a Unicode noncharacter, which no text has.
 _GAP = "\ufdd1"
 # Roles of messages to which an environment's opening is appended.
 _READ_ROLES = ("user", "tool")
@@ -71,7 +71,7 @@ class ChatRenderer:
         prompt = with_opening(prompt, opening)
         if isinstance(prompt, str):
             return self.control.text_ids(prompt, special=True)
-        # `or None`: some templates render boilerplate for an empty list.
+        # Pass None for an empty list, because some templates render boilerplate for it.
         return self._render(prompt, add_generation_prompt=True, tools=tools or None)
 
     def observation_ids(
@@ -96,8 +96,8 @@ class ChatRenderer:
         """Return the token ids of messages that follow a turn, and of the header of the next turn.
 
         `last` is the turn's last token. If no token has ended the turn (it was cut), the ids begin with the
-        template's own end of a turn. An end that the policy has sampled stands in its place. Some models end
-        a turn with the first token of the next message (GLM), which is not repeated either.
+        template's own end of a turn. A sampled end is not repeated. Some models end a turn with the
+        first token of the next message (GLM), which is not repeated either.
 
         Raises:
             ValueError: the template leaves out the turn that the messages follow.
@@ -108,7 +108,7 @@ class ChatRenderer:
         ids, ended = self.control.text_ids(after), self.ended([last])
         ends_message = [last, *self.control.text_ids(asked)[:1]]
         if names or (ended and not self.ended(ids[:1])):
-            # The rest of a call, and whatever else the policy writes before an end, belongs to the turn.
+            # Drop the tokens before the turn's end (the rest of a call), because the policy wrote them.
             alone = self.control.text_ids(self._around_turn([], names)[2])
             pairs = enumerate(zip_longest(ids, alone))
             ids = ids[next(n for n, (a, b) in pairs if a != b or a in self.eos_token_ids) :]
@@ -116,14 +116,14 @@ class ChatRenderer:
 
     def without_control_tokens(self, messages: list[Message]) -> list[Message]:
         """Return the messages with control tokens made plain text. System messages stay unchanged."""
-        # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
+        # In the agent's turns keep tags such as `<think>`, but no special tokens, which decoding leaves out.
         by_role = {"assistant": ControlTokens(self.tokenizer, written=False), "system": None}
         controls = [by_role.get(message["role"], self.control) for message in messages]
         pairs = zip(messages, controls, strict=True)
         return [control.split(message) if control else message for message, control in pairs]
 
     def preserves_turns(self) -> bool:
-        """Return whether the chat template renders a conversation's beginning alike, whatever follows.
+        """Return whether the chat template renders the beginning of a conversation equally, whatever follows.
 
         Raises:
             ValueError: the template ends no turn with an end-of-turn token.
@@ -139,13 +139,13 @@ class ChatRenderer:
         return before == earlier
 
     def ended(self, ids: list[int]) -> bool:
-        """Whether a turn ended with an end-of-turn token."""
+        """Return whether a turn ended with an end-of-turn token."""
         return bool(ids) and ids[-1] in self.eos_token_ids
 
     def decode_action(self, ids: list[int]) -> str:
         """Decode a turn to the text that the environment receives.
 
-        It has no special tokens but those that are tags of the task, such as `<answer>`.
+        Special tokens are left out, except for tags of the task, such as `<answer>`.
         """
         if not self.control.tags.intersection(ids):
             return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -155,8 +155,8 @@ class ChatRenderer:
     def _around_turn(self, messages: list[Message], names: list[str] | None = None) -> list[str]:
         """Render a user message, a turn and `messages`, and return the parts before, between and after.
 
-        Both contents are gaps. If the turn calls the tools `names`, the gap is an argument of the last call.
-        The rendering is made anew each time: templates may write the date.
+        Both contents are placeholders; with `names`, the tools that the turn calls, an argument of the last
+        call is the placeholder. Nothing is cached, because templates may write the date.
         """
         turn: Message = {"role": "assistant", "content": _GAP}
         if names:
@@ -172,7 +172,7 @@ class ChatRenderer:
             if not names:
                 raise
             parts = []
-        # Some templates render one call of a turn only, or none, and yet all results.
+        # Some templates render only one call of a turn, or none, but all results.
         if len(parts) < 3 and names:
             return self._around_turn(messages, names[:1] if len(names) > 1 else None)
         if len(parts) < 3:
@@ -213,7 +213,7 @@ class ChatRenderer:
 
 def check_template(tokenizer: Any, rows: str = "") -> None:
     """Raise ValueError if the tokenizer has no chat template."""
-    # Tokenizers of other libraries may render messages without a template.
+    # Skip tokenizers without this attribute, because other libraries may render without a template.
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
@@ -224,8 +224,8 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
 def with_opening(prompt: list[Message] | str, opening: str) -> list[Message] | str:
     """Append an environment's opening text to the prompt's last message.
 
-    If that is neither a user's message nor a tool's result, the opening is a user message of its own: some
-    templates leave out whatever a system message holds besides.
+    If this message is neither a user's message nor a tool's result, the opening becomes a separate user
+    message, because some templates (Gemma) leave out a system message that no user message follows.
     """
     if not opening:
         return prompt

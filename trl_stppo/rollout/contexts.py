@@ -1,8 +1,8 @@
 """Contexts (rows of tokens) of an agent's calls. A call continues, branches from or opens a context.
 
-A call continues a context if its messages begin with those of the context's last turn: the sampled tokens
-stay, and the new messages follow as the chat template's suffix. No text is tokenised again. What is
-recorded is what the policy read, so a match that is missed costs rows and never falsifies anything.
+A call continues a context if its messages begin with the messages of the context's last turn: the sampled
+tokens stay, and the new messages follow as the chat template's suffix. No text is tokenised again. The record
+is what the policy read, so a missed match adds rows but never falsifies anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .chat import ChatRenderer, Message
 from .episode import Context, Episode, Limits
 
-# What two messages must have in common to be the same: role, text, and calls by name and arguments.
+# Key for comparing messages: role, text, and calls by name and arguments.
 Said = tuple[str, str, tuple[tuple[str, str], ...]]
 # Reasons to open a context: the agent rewrote its messages or its tools, or goes on from an earlier turn.
 OPENED = ("rewritten", "tools", "branch")
@@ -43,7 +43,7 @@ class AgentRequest:
 class _Checkpoint:
     """State of a context after one of its turns.
 
-    `tokens` counts those after the context's prompt, `said` has all messages and the turn, `tools` is JSON.
+    `tokens` is the number of tokens after the prompt. `said` has all messages and the turn. `tools` is JSON.
     """
 
     context: Context
@@ -62,7 +62,7 @@ class AgentContexts:
         self.new: list[Message] = []
 
     def begin(self, request: AgentRequest) -> bool:
-        """Make the request's context current. Return False, with no change, if it is full."""
+        """Make the request's context current. Return False, without a change, if the context is full."""
         said = tuple(_said(message) for message in request.messages)
         tools = json.dumps(request.tools, sort_keys=True)
         match = self._match(said, tools)
@@ -89,7 +89,7 @@ class AgentContexts:
                 same = any(each.said == said[: len(each.said)] for each in others)
                 reason = "tools" if same else "rewritten"
         if not request.trains and prompt is None:
-            # The call must not become part of the row.
+            # Copy the context, because a call that does not train must not become part of the row.
             context, prompt = Context(), context.prompt_ids + context.ids + more
         before = context.prompt_ids if prompt is None else prompt
         if Context(prompt_ids=before, ids=context.ids + more).turn_limit(self._limits) < 1:
@@ -121,7 +121,7 @@ class AgentContexts:
         self._checkpoints.append(_Checkpoint(context, len(context.ids), said, tools))
 
     def _match(self, said: tuple[Said, ...], tools: str) -> _Checkpoint | None:
-        """Return the checkpoint that the messages continue: the longest match, and the latest of equals."""
+        """Return the longest matching state of a context; among matches of equal length, the latest."""
         found = [
             each for each in self._checkpoints
             if each.tools == tools and len(each.said) < len(said)
@@ -171,7 +171,7 @@ def cut_at(
     if not any(text in decode(ids) for text in stop):
         return ids, None
     low, high = 1, len(ids)
-    # The text of a longer beginning holds the text of a shorter one.
+    # Bisect: if a beginning of the turn holds a stop string, every longer beginning holds it too.
     while low < high:
         middle = (low + high) // 2
         if any(text in decode(ids[:middle]) for text in stop):

@@ -2,8 +2,8 @@
 
 A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands, so the author of a passage, a web
 page or a tool's answer could write as system or assistant. Here a mark splits each such string before the
-chat template gets it, and the rendered text is tokenised mark by mark: only strings that the template
-itself has written become control tokens.
+chat template gets it, and the rendered text is tokenised piece by piece between the marks. So only strings
+that the template itself has written become control tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ControlTokens:
         tokenizer: with or without a chat template.
         template: `chat_template` (None for the tokenizer's own) and other arguments of
             `apply_chat_template`.
-        written: whether tokens that are not special count.
+        written: whether the added tokens that are not special count.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ControlTokens:
     def split(self, data: Any, before: str = "") -> Any:
         """Insert a mark into each control token, and between texts that together form a control token.
 
-        `before`: text that comes right before it.
+        `before`: text that comes right before `data`.
         """
 
         def walk(part: Any) -> Any:
@@ -68,23 +68,23 @@ class ControlTokens:
         return walk(data)
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Return the token ids of messages. If there is no mark, `apply_chat_template` makes them."""
+        """Return the token ids of messages; without a mark, by `apply_chat_template`."""
         if not any(MARK in text for text in _texts(messages)):
             return list(self.tokenizer.apply_chat_template(messages, **options))
         return self._ids(self.rendered_text(messages, **options))
 
     def rendered_text(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """Return the text of messages that the chat template renders, with the marks of their texts."""
+        """Return the text that the chat template renders of messages, with the marks in it."""
         return self.tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text that continues a row, or if `special` of a row from begin to end."""
+        """Return the token ids of a text that continues a row, or of a whole row if `special`."""
         if not special:
             return self._ids(MARK + text)
         first, begin = text.split(MARK)[0], self.tokenizer.bos_token
         row = list(self.tokenizer(first)["input_ids"])
         if begin and first.startswith(begin) and row[1:2] == [self.tokenizer.bos_token_id]:
-            # A rendered text has the token already.
+            # Drop the token that the tokenizer adds, because a rendered text begins with it already.
             row = row[1:]
         if MARK not in text:
             return row
@@ -118,8 +118,8 @@ class ControlTokens:
         return ids
 
     def _inside(self, piece: str) -> list[int]:
-        """Return the token ids of a text behind another; some tokenizers put a space before the first."""
-        # One of these characters is a token of its own.
+        """Return the token ids of a text after another text; some tokenizers add a space to a first text."""
+        # Use the first of these characters that stays a token of its own.
         for before in "\n)x":
             line, more = self._plain(before), self._plain(before + piece)
             if more[: len(line)] == line:
@@ -131,7 +131,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _added(self) -> dict[int, Any]:
-        """Added tokens by id; none if no text yields one, as with mistral-common."""
+        """Added tokens by id; empty without such a table (mistral-common), where no text yields one."""
         try:
             return self.tokenizer.added_tokens_decoder
         except NotImplementedError:
@@ -144,7 +144,7 @@ class ControlTokens:
 
     @functools.cached_property
     def tags(self) -> set[int]:
-        """Special tokens of a task, such as `<answer>`: no named ones, and none of the template."""
+        """Ids of a task's special tokens, such as `<answer>`: not named tokens, and not in the template."""
         named = {*self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES} if self._added else set()
         frame = {getattr(self.tokenizer, f"{name}_id", None) for name in named}
         return {
@@ -190,12 +190,12 @@ class ControlTokens:
 
     @functools.cached_property
     def template_text(self) -> str:
-        """The chat template's source and what it renders."""
+        """Source of the chat template, and its renderings of `_PROBES`."""
         own, given = self.tokenizer.chat_template, self._template.get("chat_template")
         known = [str(template) for template in (own, given) if template]
         options = {**self._template, "tokenize": False, "add_generation_prompt": True}
         for probe in _PROBES if known else ():
-            # A template may refuse tools; its source is read in any case.
+            # Ignore an error, because a template may refuse tools. Its source is used in any case.
             with suppress(Exception):
                 known.append(self.tokenizer.apply_chat_template(probe, **options))
         return "\n".join(known)

@@ -2,7 +2,7 @@
 
 A driver turns one step of an episode into a call for a worker: a function without arguments, or a
 coroutine function, that returns an `Outcome`. The call checks what the environment
-returns, so that a broken contract is an error of this episode alone.
+returns, so that a broken contract is an error of only this episode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Outcome:
         env: the environment after its reset.
         text: the opening text, appended to the last message of the prompt.
         has_turn_rewards: whether a tool environment gives turn rewards, after its reset.
-        reward: the reward of this turn alone, None without turn rewards.
+        reward: the reward of only this turn; None without turn rewards.
         terminated, truncated: whether the episode ends here, by the task or from outside.
         valid_action: whether the environment could read the action, None if it does not report it.
         success: whether the task is solved, None if not reported.
@@ -134,7 +134,7 @@ class TextDriver(Driver):
     def opening(self, episode: Episode, seed: int) -> Call:
         """Return the call that resets the environment with the row's columns that its `reset` accepts."""
         columns = taken_columns(self._reset, episode.columns, seed)
-        # This holds also if `reset` fails.
+        # Set it now, so that it holds even if `reset` fails.
         episode.has_turn_rewards = True
 
         def opening() -> Outcome:
@@ -142,7 +142,7 @@ class TextDriver(Driver):
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)
-            # A training reads no info.
+            # Drop the info, because a training does not read it.
             result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
             observation = check_opening(f"{self.type_name}.reset", result, tools=False)
             return Outcome(env, readable(observation), picture=self._picture(env))

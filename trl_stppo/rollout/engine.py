@@ -3,7 +3,7 @@
 The caller's thread generates and keeps all state; environments run on workers. The cycle of an
 episode: its environment answers -> the answer is appended to its row -> the backend samples its
 next turn, together with all other ready episodes -> the turn goes to its environment. No episode is
-delayed by a slower one, and a failure of an environment ends its episode alone.
+delayed by a slower episode, and a failure of an environment ends only its episode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .workers import CallResult, EnvironmentCalls
 
 logger = logging.getLogger(__name__)
 
-# Takes what a call of the episode has returned.
+# Continues an episode with the result of its call.
 Proceed = Callable[[Episode, Any], None]
 # Failed episodes in a row after which the environment counts as broken, not flaky.
 MAX_FAILURES_IN_A_ROW = 64
@@ -39,16 +39,16 @@ MAX_FAILURES_IN_A_ROW = 64
 CLOSE_SECONDS = 2.0
 # Longest opening or observation that is tokenised, in characters per token of room.
 MAX_CHARS_PER_TOKEN = 256
-# Seconds for more episodes to become ready before a backend samples a batch at once.
+# Seconds in which more episodes may become ready before a backend samples a whole batch.
 LINGER_SECONDS = 0.05
-# Seconds of a rollout until its first report of progress; each later one takes twice as long.
+# Seconds of a rollout until its first report of progress; the time to each later report doubles.
 REPORT_SECONDS = 20.0
 
 
 class RolloutEngine:
     """Plays episodes of any number of named environments.
 
-    `drivers` have the keys of the environment factories; None is the single unnamed one, or no factory.
+    The keys of `drivers` are names of environment factories; None is the single unnamed factory, or none.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RolloutEngine:
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
         self.failures_in_a_row = 0
-        # Gets the numbers of ended episodes and of all while a rollout takes long.
+        # Called in a long rollout with the number of ended episodes and the number of all episodes.
         self.on_progress: Callable[[int, int], None] = lambda ended, episodes: None
 
     def run(
@@ -77,8 +77,9 @@ class RolloutEngine:
     ) -> tuple[list[Episode], Durations]:
         """Play one episode per data set row.
 
-        `rows` are columns for `reset`. `seed` and `first_row` (or `names`) are the seeds of the
-        episodes. `prompt_ids` replace the rendered prompts. `label` names the rows, by default by `names`.
+        `rows` are columns for `reset`. An episode's seed is `seed` with its entry of `names`, by default its
+        index from `first_row` on. `prompt_ids` replace the rendered prompts. `label` names the rows, by
+        default by `names`.
         """
         names = names or [(first_row + row,) for row in range(len(rows))]
         label = label or (lambda row: f"row {names[row][0]}")
@@ -108,7 +109,7 @@ class RolloutEngine:
                 closing.start()
                 closing.join(CLOSE_SECONDS)
             except ThreadStartError:
-                # The interpreter is ending and starts no more threads.
+                # Ignore the error, because an ending interpreter starts no more threads.
                 logger.debug("environments are not closed: the interpreter is ending")
         for driver in self.drivers.values():
             driver.close()
@@ -142,7 +143,7 @@ class RolloutEngine:
 
 
 class _Rollout:
-    """One rollout of an engine; `label` names its rows. `_calls` has each running call."""
+    """One rollout of an engine. `label` names its rows; `_calls` has a callback for each running call."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class _Rollout:
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, Proceed] = {}
-        # Contexts of agents whose computations the backend keeps.
+        # Row -> context of an agent whose computations the backend keeps.
         self._held: dict[int, Context] = {}
         self.durations = Durations()
 
@@ -176,10 +177,10 @@ class _Rollout:
                     if left:
                         self._engine.on_progress(number - left, number)
         finally:
-            # Episodes are left only after an exception.
+            # After an exception some episodes still run, so release what they hold.
             for row, episode in self._running.items():
                 self._engine.calls.cancel(row)
-                # Its environment may still be busy.
+                # Discard the environment, because it may still be busy.
                 if row in self._calls:
                     self._discard(episode)
                 self._backend.release(row)
@@ -203,7 +204,7 @@ class _Rollout:
     def _generate(self) -> None:
         if not self._backend.busy:
             return
-        # Others may join a batch that is sampled as a whole.
+        # Before a backend samples a whole batch, give other episodes time to join it.
         until = time.monotonic() + LINGER_SECONDS
         while getattr(self._backend, "whole_batches", False) and self._calls:
             if (left := until - time.monotonic()) <= 0:
@@ -313,11 +314,11 @@ class _Rollout:
         if self._held.get(episode.row) is not episode.context:
             self._backend.release(episode.row)
             self._held[episode.row] = episode.context
-        # Calls that are not part of the episode have random numbers of their own.
+        # Calls that are not part of the episode have separate random numbers.
         self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
-        # The environment is intact and can be used again.
+        # The environment is intact and can be used again, so do not discard it.
         if result.error is not None:
             episode.error = result.error
             self._finish(episode, StopReason.SAMPLER_ERROR)
@@ -342,7 +343,7 @@ class _Rollout:
         rounds = self._limits.max_tool_rounds
         if call is None:
             complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
-            # The turn could have called a tool.
+            # Only with tools, a turn without a call may be an invalid action.
             if driver.tools:
                 episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
@@ -421,7 +422,7 @@ class _Rollout:
         if self._engine.pool is None:
             return
         env = self._engine.pool.discard(episode.name, episode.instance)
-        # After other ends the environment may still be busy.
+        # Close it only after an error, because after other ends it may still be busy.
         if env is not None and reason is StopReason.ENV_ERROR:
             run_async = self._engine.calls.run_async
             DaemonThread(close_environment, "closing", env, run_async).start()
@@ -448,7 +449,7 @@ class _Rollout:
         self._backend.release(episode.row)
         del self._running[episode.row]
         self._driver(episode).release(episode)
-        # `reset` never returned, or the prompt cannot be played.
+        # The prompt is missing if `reset` never returned or the prompt cannot be played.
         if not episode.prompt_ids:
             with suppress(Exception):
                 episode.prompt_ids = self._prompt_ids(episode)
@@ -456,7 +457,7 @@ class _Rollout:
                 episode.prompt_ids = [self._renderer.tokenizer.eos_token_id]
         episode.more = [context for context in episode.more if context.turns]
         for context in episode.contexts:
-            # TRL cannot collate an empty row; no mask covers this token.
+            # Add a token that no mask covers, because TRL cannot collate an empty row.
             if not context.ids:
                 context.append_observation([self._renderer.tokenizer.eos_token_id])
             context.check_prefix()

@@ -24,7 +24,7 @@ def split_environments(
 ) -> tuple[Factories, Factories, dict[str | None, Any]]:
     """Call each factory once; return text environments, tool environments, and the instances made.
 
-    The keys are names of factories; None is the single unnamed one.
+    The keys are names of factories; None is the single unnamed factory.
     """
     text: Factories = {}
     tools: Factories = {}
@@ -51,7 +51,7 @@ class EnvironmentPool:
     """Pool of environment instances, one per episode of a rollout. Later rollouts reuse the instances.
 
     The n-th episode of a factory always gets the n-th instance, so that an environment's own randomness
-    does not depend on timing. A broken instance is discarded; the next `take` makes another one.
+    does not depend on timing. A broken instance is discarded; the next `take` makes another.
     `probes` are used first. Each instance of an `Isolated` factory gets a process of its own, so its probe,
     which lives in this process, does not play.
     """
@@ -65,7 +65,7 @@ class EnvironmentPool:
         self._lock = threading.Lock()
         players = {name: env for name, env in (probes or {}).items() if not self.isolates(name)}
         self._instances: dict[tuple[str | None, int], Any] = {(n, 0): e for n, e in players.items()}
-        # `discard` raises the count, so an instance whose making began before it is not kept.
+        # `discard` raises the count, so that an instance whose construction began earlier is not kept.
         self._discards: Counter[tuple[str | None, int]] = Counter()
 
     def isolates(self, name: str | None) -> bool:
@@ -115,7 +115,7 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
     """Call an environment's `close()` if it has one, and log its exception."""
     close = getattr(env, "close", None)
     isolated = isinstance(env, IsolatedEnvironment)
-    # A tool environment's public methods are its tools.
+    # Do not call a tool: the public methods of a tool environment are its tools.
     is_tool = not is_text_environment(env) and "close" in tool_names(env)
     if close is None or (is_tool and not isolated):
         return

@@ -16,7 +16,7 @@ class Limits:
 
     Attributes:
         max_completion_tokens: all tokens after the prompt, observations included.
-        max_turns: turns; the environment still plays the last one.
+        max_turns: turns; the environment still plays the last turn.
         max_turn_tokens: sampled tokens of one turn.
         max_context_tokens: prompt and completion together, the model's context.
         max_tool_rounds: turns whose tool calls are executed.
@@ -111,17 +111,17 @@ class Episode(Context):
     Attributes:
         row: index of its row in the rollout; today each episode has its own row.
         prompt: the row's prompt, later with the environment's opening text.
-        name: key of the environment factory, None for the single unnamed one.
-        env_type: class of the environment, "tools" for tools without one; None without either.
+        name: key of the environment factory, None for the single unnamed factory.
+        env_type: class of the environment; "tools" for tools without an environment; None with neither.
         instance: number of its environment instance in the pool.
         env: the environment instance, None until `reset` has returned.
-        current: the context of the next turn, None for the first one.
+        current: the context of the next turn, None for the first context.
         opened: number of further contexts by reason, if an agent makes the calls.
         exchanges: per turn the messages before it and the turn, if an agent makes the calls.
-        pictures: the environment's `render()` after `reset` and after each turn, None without one.
+        pictures: the environment's `render()` after `reset` and after each turn, None without a picture.
         turn_rewards: the environment's reward of each turn, of all contexts.
         turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
-        valid_actions: whether the action was valid, of each turn for which that is known.
+        valid_actions: whether the action was valid, for each turn for which this is known.
         success: whether the task was solved, None if the environment does not report it.
         stop_reason: None while the episode runs, and without an engine.
         terminated: whether no state can follow, so that the value after the episode is 0.
@@ -193,7 +193,7 @@ class Episode(Context):
 
     @property
     def num_turns(self) -> int:
-        """Return the number of turns sampled so far, in all contexts."""
+        """Number of turns sampled so far, in all contexts."""
         return sum(len(context.turn_spans) for context in self.contexts)
 
     @property
@@ -203,7 +203,7 @@ class Episode(Context):
 
     @property
     def num_sampled(self) -> int:
-        """Return the number of tokens sampled so far, in all contexts."""
+        """Number of tokens sampled so far, in all contexts."""
         return sum(sum(context.action_mask) for context in self.contexts)
 
     def turns_of_tokens(self) -> list[list[int]]:

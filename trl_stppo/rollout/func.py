@@ -1,4 +1,4 @@
-"""Checks the result of a user's `rollout_func` and makes episodes of it."""
+"""Checks the result of a user's `rollout_func` and makes episodes from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .record import check_reward
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
 # Required keys of a result, in TRL's form.
 NEEDED = ("prompt_ids", "completion_ids", "logprobs")
-# Optional keys with one entry per row each; TRL has the first one too.
+# Optional keys with one entry per row; TRL has only the first key.
 RECORD = ("env_mask", "turn_spans", "turn_rewards", "terminated", "truncated", "episode_of")
 
 
@@ -29,9 +29,9 @@ def read_rollout(
 
     The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
     `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per row. A row is an episode, or, with
-    `episode_of`, a context of the episode of that number; its turns follow those of the rows before it. An
-    episode whose last row ends with one of `eos_token_ids` has terminated, unless the result has another
-    value.
+    `episode_of`, a context of the episode with this number; its turns follow the turns of the rows before it.
+    An episode whose last row ends with one of `eos_token_ids` has terminated, unless `terminated` or
+    `truncated` is given.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
     owners = _check(output, len(rows))

@@ -9,11 +9,11 @@ in each child. So each environment gets a new interpreter, which imports this mo
 holds the environment, the first process guards it. The guard kills the environment and its subprocesses
 if the caller kills the guard or ends. The guard ends when the environment ends.
 
-Factories and arguments are pickled with dill: by name what can be imported, and else by value (lambdas,
+Factories and arguments are pickled with dill: by name if they can be imported, else by value (lambdas,
 closures, local classes, and objects that `__main__` defines).
 
 Limits: POSIX only. Results must be picklable by name, so their types cannot come from `__main__`. An
-asyncio loop runs during calls only. Processes that leave the child's session outlive it.
+asyncio loop runs only during calls. Processes that leave the child's session outlive it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from typing import Any
 
 # Seconds for the environment's `close`.
 CLOSE_TIMEOUT = 2.0
-# Seconds until a killed process ends; longer only if the kernel holds it.
+# Seconds until a killed process ends; it takes longer only if the kernel holds the process.
 REAP_TIMEOUT = 2.0
 _PR_SET_PDEATHSIG = 1
 _CODE = (
     "import sys; fd, caller, sys.path[:] = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]; "
     "sys.argv[1:] = []; from trl_stppo.rollout import isolation; isolation._guard(fd, caller)"
 )
-# dill keeps state in globals while it pickles.
+# Lock around dill, which keeps state in globals while it pickles.
 _dill_lock = threading.Lock()
 
 
 class MISSING:
-    """Marks a missing attribute. Both processes know this class by the same name."""
+    """Marker of a missing attribute. Both processes import this class by the same name."""
 
 
 class EnvironmentDied(RuntimeError):
@@ -76,8 +76,8 @@ class Isolated:
 def isolated(factory: Callable[[], Any]) -> Callable[[], Any]:
     """Give each environment of a factory a process of its own, so that a hang or a crash ends one episode.
 
-    The process ends with its environment's time limit. It takes 0.1 s and 15 MB, plus what the factory
-    imports. Results of methods must be picklable. POSIX only.
+    The process is killed if a call exceeds its time limit. A process takes 0.1 s to start and 15 MB, plus the
+    imports of the factory. Results of methods must be picklable. POSIX only.
 
     Args:
         factory: makes environments without arguments: a class, a function, a partial, also a lambda.
@@ -101,8 +101,8 @@ class IsolatedEnvironment:
     """An environment in a child process, which is used like an environment in this process.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
-    `get` reach also those that this class hides. Calls take turns. Attributes are copies. `pid` is the
-    child's, and `methods` has the names of the environment's public methods.
+    `get` also reach names that this class hides. Calls run one at a time. Attributes are copies. `pid` is the
+    child's process id, and `methods` has the names of the environment's public methods.
     """
 
     def __init__(self, factory: Callable[[], Any], *, start_timeout: float = 60.0) -> None:
@@ -119,7 +119,7 @@ class IsolatedEnvironment:
                 [sys.executable, "-c", _CODE, str(theirs.fileno()), str(own), *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # The terminal's Ctrl-C does not reach another session.
+                # A separate session shields the process from the terminal's Ctrl-C.
                 start_new_session=True,
             )
         self._release = weakref.finalize(self, _release, own, self._connection, self._process)
@@ -152,7 +152,7 @@ class IsolatedEnvironment:
         return default if value is MISSING else value
 
     def __getattr__(self, name: str) -> Any:
-        # Dunder names would make pickle, copy and inspect detect protocols that do not exist.
+        # Refuse dunder names, with which pickle, copy and inspect would detect protocols that do not exist.
         if name.startswith("__") or "methods" not in self.__dict__:
             raise AttributeError(name)
         if name in self.methods:
@@ -167,7 +167,7 @@ class IsolatedEnvironment:
         self._killed = True
         self._process.terminate()
         self._wait(REAP_TIMEOUT)
-        # A descriptor that another thread reads must stay open: its number could be reused.
+        # Keep a descriptor open while another thread reads it, because its number could be reused.
         if self._lock.acquire(timeout=1.0):
             self._release()
             self._lock.release()
@@ -196,7 +196,7 @@ class IsolatedEnvironment:
         except (OSError, EOFError):
             reply = b""
         except BaseException:
-            # The next call would read the late reply.
+            # End the process, because the next call would read the late reply.
             self._process.terminate()
             raise
         finally:
@@ -220,7 +220,7 @@ class IsolatedEnvironment:
 
 
 def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes]) -> None:
-    # A fork of the caller, such as a DataLoader worker, leaves the child alone.
+    # A fork of the caller, such as a DataLoader worker, must not end the child.
     if os.getpid() == owner:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -232,12 +232,12 @@ def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes
 
 
 def _dumps(value: Any, what: str) -> bytes:
-    """Pickle a value, by name what can be imported and else by value, or raise a TypeError about `what`."""
+    """Pickle a value, with importable objects by name and others by value; name `what` in a TypeError."""
     import dill
 
     try:
         with _dill_lock:
-            # recurse: only the globals that the code uses, not all of the module's.
+            # With `recurse`, pickle only the globals that the code uses, not all globals of its module.
             return dill.dumps(value, recurse=True)
     except Exception as error:
         raise TypeError(f"{what} cannot be sent to another process: {error}") from None
@@ -259,7 +259,7 @@ def _pack_error(error: BaseException) -> bytes:
         message = str(error)
         body = pickle.dumps(error)
         again = pickle.loads(body)
-        # An `__init__` that builds the message would wrap the message a second time.
+        # Drop an exception that changes: an `__init__` that builds the message would build it twice.
         if type(again) is not type(error) or str(again) != message:
             body = None
     trace = "".join(traceback.format_exception(error))
@@ -280,7 +280,7 @@ def _unpack(reply: bytes, what: str) -> Any:
     raised: Any = None
     with contextlib.suppress(Exception):
         raised = pickle.loads(body)
-    # A BaseException alone (SystemExit, KeyboardInterrupt) would end the caller's thread.
+    # Replace other kinds (SystemExit, KeyboardInterrupt), which would end the caller's thread.
     if not isinstance(raised, Exception):
         raised = RuntimeError(text)
     raised.add_note(f"In the environment's process:\n{trace}")
@@ -297,10 +297,10 @@ def _guard(fd: int, caller: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     child = os.fork()
     if not child:
-        # Its subprocesses can then be killed with it.
+        # Begin a session, so that the guard can kill the child's subprocesses too.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        # The child ends if the guard is killed.
+        # Let the kernel kill the child if the guard is killed.
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() == guard:
@@ -319,7 +319,7 @@ def _guard(fd: int, caller: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        # This ends its remaining subprocesses.
+        # End the remaining subprocesses of the environment.
         os.killpg(child, signal.SIGKILL)
     if code < 0:
         with contextlib.suppress(OSError):
@@ -331,7 +331,7 @@ def _guard(fd: int, caller: int) -> None:
 def _serve(connection: Connection) -> None:
     """Answer the caller's requests in the environment's process, until the caller closes it or ends."""
     loop = asyncio.new_event_loop()
-    # Clients look the loop up in a constructor.
+    # Set the current loop, because the constructors of some clients look it up.
     asyncio.set_event_loop(loop)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
@@ -365,7 +365,7 @@ def _serve(connection: Connection) -> None:
 
 def _public_methods(env: Any) -> frozenset[str]:
     names = [name for name in dir(env) if not name.startswith("_")]
-    # Properties are skipped: reading one may be expensive, or raise.
+    # Skip properties, because reading a property may be expensive, or raise.
     names = [name for name in names if not isinstance(getattr(type(env), name, None), property)]
     values = {name: getattr(env, name, None) for name in names}
     return frozenset(n for n, v in values.items() if callable(v) and not isinstance(v, type))

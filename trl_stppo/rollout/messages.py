@@ -1,4 +1,4 @@
-"""Messages and texts from outside, brought to the one form that chat templates take.
+"""Messages and texts from outside, converted to the form that chat templates take.
 
 Rows of data sets, clients of OpenAI's API, tools and `reset` have forms of their own, which templates
 misread or refuse.
@@ -16,10 +16,10 @@ IMAGES = ("image", "image_url", "input_image")
 
 
 def read_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return a conversation in the form of chat templates; what is in this form comes out equal.
+    """Return a conversation in the form of chat templates. A conversation in this form stays equal.
 
-    Text blocks become text, `developer` becomes `system`, arguments of calls become mappings, a tool's name
-    is that of its call, and keys without a value are dropped (Arrow adds the keys of other rows).
+    Text blocks become text, `developer` becomes `system`, arguments of calls become mappings, a tool's
+    message gets the name of its call, and keys without a value are dropped (Arrow adds keys of other rows).
 
     Raises:
         ValueError: a message without a role, content that is not text, or a call without a name.
@@ -102,7 +102,7 @@ def _call(call: Any) -> dict[str, Any]:
         raise ValueError(f"`tool_calls` has {call!r:.80}, which names no function")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        # Otherwise it stays as the model wrote it.
+        # Text that is no JSON stays as the model wrote it.
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
     function = {**function, "arguments": arguments}

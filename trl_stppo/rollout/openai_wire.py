@@ -19,15 +19,15 @@ from .chat import Message
 from .contexts import AgentRequest
 
 MODEL = "policy"
-# Header that says how often a request was repeated.
+# Header with the number of repetitions of a request.
 RETRIES = "x-stainless-retry-count"
-# All other fields are settings of sampling, which are the run's own: others would falsify the ratios.
+# Other fields are ignored: they are sampling settings, and only the run's settings give right ratios.
 FIELDS = (
     "model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n",
     "stream", "stream_options", "logprobs", "top_logprobs", "response_format", "functions", "train",
     "user", "metadata", "store",
 )  # fmt: skip
-# "required" counts as "auto": a forced call is not a sample of the policy.
+# "required" counts as "auto", because a forced call is not a sample of the policy.
 CHOICES = ("auto", "none", "required")
 # Status and body.
 Response = tuple[int, dict[str, Any]]
@@ -84,7 +84,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
 
 
 def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
-    """Convert a client's message to what templates read of it. `names` collects names of tools by call id."""
+    """Convert a client's message to the fields that templates read. `names` maps call ids to tool names."""
     given = messages.read_message(message, names)
     read: Message = {"role": given["role"], "content": given.get("content", "")}
     if given.get("reasoning_content"):
@@ -239,7 +239,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     class Asynchronous(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any:
             content = await request.aread()
-            # A client that gives up must not take the answer from its repetition.
+            # Shield the answer: a client that gives up must not cancel the answer to its repetition.
             answer = asyncio.wrap_future(begin(request, content))
             return made(request, await asyncio.shield(answer), content)
 
@@ -249,7 +249,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
             try:
                 return made(request, begin(request, content).result(), content)
             except CancelledError:
-                # `except Exception` does not catch SystemExit.
+                # Raise SystemExit, because `except Exception` in an agent does not catch it.
                 raise SystemExit from None
 
     options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
@@ -261,7 +261,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     return clients[0], clients[1]
 
 
-# Bytes of a request.
+# Largest size of a request's body in bytes.
 MAX_BODY = 16 * 2**20
 POLL_SECONDS = 0.1
 

@@ -41,10 +41,10 @@ USED_UP = (
 def cut_off_as_failed(
     episodes: Sequence[Any], reporting: Collection[str | None]
 ) -> list[bool | None]:
-    """Return each episode's `success`, False in place of None if it was cut off where success is reported.
+    """Return each episode's `success`. None becomes False after a cut-off in a reporting environment.
 
-    Without this an agent could raise its success rate by using up its turns. `reporting` are the
-    environments that have reported success or failure of any episode.
+    Otherwise an agent could raise its success rate by using up its turns. `reporting` are the environments
+    that have reported success or failure of any episode.
     """
     return [
         False if e.success is None and e.stop_reason in USED_UP and e.env_type in reporting else e.success
@@ -59,7 +59,7 @@ def check_reward(value: Any, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, str) or not math.isfinite(number):
-        # A longer text may be a row's; then equal errors would not be counted together.
+        # Show only short texts: a longer text may differ by row, and equal errors are counted together.
         is_short = value is None or (isinstance(value, str) and len(value) <= 80)
         shown = f"a {type(value).__name__}"
         if is_short or hasattr(type(value), "__float__"):

@@ -111,7 +111,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
 def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the parameters that `arguments` lacks, and the arguments that `func` does not take."""
     try:
-        # A decorator may add arguments that the wrapped function needs.
+        # Ignore the wrapped function, because its decorator may add arguments that it needs.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         # A compiled function has no signature.
@@ -138,7 +138,7 @@ def _select(
     columns = {k: v for k, v in kwargs.items() if isinstance(v, list) and len(v) == rows}
     selected = kwargs | {name: [value[row] for row in kept] for name, value in columns.items()}
     if (log_extra := kwargs.get("log_extra")) is not None:
-        # A column of the completions table has an entry for every row.
+        # Spread the values, because a column of the completions table has an entry for every row.
         selected["log_extra"] = lambda column, values: log_extra(
             column, _spread(list(values), kept, kwargs)
         )
@@ -149,7 +149,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
     """Expand the values of the scored rows to all rows, with None for the other rows."""
     rows = len(kwargs["completions"])
     if len(values) != len(kept) or len(kept) == rows:
-        # GRPOTrainer raises for a wrong number.
+        # Return a wrong number of values as it is, because GRPOTrainer raises an error for it.
         return values
     by_row = dict(zip(kept, values, strict=True))
     return [by_row.get(row) for row in range(rows)]
@@ -165,7 +165,7 @@ def final_rewards_of(env_type: str, current: CurrentEpisodes) -> RewardFunc:
 
 
 def turn_sums(current: CurrentEpisodes, without: float | None) -> RewardFunc:
-    """Make a reward function that returns an episode's turn rewards summed, or `without` if none has any."""
+    """Make a reward function: the sum of an episode's turn rewards, or `without` if no episode has any."""
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
         if not any(episode.has_turn_rewards for episode in current.episodes):

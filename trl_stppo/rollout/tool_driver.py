@@ -1,7 +1,7 @@
 """Plays TRL's tool-method environments, plain tools and plain prompts, by TRL's own contract.
 
-Per turn: the synchronous calls in their order, then the asynchronous ones together. The error of a
-tool that raises is its answer, and the episode continues. A turn that calls no tool ends the episode.
+In each turn the synchronous calls run in their order, then the asynchronous calls together. A tool's error is
+its answer, and the episode continues. A turn that calls no tool ends the episode.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .workers import caught
 
 # Name of a list that `reset` clears and tools append to.
 TURN_REWARDS = "turn_rewards"
-# In the tags around a tool call, in most chat templates. A malformed call stays in the text, with its tags.
+# Word in the tags around a tool call in most chat templates. A malformed call stays in the text with them.
 CALL_TAG = "tool_call"
-# Python's message if a tool sets an alarm on another thread.
+# Python's message if a tool sets a signal handler on another thread.
 MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
@@ -39,14 +39,15 @@ Parse = Callable[[list[int], list[int], list[Any]], Message]
 def is_valid(
     renderer: ChatRenderer, message: Message, ids: list[int], tools: Any = (), stopped: Any = None
 ) -> bool:
-    """Return whether a turn is calls that fit the tools (schemas), or an answer without a broken call."""
+    """Return whether a turn has calls that fit the tools (schemas), or an answer without a broken call."""
     if calls := message.get("tool_calls"):
         return all(_fits(call["function"], tools) for call in calls)
     tokenizer, said = renderer.tokenizer, message["content"]
     form: Any = getattr(tokenizer, "response_template", None) or {}
     call = form.get("fields", {}).get("tool_calls", {})
     begins = call.get("open_pattern") or re.escape(call.get("open", CALL_TAG))
-    # A broken call leaves the parser without its control tokens; reasoning may name the tags.
+    # Decode again, because the parser strips the control tokens of a broken call. With reasoning, which may
+    # name the tags, use the content, which excludes it.
     text = said if len(message) > 2 else tokenizer.decode(ids)
     parses_calls = form or getattr(tokenizer, "response_schema", None)
     if parses_calls and (CALL_TAG in text or re.search(begins, text)):
@@ -158,10 +159,10 @@ class ToolDriver(Driver):
         return self._run_on_main(call)
 
     def _carry_out(self, episode: Episode, requests: list[dict[str, Any]]) -> Outcome:
-        """Run the synchronous calls in their order, then the asynchronous ones together."""
+        """Run the synchronous calls in their order, then the asynchronous calls together."""
         env, failures, malformed = episode.env, 0, False
         tools = self._standalone | {
-            # By name through `call`: `IsolatedEnvironment` hides tools such as `get` and `close`.
+            # Use `call`, because `IsolatedEnvironment` hides tools such as `get` and `close`.
             name: functools.partial(env.call, name) if self._isolated else getattr(env, name)
             for name in self._methods
         }
@@ -170,7 +171,7 @@ class ToolDriver(Driver):
 
         def answer(name: str, result: Any, error: BaseException | None = None) -> None:
             nonlocal failures
-            # SystemExit and its like are no answers to the model.
+            # Raise SystemExit and its like, which are no answers to the model.
             if isinstance(error, EnvironmentDied) or not isinstance(error, Exception | None):
                 raise error
             if error is not None:
@@ -193,7 +194,7 @@ class ToolDriver(Driver):
                 self._signatures[name].bind(**arguments)
             except TypeError:
                 fits, malformed = False, True
-            # A call that does not fit fails at once, asynchronous or not, with Python's own message.
+            # A call that does not fit runs at once, so that it fails with Python's own message.
             if fits and inspect.iscoroutinefunction(tool):
                 waiting.append((name, tool, arguments))
                 continue

@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import ThreadStartError
 from ..threads import DaemonThread
 
-# Seconds that a thread without work stays: turns follow each other quickly.
+# Seconds until an idle thread ends; the next turn usually comes sooner.
 IDLE_SECONDS = 2.0
 # Seconds for the event loop to react to a cancellation before it counts as blocked.
 CANCEL_SECONDS = 0.5
@@ -48,11 +48,11 @@ class Call:
     """One call into an environment, from its submission to its result.
 
     Attributes:
-        started: None while the call is queued for a thread or for the poller.
+        started: time of the start; None while the call is queued for a thread or for the poller.
         spent: seconds before the call was queued for the poller.
         loop: the event loop on which it runs a coroutine.
         cancelled: whether that coroutine was cancelled at the limit.
-        future: of what runs on the loop or the poller.
+        future: result of the work on the loop or the poller.
     """
 
     key: int
@@ -80,7 +80,7 @@ async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        # SystemExit would end the event loop.
+        # Return SystemExit too, because it would end the event loop.
         return None, error
 
 
@@ -92,7 +92,7 @@ class EnvironmentCalls:
     """Runs calls on a thread each, and their coroutines on one event loop. One thread polls for results."""
 
     def __init__(self) -> None:
-        # The lock guards everything below. `_change` tells of a result, or of a new deadline.
+        # The lock guards all fields below. `_change` is notified of a result or a new deadline.
         lock = threading.RLock()
         self._change = threading.Condition(lock)
         self._work = threading.Condition(lock)
@@ -108,7 +108,7 @@ class EnvironmentCalls:
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
         """Start `func()` on a worker thread; a coroutine that it returns runs on the event loop.
 
-        One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
+        A key has one call at a time. `timeout`: seconds from the start of the call, None for no limit.
         """
         with self._change:
             self._resting = False
@@ -118,7 +118,7 @@ class EnvironmentCalls:
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Return the results since the last poll, including abandoned calls.
 
-        `wait`: seconds to block for the first one.
+        `wait`: seconds to block for the first result.
         """
         until = time.monotonic() + wait
         while True:
@@ -149,7 +149,7 @@ class EnvironmentCalls:
         self._interrupted = False
 
     def cancel(self, key: int) -> None:
-        """Cancel the call of this key. It gives no result."""
+        """Cancel the call of this key, so that it gives no result."""
         with self._change:
             self._waiting = deque(call for call in self._waiting if call.key != key)
             if key in self._running:
@@ -193,8 +193,8 @@ class EnvironmentCalls:
     def run_on_poller(self, func: Callable[[], Any]) -> Any:
         """Run `func()` on the polling thread, block this worker thread, and return the result.
 
-        It is for functions that need the main thread. Once it runs there, its time limit cannot end it;
-        while it is queued, the limit's clock stands still.
+        It is for functions that need the main thread. The time limit cannot end a function that runs there,
+        and the time in the queue does not count.
         """
         call: Call | None = getattr(self._current, "call", None)
         future: Future[Any] = Future()
@@ -249,7 +249,7 @@ class EnvironmentCalls:
             try:
                 DaemonThread(self._worker, "environment").start()
             except ThreadStartError:
-                # The run ends with this error, and its end must start no more threads.
+                # Clear the queue: the run ends with this error, and its end must start no more threads.
                 self._waiting.clear()
                 raise
             self._live += 1
@@ -269,10 +269,10 @@ class EnvironmentCalls:
             if call.started is not None:
                 result.seconds = time.monotonic() - call.started
             if call.timeout is not None and result.seconds > call.timeout:
-                # Overdue even if no poll came in the meantime: the result must not depend on it.
+                # The call is overdue even without a poll: the result must not depend on the time of polls.
                 result.value, result.error, result.timed_out = None, None, True
             if not self._finish(call, result):
-                # Another thread has replaced this one.
+                # Another thread has replaced this thread.
                 return
             del call, result, self._current.call
 
@@ -286,7 +286,7 @@ class EnvironmentCalls:
             call = self._waiting.popleft()
             call.started = time.monotonic()
             self._running[call.key] = call
-            # The poller waits for the nearest deadline, and there is a new one.
+            # Wake the poller, which waits for the nearest deadline, because there is a new deadline.
             self._change.notify_all()
             return call
 
@@ -307,7 +307,7 @@ class EnvironmentCalls:
             if now < call.ends_at:
                 continue
             if call.loop is not None and call.future is not None and not call.cancelled:
-                # Its thread gets the cancellation, and sees whether the loop is blocked.
+                # The call's thread gets the cancellation, and tests whether the loop is blocked.
                 call.cancelled = True
                 call.future.cancel()
                 continue
@@ -325,7 +325,7 @@ class EnvironmentCalls:
         self._staff()
 
     def _drop_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Let running coroutines end on a loop; further calls get a new one."""
+        """Let running coroutines end on a loop; further calls get a new loop."""
         with self._change:
             if loop is not None and loop is self._loop:
                 self._loop = None

@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "trace"
 ENDING = ".jsonl.gz"
-# Level of gzip: 6 needs almost three times as long for 6% less.
+# Level of gzip: level 6 takes almost three times as long and saves 6%.
 COMPRESSION = 4
 FORMAT = "trl-stppo-trace"
-# Increased if older readers would misread a file; new fields do not increase it.
+# Increase this if older versions of the package would misread a file; new fields do not need that.
 VERSION = 1
 
 PER_TOKEN = (
     *("loss_mask", "old_logprobs", "token_log_ratio", "log_ratio"),
     *("advantages", "values", "returns", "clipped"),
 )
-# Digits of a recorded per-token figure; more would double the file.
+# Digits of a recorded per-token value; more digits would double the file.
 DIGITS = 6
 
 Figures = list[float | None] | None
@@ -50,8 +50,8 @@ class TracedUpdate:
         update: number of the rollout batch, from 1; in an evaluation, number of past updates.
         global_step: optimizer steps before the episodes.
         start: number of the (perhaps resumed) training in the folder, from 1; 0 outside of training.
-        first_step: optimizer steps before it; None for an evaluation outside of training.
-        level: of the importance ratio: "token", "turn" or "sequence".
+        first_step: optimizer steps before this training; None for an evaluation outside of training.
+        level: level of the importance ratio: "token", "turn" or "sequence".
         clip_range: distances of the clip bounds below and above 1.
         steps: optimizer steps of this update by outcome: "taken", "critic_only" (warm-up of the
             critic), "target_kl", "not_finite" and "empty" (skipped by a guard).
@@ -87,24 +87,24 @@ class TracedEpisode:
     """Record of one episode: its texts, per-token values, rewards and outcome.
 
     Attributes:
-        row: of the rollout batch over all processes; of the dataset in an evaluation.
-        repetition: of the row, in an evaluation.
+        row: index in the rollout batch over all processes, or in the dataset of an evaluation.
+        repetition: number of the row's repetition, in an evaluation.
         prompt_id: the row's `id` column, else a hash of its prompt.
         columns: short columns of the row besides its prompt, for example the right answer.
-        seed: of its random numbers; None without the rollout engine.
-        pieces: text of each token, prompt included; together they are the text. Tokens of one character
-            are "", except for the last.
+        seed: seed of its random numbers; None without the rollout engine.
+        pieces: text of each token, prompt included; together they are the text. If several tokens form
+            a character, all except the last are "".
         turn_spans: per turn half-open offsets from the first token after the prompt.
         context, contexts: number of this context in the episode, and their count.
-        turns: per turn of this context its number in the episode; None if there is one context.
+        turns: number in the episode of each turn of this context; None if there is one context.
         observations: "environment" or "tool", the source of the text between turns.
         loss_mask: per token whether it is in the loss.
         old_logprobs: log-probabilities of the sampling policy, nats.
         token_log_ratio, log_ratio: difference of the log-probabilities at the last update and
             `old_logprobs`, per token and at the ratio's level, nats.
-        values, returns: of the critic before the update, and its targets.
+        values, returns: values of the critic before the update, and its targets.
         clipped: whether the clip removed the token's gradient in the last pass.
-        weight: of the episode in the last pass, by `stabilizers`; None for 1.
+        weight: weight of the episode in the last pass, by `stabilizers`; None for 1.
         policy_versions: per turn the optimizer steps of the sampling policy; None if it is the trained
             policy.
         steps: passes over the episode by outcome, as in `TracedUpdate.steps`.
@@ -112,7 +112,7 @@ class TracedEpisode:
         terminated: whether the task ended by itself, and was not cut off.
         trains: whether the episode is in the loss.
         prompt, messages: the conversation before and after the beginning of the first turn.
-        pictures: text or SVG of the environment after `reset` and after each turn; None without any.
+        pictures: text or SVG of the environment after `reset` and after each turn; None without pictures.
     """
 
     update: TracedUpdate
@@ -229,13 +229,13 @@ def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
         TraceError: there is no trace, or a newer version of this package has written it.
     """
     damage = Counter[str]()
-    # Errors are raised now, not with the first episode.
+    # Read the headers now, so that errors are raised here and not with the first episode.
     updates = read_updates(folder, damage)
     return (episode for head, path in updates for episode in read_episodes(head, path, damage))
 
 
 def left_out(damage: Counter[str]) -> str:
-    """Return the end of a sentence that counts damaged files and episodes; an empty text without any."""
+    """Return a clause that counts damaged files and episodes; "" if nothing is damaged."""
     named = [
         f"{n} {what}{'s' if n > 1 else ''}" for what, n in sorted(damage.items(), reverse=True)
     ]
@@ -269,7 +269,7 @@ def read_episodes(
 ) -> Iterator[TracedEpisode]:
     """Yield the episodes of a trace file; skip and count each damaged "episode".
 
-    `options` are those of `json.loads`.
+    `options` are arguments of `json.loads`.
     """
     read = 0
     reason: Exception = EOFError("the file has lost its end")

@@ -71,7 +71,7 @@ MAX_EPISODES = 2000
 
 @dataclass(frozen=True)
 class PageSummary:
-    """Summary of a page."""
+    """Summary of a written page: its path, and the numbers of episodes in it and in the trace."""
 
     path: Path
     episodes: int
@@ -99,7 +99,7 @@ def build_page(
             aside.open("w", encoding="utf-8") as page,
             tempfile.TemporaryFile("w+", encoding="ascii") as data,
         ):
-            # Before the heading, which has the number of readable episodes.
+            # Write the data first, because the heading has the number of readable episodes.
             count = _write_blocks(data, updates, _evenly(recorded, max_episodes), damage)
             summary = _summary([update for update, _ in updates], count, recorded) + left_out(
                 damage
@@ -171,7 +171,7 @@ def _write_blocks(
     texts: list[str] = []
     position = 0
     for group, (update, path) in enumerate(updates):
-        # JSON in a browser has no numbers that are not finite: their names stay in their place.
+        # Keep the names of numbers that are not finite, because JSON in a browser has no such numbers.
         for episode in read_episodes(update, path, damage, parse_constant=str):
             position += 1
             if position - 1 not in wanted:
@@ -199,7 +199,7 @@ def _rounded(values: list[Any]) -> list[Any]:
 
 
 def _row(episode: TracedEpisode, group: int) -> dict[str, Any]:
-    """Return an episode's entry in the list."""
+    """Return an episode's entry in the page's list of episodes."""
     pieces, first = episode.pieces, episode.prompt_tokens
     start, end = episode.turn_spans[-1] if episode.turn_spans else (0, 0)
     clipped = [flag for flag in episode.clipped or [] if flag is not None]

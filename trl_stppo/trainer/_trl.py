@@ -1,8 +1,8 @@
 """All uses of private parts of TRL and transformers, in one file.
 
 `tests/test_trl_contract.py` compares the methods that our trainers wrap or replace, and the state that they
-read, with the installed TRL: when it fails after an upgrade, read the upstream diff, adapt, then refresh the
-recorded hashes.
+read, with the installed TRL. If it fails after an upgrade, read the upstream diff, adapt this package, then
+refresh the recorded hashes.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def small_tiles(device: torch.device) -> Iterator[None]:
 
 
 def new_token_limit(trainer: Any, max_new_tokens: int) -> AbstractContextManager[None]:
-    """Return a context that caps the new tokens of a generation call, with vLLM or transformers."""
+    """Return a context manager that limits the new tokens of a generation call, with vLLM or transformers."""
     if trainer.use_vllm:
         return replaced(trainer.vllm_generation, max_completion_length=max_new_tokens)
     return replaced(trainer.generation_config, max_new_tokens=max_new_tokens)
@@ -165,7 +165,7 @@ def read_message(
     """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
     tokenizer = renderer.tokenizer
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
-        # Arguments such as `[[[[` nest more deeply than a parser can go.
+        # Arguments such as `[[[[` nest more deeply than a parser can recurse; then keep the text.
         with suppress(RecursionError):
             message = parse_response(tokenizer, ids, prefix=before, tools=list(tools))
             if not _is_deep(message.get("tool_calls")):
@@ -193,7 +193,7 @@ def training_template(tokenizer: Any) -> str | None:
 
 
 def check_tool_template(tokenizer: Any) -> None:
-    """Raise ValueError if the chat template has no tools."""
+    """Raise ValueError if the chat template does not support tools."""
     if not supports_tool_calling(tokenizer):
         raise ValueError(
             f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results. A "

@@ -17,9 +17,9 @@ from ..generation.server import ServerError
 # Longest time of one turn on a server, its time in the queue included, in seconds.
 TURN_SECONDS = 7200.0
 CONNECT_SECONDS = 10.0
-# Longest time of one request of a push of weights; NCCL bounds the transfer beside it.
+# Longest time of one request while weights are pushed, in seconds; NCCL limits the transfer itself.
 PUSH_SECONDS = 600.0
-# Statuses of a server that is down behind a proxy, or too busy.
+# HTTP statuses of a server that is down behind a proxy, or too busy.
 AWAY = (429, 502, 503, 504)
 _STATUS = re.compile(r"Request failed: (\d+), ")
 
@@ -148,7 +148,7 @@ class TurnClient:
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
         self.names_weights = False
-        # On other devices vLLM's samplers refuse the seed of a turn whose row is read in parts.
+        # Without CUDA vLLM's samplers refuse the seed of a turn that is prefilled in chunks.
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
@@ -164,7 +164,7 @@ class TurnClient:
     def _checked(
         self, request: TurnRequest, ids: list[int], logprobs: list[float | None]
     ) -> list[Any]:
-        """Check a turn's tokens and numbers; return its log-probabilities, with None for missing values."""
+        """Check a turn's tokens; check and return its log-probabilities, with None for missing values."""
         vocabulary = self._vllm.model.config.get_text_config().vocab_size
         limited, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
         bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
@@ -174,7 +174,7 @@ class TurnClient:
             )
         if end in limited[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
             raise ValueError(f"tokens follow the end {end} of a turn")
-        # vLLM writes -9999 for minus infinity.
+        # The lower limit allows -9999, which vLLM writes for minus infinity.
         for value in logprobs:
             if value is not None and value == value and not -1e4 <= value <= 1e-3:
                 raise ValueError(f"{value} is not a log-probability")
@@ -209,7 +209,7 @@ class TurnClient:
         try:
             return bool(self.client._post(url, json={}).get("success", True))
         except ValueError:
-            # vLLM before 0.26 gives an empty answer.
+            # vLLM before 0.26 gives an empty answer, which is no JSON.
             return True
 
 

@@ -264,18 +264,18 @@ class AgentTrainer(Bridge):
     ) -> dict[str, float]:
         """Play the held-out rows and return their metrics; `docs/evaluation.md` lists them.
 
-        Rows are played `num_generations_eval` times each, with the `eval_*` settings. The episodes
-        follow from `seed`, the row and the weights, whatever the batch size and the number of
-        processes, and training goes on as if nothing had happened.
+        Each row is played `num_generations_eval` times with the `eval_*` settings. The episodes depend
+        on `seed`, the row and the weights, not on the batch size or the number of processes. An
+        evaluation does not change the state of training.
 
         Args:
-            eval_dataset: rows, or a dict of datasets by name, whose figures are then named
-                `eval_<name>_...`. Default: the trainer's.
-            ignore_keys: upstream's; without effect.
-            metric_key_prefix: of the figures' names.
+            eval_dataset: rows, or a dict of datasets by name; the metrics of a dataset are then named
+                `eval_<name>_...`. Default: the trainer's evaluation data.
+            ignore_keys: upstream's argument; without effect.
+            metric_key_prefix: prefix of the metrics' names.
 
         Returns:
-            The figures by name.
+            The metrics by name.
         """
         saving = self._guards.ending.saving()
         return self._evaluator.evaluate(
@@ -330,7 +330,7 @@ class AgentTrainer(Bridge):
         with self._optimizers.preparing():
             return super()._prepare_for_training(*args, **kwargs)
 
-    # ------------------------------------------------- a run, and the checkpoints that it leaves
+    # ---------------------------------------------------------------- a run and its checkpoints
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -338,18 +338,18 @@ class AgentTrainer(Bridge):
         """Train from the start, or resume exactly where a checkpoint was written.
 
         Args:
-            resume_from_checkpoint: folder of a checkpoint; True for the newest complete one in
-                `output_dir`; "auto" for the same, or a new run where none has been written.
-            *args: as `transformers.Trainer.train` takes them.
-            **kwargs: likewise.
+            resume_from_checkpoint: folder of a checkpoint; True for the newest complete checkpoint in
+                `output_dir`; "auto" for the same, or for a new run if `output_dir` has no checkpoint.
+            *args: arguments of `transformers.Trainer.train`.
+            **kwargs: keyword arguments of the same method.
 
         Returns:
-            Upstream's `TrainOutput`; its training loss is that of the whole run, resumed or not.
+            Upstream's `TrainOutput`. Its training loss is the mean over the whole run, also if resumed.
 
         Raises:
-            CheckpointError: the checkpoint is incomplete, damaged, or of another kind of run; nothing
-                has been changed then.
-            RunLockError: another run is writing to `output_dir`; nothing has been changed either.
+            CheckpointError: the checkpoint is incomplete, damaged, or of another kind of run. Nothing
+                has been changed.
+            RunLockError: another run is writing to `output_dir`. Nothing has been changed.
         """
         with self._loop.source.running():
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
@@ -397,17 +397,17 @@ class AgentTrainer(Bridge):
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, its tokenizer, its critic, the settings to play it with, and a model card."""
+        """Save the policy, its tokenizer, its critic, the agent's settings, and a model card."""
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's model card, with results and settings, as `README.md` in the output directory.
 
-        A README.md that no trainer has written stays as it is; a push uploads it.
+        A README.md that was not written by a trainer stays unchanged; a push uploads it.
 
         Args:
-            *args: `model_name`, `dataset_name` and `tags`, as upstream takes them.
-            **kwargs: likewise.
+            *args: upstream's `model_name`, `dataset_name` and `tags`.
+            **kwargs: the same arguments by name.
         """
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
 
@@ -415,7 +415,7 @@ class AgentTrainer(Bridge):
         """Create the repository on the Hub if it does not exist.
 
         Raises:
-            HubError: it cannot be created or reached.
+            HubError: the repository cannot be created or reached.
         """
         publisher.make_repository(super().init_hf_repo, self, token, **kwargs)
 
@@ -423,8 +423,8 @@ class AgentTrainer(Bridge):
         """Save the policy and upload it to the Hub, with critic, settings and model card.
 
         Args:
-            *args: as `transformers.Trainer.push_to_hub` takes them.
-            **kwargs: likewise; further ones are of `create_model_card`.
+            *args: arguments of `transformers.Trainer.push_to_hub`.
+            **kwargs: keyword arguments of the same method and of `create_model_card`.
 
         Raises:
             HubError: the push failed; the output directory has all files.

@@ -1,6 +1,6 @@
 """Batches as tensors: their fields, and functions that join, split and shuffle them.
 
-Its rows are contexts; an episode that never rewrote its context is one row.
+A batch's rows are contexts; an episode that never rewrote its context is one row.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class Batch(TypedDict, total=False):
         completion_mask: [B, T] int, 0 past an episode's end, and throughout episodes that
             `mask_truncated_completions` hides.
         tool_mask: [B, T] int, 0 at observations, and throughout hidden episodes.
-        num_items_in_batch: [], tokens of the policy in the rollout batch, over all processes. It
-            and `tool_mask` are for subclasses that use TRL's names; our loss uses `loss_mask`.
+        num_items_in_batch: [], number of the policy's tokens in the rollout batch, over all processes.
+            It and `tool_mask` are for subclasses that use TRL's names; our loss uses `loss_mask`.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         loss_mask: [B, T] bool, tokens that train.
         old_per_token_logps: [B, T] nats, by training's forward pass, under the weights that played;
-            absent if one step trains on the whole rollout and nothing else needs it.
+            absent if one step trains on the whole rollout and nothing else needs them.
         sampling_per_token_logps: [B, T] nats, the sampler's own log-probabilities; NaN if it gave
             none.
         importance_sampling_ratio: [B, T] or [B, 1], constant weights that correct for the
-            difference of these two.
+            difference between sampler and training.
         ref_per_token_logps: [B, T] nats, of the reference policy.
-        values, returns: [B, T] reward units, the critic's before the update, and its targets.
+        values, returns: [B, T] reward units, the critic's values before the update, and its targets.
         value_mask: [B, T] bool, True at the critic's regression targets.
         advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
         trace_row: [B] int64, row of the trace; present while the update is recorded.
         policy_version: [B, K] int64, version of the policy that sampled each turn; absent if one
             policy plays all of a rollout.
-        row: [B] int64, number of the row; present until the first step has given `old_per_token_logps`.
+        row: [B] int64, index of the row; present until the first step has given `old_per_token_logps`.
         episode, episode_tokens, episode_weights: [B] each, present if an episode has several
-            contexts: number of the row's episode (-1 at rows of padding), tokens of it that train,
-            and its weight by `stabilizers`.
+            contexts: index of the row's episode (-1 at padding rows), number of the episode's tokens
+            in the loss, and its weight by `stabilizers`.
     """
 
     prompt_ids: Tensor
@@ -87,9 +87,9 @@ class TurnBatch:
     Attributes:
         turn_index: [B, T] int64, k at the tokens of turn k, -1 elsewhere.
         turn_rewards: [B, K] float, 0 where an episode has fewer turns, or None.
-        terminated: [B] bool, the task's own end.
+        terminated: [B] bool, True if no state can follow the episode.
         row_index: [N, T] int64, `turn_index` of the batch's rows, numbered from 0 in each.
-        episodes: [N] int64, the episode of each row, -1 at rows of padding.
+        episodes: [N] int64, index of each row's episode, -1 at padding rows.
         view: the joined rows, if an episode has several contexts.
     """
 
@@ -140,7 +140,7 @@ class Targets:
 
     Attributes:
         rewards: reward units, as they enter GAE.
-        raw_advantages: before whitening.
+        raw_advantages: advantages before whitening.
         advantages: advantages as they enter the loss; 0 off `loss_mask`.
         returns: regression targets; meaningful on `value_mask`.
     """
@@ -180,7 +180,7 @@ def collate(
         "tool_mask": padded([[int(flag) for flag in c.action_mask] for c in contexts], 1) * shown,
     }
     if has_logprobs:
-        # vLLM gives None if it has no number.
+        # vLLM gives None for a missing log-probability.
         rows = [[float("nan") if x is None else x for x in c.logprobs] for c in contexts]
         batch["sampling_per_token_logps"] = padded(rows, 0.0)
     return batch
@@ -253,7 +253,7 @@ def num_episodes(batches: Sequence[Batch]) -> int:
 
 
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle the episodes of a rollout batch, whole or in parts, into `count` equal micro-batches."""
+    """Shuffle the episodes of a rollout batch, given whole or split, into `count` equal micro-batches."""
     joined = join(batches)
     if "episode" not in joined:
         return cast(list[Batch], split_tensor_dict(shuffle_sequence_dict(joined), count))
@@ -262,7 +262,7 @@ def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
     rows = [
         torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
     ]
-    # Rows of padding go to the first mini-batch.
+    # Padding rows train nothing, so put all of them into the first micro-batch.
     rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])
     return [take_rows(joined, own.to(joined["episode"].device)) for own in rows]
 
@@ -273,7 +273,7 @@ def group_by_length(batches: list[Batch]) -> list[Batch]:
 
 
 def group_by_beginning(batches: list[Batch]) -> list[Batch]:
-    """Sort a mini-batch's rows by their tokens into its micro-batches, so that equal beginnings meet."""
+    """Sort a mini-batch's rows by tokens into its micro-batches, so that rows with equal beginnings meet."""
 
     def order(joined: Batch) -> Tensor:
         ids, mask, _ = full_sequence(joined)
@@ -284,7 +284,7 @@ def group_by_beginning(batches: list[Batch]) -> list[Batch]:
 
 
 def _regrouped(batches: list[Batch], order: Callable[[Batch], Tensor]) -> list[Batch]:
-    """Put the rows of batches into as many batches, in the order of `order`; leave a single batch alone."""
+    """Split the rows of batches into equally many batches by `order`; return a single batch unchanged."""
     if len(batches) == 1:
         return batches
     joined = join(batches)

@@ -17,10 +17,10 @@ Wrapped = Callable[..., Any]
 
 
 class Bridge(GRPOTrainer):
-    """GRPOTrainer with types and names for what the parts of a run read, its private state included.
+    """GRPOTrainer with types and public names for the private state that the parts of a run read.
 
-    The contract test holds each private name against the installed versions. Methods are bound at the call,
-    so that overrides and methods replaced after construction are used.
+    The contract test compares each private name with the installed versions. Methods are looked up at each
+    call, so that overrides and methods replaced after construction are used.
     """
 
     args: PPOConfig
@@ -28,7 +28,7 @@ class Bridge(GRPOTrainer):
     config_class: type[PPOConfig]
     has_critic = True
     critic: Critic
-    # Upstream sets them without a type.
+    # Upstream sets these attributes without types.
     _tokenizer: Any
     _signature_columns: Any
     _finish_current_push: Any
@@ -100,7 +100,7 @@ class Bridge(GRPOTrainer):
 
     @property
     def end_ids(self) -> set[int]:
-        """The last token ids of complete completions: ends of turns and padding."""
+        """Token ids that can end a complete completion: ends of turns and padding."""
         return {*self.eos_token_ids, self._tokenizer.pad_token_id}
 
     def decode(self, ids: list[int]) -> str:
@@ -125,17 +125,17 @@ class Bridge(GRPOTrainer):
 
     @property
     def generate_single_turn(self) -> Wrapped:
-        """Upstream's method, or what overrides it."""
+        """Upstream's method that generates completions, or its override."""
         return self._generate_single_turn
 
     @property
     def calculate_rewards(self) -> Callable[..., torch.Tensor]:
-        """Upstream's method, or what overrides it."""
+        """Upstream's method that calls the reward functions, or its override."""
         return self._calculate_rewards
 
     @property
     def policy_logprobs(self) -> Wrapped:
-        """The method for log-probabilities, or what overrides it."""
+        """The method for log-probabilities, or its override."""
         return self._get_per_token_logps_and_entropies
 
     @property
@@ -159,7 +159,7 @@ class Bridge(GRPOTrainer):
         return self._finish_current_push
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint at the present optimizer step."""
+        """Write a checkpoint at the current optimizer step."""
         self._save_checkpoint(self.model, trial=None)
 
 

@@ -24,7 +24,7 @@ TAKEN = {
 
 
 def check_vllm(config: GRPOConfig) -> None:
-    """Raise ValueError for options that vLLM cannot honour, or that contradict each other."""
+    """Raise ValueError for options that vLLM does not support, or that contradict each other."""
     if config.rollout_staleness and config.use_vllm and not config.rollout_overlap:
         raise ValueError(
             f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`."
@@ -65,8 +65,8 @@ def _check_engine_kwargs(config: GRPOConfig) -> None:
         )
 
 
-# Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
-# advantages: field -> the values that are allowed.
+# Option of GRPOConfig -> its allowed values. With a critic and token-level advantages the other values have
+# no meaning, or no exact form.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "scale_rewards": ("none", "group"),
     "multi_objective_aggregation": ("sum_then_normalize",),
@@ -76,14 +76,14 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "model_adapter_name": (None, "default"),
     "ref_adapter_name": (None, "ref"),
 }
-# Keys that `generation_kwargs` may not hold, because turns have their own: key -> the setting to use.
+# Forbidden key of `generation_kwargs`, because limit and end differ per turn -> the setting to use.
 OF_TURNS = {
     **dict.fromkeys(
         ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
     ),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }
-# Level and form of the sampler's correction; the turn level is ours.
+# Level and form of the sampler's correction; TRL has no turn level.
 SAMPLER_CORRECTIONS = tuple(
     f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
 )
@@ -243,7 +243,7 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
 
 
 def _check_combinations(config: GRPOConfig) -> None:
-    """Refuse values that are valid alone and contradict each other."""
+    """Refuse values that are each valid but contradict each other."""
     rollout_steps = config.steps_per_rollout
     if config.critic_warmup_steps % rollout_steps != 0:
         nearest = math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps

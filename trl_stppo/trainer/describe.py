@@ -23,15 +23,15 @@ READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
 # An argument that the commands bind, not the user.
 COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
-# A folder in which `datasets` keeps rows of the Hub.
+# Pattern of a folder in which `datasets` caches rows of the Hub.
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
 def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
     """Return the short names of a run's model, environment and data set, without secrets.
 
-    The environment is those of the rollout plan, with their arguments, its tools, or the function that
-    plays the episodes.
+    The environment's name lists the rollout plan's environments with their arguments, its tools, and the
+    function that plays the episodes.
     """
     model = get_config_model_id(policy.config) or type(policy).__name__
     factories: dict[str | None, Any] = {**rollout.tools, **rollout.text}
@@ -42,7 +42,7 @@ def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
     players += [name_of(each) for each in (rollout.user_func, rollout.agent) if each is not None]
     size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
     return {
-        # The last part of `runs/a/checkpoint-100` alone is ambiguous.
+        # Keep two parts, because the last part of `runs/a/checkpoint-100` is ambiguous.
         "model": "/".join(PurePath(model).parts[-2:]),
         "environment": " + ".join(players) or "none",
         "dataset": ", ".join(filter(None, (dataset_of(rows), size))),
@@ -50,7 +50,7 @@ def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
 
 
 def dataset_of(rows: Any) -> str | None:
-    """Return the name of a data set, its id on the Hub if the rows are from there; None if unknown."""
+    """Return a data set's Hub id if its rows are from the Hub, else its name; None if unknown."""
     files = getattr(rows, "cache_files", None) or []
     parts = (_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts)
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
@@ -85,10 +85,10 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     names |= {"importance_sampling_level", "generation_batch_size", "bf16", "seed"}
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
-            # Without inherited annotations.
+            # `vars` excludes inherited annotations, which may belong to other packages.
             names |= vars(base).get("__annotations__", {}).keys()
     names &= {spec.name for spec in fields(args)}
-    # These move no weights.
+    # These settings do not affect the weights.
     names -= {"report_to", "logging_steps"}
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
@@ -103,7 +103,7 @@ def _arguments(factory: Any) -> str:
     try:
         given = inspect.signature(factory.func).bind_partial(*factory.args).arguments
     except (TypeError, ValueError):
-        # An argument without a name might be a secret.
+        # Leave out arguments without a name, because they might be secrets.
         given = {}
     named = redacted({**given, **factory.keywords}, blank=None).items()
     shown = [(n, v) for n, v in named if v is not None and not (n == COUNTER and callable(v))]

@@ -2,7 +2,7 @@
 
 A checkpoint is written into a staging folder, described by a manifest, flushed to the disk and then
 renamed. A folder named `checkpoint-<step>` is never half written. The next process completes or deletes
-the remains of a killed one.
+the remains of a killed process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from ..errors import CheckpointError, CheckpointWriteError, RunLockError
 from ..hub.pushing import EPISODES
 
-# Small, because the allocator of each thread keeps what the thread has held once.
+# Bytes per read; a small number, because each thread's allocator keeps the thread's peak memory.
 _BLOCK = 1 << 18
 _THREADS = 8
 logger = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 # Seconds for a killed process to close its files.
 DYING = 2.0
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
-# Inside the output directory, on the same disk: renaming must be atomic. Upstream does not upload
-# names that begin with an underscore.
+# These names lie in the output directory, because renaming is atomic only on one disk. Upstream does not
+# upload names that begin with an underscore.
 STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
 MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
@@ -64,7 +64,7 @@ def flush(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder, or the link alone if `path` is a link; ignore errors."""
+    """Delete a folder, or only the link if `path` is a link; ignore errors."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()
@@ -81,16 +81,17 @@ def checksums(paths: Sequence[Path]) -> list[str]:
 def readers() -> ThreadPoolExecutor:
     """Return the thread pool that reads files; the first call starts all its threads.
 
-    A trainer's constructor makes that call: under a memory limit a thread's start can hang a save.
+    A trainer's constructor makes the first call, because starting a thread during a save can hang if memory
+    is limited.
     """
     pool = ThreadPoolExecutor(_THREADS, "checksums")
-    # Each thread gets exactly one task.
+    # The barrier gives each thread exactly one task, so that all threads start.
     together = threading.Barrier(_THREADS)
     list(pool.map(lambda _: together.wait(), range(_THREADS)))
     return pool
 
 
-# A forked child has none of its parent's threads.
+# A forked child has none of its parent's threads, so it needs a new pool.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=readers.cache_clear)
 
@@ -106,7 +107,7 @@ def _checksum(path: Path) -> str:
 def seal(folder: Path, about: dict[str, Any]) -> None:
     """Write the manifest of a complete folder, and flush all files to the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    # A copy from the Hub lacks the others.
+    # The manifest omits the files of logged texts, because a copy from the Hub lacks them.
     needed = [p for p in files if not p.match(EPISODES)]
     names = [p.relative_to(folder).as_posix() for p in needed]
     manifest = {
@@ -212,7 +213,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoint folders, oldest first; folders without a valid manifest come at the beginning.
 
     They are sorted by the order of writing, not by step: after a run has gone back to an older
-    checkpoint, those of the abandoned branch have higher steps.
+    checkpoint, the checkpoints of the abandoned branch have higher steps.
     """
     if not run_dir.is_dir():
         return []
@@ -230,14 +231,14 @@ def _age(folder: Path) -> tuple[int, float, int]:
 
 
 def next_order(run_dir: Path) -> int:
-    """Return the order number of a new checkpoint: one more than the newest's."""
+    """Return the order number of a new checkpoint: the newest checkpoint's number plus 1."""
     return 1 + max((_age(folder)[0] for folder in checkpoints(run_dir)), default=0)
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
-    """Return the newest complete checkpoint; error texts quote the user's argument `wanted`."""
+    """Return the newest complete checkpoint; errors quote `wanted`."""
     found = checkpoints(run_dir)
-    # A folder without an age may be the newest.
+    # A folder without a valid manifest may be the newest, so it comes first.
     ageless = [folder for folder in found if _age(folder)[0] < 0]
     complaints: list[str] = []
     for folder in [*ageless, *reversed(found[len(ageless) :])]:
@@ -266,7 +267,7 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted, thorough=thorough)
     folder = Path(wanted)
-    # The Hub's name is "last-checkpoint".
+    # A name in the output directory is allowed too, such as the Hub's "last-checkpoint".
     if not folder.is_dir() and (run_dir / wanted).is_dir():
         folder = run_dir / wanted
     problem = complaint(folder, thorough=thorough)

@@ -30,7 +30,7 @@ def install_callbacks(
     names = partial(task, policy, host.train_dataset, rollout)
     shield_integrations(host.callback_handler.callbacks)
     host.add_callback(MetricsFile(names))
-    # In a notebook the third is a table.
+    # In a notebook the default callback is a third class, which shows a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
     callbacks = list(host.callback_handler.callbacks)
     for callback in callbacks:
@@ -43,7 +43,7 @@ def install_callbacks(
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
 
     def on_progress(ended: int, episodes: int) -> None:
-        # The lines may have been removed since.
+        # The user may have removed the callback since construction.
         if lines in host.callback_handler.callbacks:
             lines.on_rollout(ended, episodes)
 
@@ -74,10 +74,10 @@ def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_
 
 
 class LoggableFigures(TrainerCallback):
-    """Callback before the integrations that removes None and non-finite values from the log.
+    """Callback that runs before the integrations and removes None and non-finite values from the log.
 
-    A metric without an episode in the batch is None in the log, for which TensorBoard and MLflow warn
-    each time; NaN and infinities are not points of a curve. `log_history` keeps them all.
+    A metric without an episode in the batch is None in the log, and TensorBoard and MLflow warn of it each
+    time. NaN and infinities are not points of a curve. `log_history` keeps all values.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class LoggableFigures(TrainerCallback):
 
 
 class AllFigures(TrainerCallback):
-    """Callback after the integrations that restores the values removed by `LoggableFigures`."""
+    """Callback that runs after the integrations and restores the values that `LoggableFigures` removed."""
 
     def __init__(self, before: LoggableFigures) -> None:
         self._before = before

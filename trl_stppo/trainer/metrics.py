@@ -21,7 +21,7 @@ from .sums import RatioOfSums, wide
 Gather = Callable[[Tensor], Tensor]
 # Largest ratio in an effective sample size, as in VCPO.
 MAX_RATIO = 8.0
-# A variance below this share of the mean square is noise: that of a few rounding errors in float32.
+# A variance below this share of the mean square is noise: a few float32 rounding errors can cause it.
 NOISE = (8 * torch.finfo(torch.float32).eps) ** 2
 
 
@@ -36,7 +36,7 @@ class MiniBatchMetrics:
     def add_policy(
         self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: Tensor
     ) -> None:
-        """Add ratio, clipping and entropy of a micro-batch of `tokens` tokens without padding."""
+        """Add ratio, clipping and entropy of a micro-batch that has `tokens` tokens without padding."""
         stats = surrogate.stats
         add = self._sums.add
         add("policy/clip_fraction", stats.clipped_low + stats.clipped_high, stats.tokens)
@@ -67,7 +67,7 @@ class MiniBatchMetrics:
                 self._sums.log_sum(f"_{name}_{kind}", terms.flatten().logsumexp(0))
 
     def add_episode_weights(self, weights: Tensor, counts: Tensor) -> None:
-        """Add episode weights, [B]; `counts`, [B], flags the episodes with kept terms."""
+        """Add episode weights, [B]; `counts`, [B] bool, is True for episodes with tokens in the loss."""
         self.add_mean("policy/episode_weight_mean", weights, counts)
         lowest = weights.masked_fill(~counts, 1.0).min()
         self._sums.maximum("_minus_lowest_weight", -lowest)
@@ -86,7 +86,7 @@ class MiniBatchMetrics:
         self._scalars |= {name: float(value) for name, value in figures.items()}
 
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
-        """Return metrics since the last flush; `seconds` is their duration, 0 if unknown."""
+        """Return metrics since the last flush; `seconds` is the update's duration, 0 if unknown."""
         result = self._sums.flush(gather) | self._scalars
         for name in ("turn", "episode"):
             if f"_{name}_count" in result:
@@ -111,7 +111,7 @@ class RolloutMetrics:
     """Collects the metrics of one rollout batch."""
 
     def __init__(self, *, values: bool) -> None:
-        # An environment may not report success or valid actions.
+        # These metrics are optional, because an environment need not report success or valid actions.
         self._sums = RatioOfSums("episode/success_rate", "turns/valid_action_rate")
         self._values = values
 
@@ -248,7 +248,8 @@ def _explained(result: dict[str, float]) -> float:
     square, error_square = result.pop("_return_square"), result.pop("_error_square")
     total = square - result["value/return_mean"] ** 2
     error = error_square - result.pop("_error_mean") ** 2
-    # Equal returns have no variance to explain. Each is a sum of an error and a value, rounded.
+    # Equal returns have no variance to explain. A return is the rounded sum of an error and a value, so
+    # both squares set the noise.
     return 1.0 - error / total if total > NOISE * (square + error_square) else 0.0
 
 
@@ -261,6 +262,6 @@ def peak_memory_gb() -> float:
     """Return the peak memory of this process: the accelerator's if there is one, else resident memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    # macOS counts in bytes, Linux in kilobytes.
+    # `ru_maxrss` is in bytes on macOS and in kilobytes on Linux.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

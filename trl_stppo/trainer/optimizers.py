@@ -1,4 +1,4 @@
-"""Optimizers of policy and critic: a common one, or two if gradients are sharded."""
+"""Optimizers of policy and critic: a common optimizer, or two if gradients are sharded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
 from .stabilizers import check_linear
 from .step_scale import StepScale
 
-# Role of a group: policy with and without weight decay, critic with and without, or the caller's own.
+# Role of a parameter group: policy or critic, with or without weight decay, or the caller's own group.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
 class CriticHooks:
-    """Optimizer hooks that add the critic's gradient, reduced and clipped before, to `.grad`."""
+    """Optimizer hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
         self._buffer = buffer
@@ -52,14 +52,14 @@ class Optimizers:
         """Create upstream's optimizer, and add the critic's groups and the hooks."""
         host = self._host
         parameters, given = host.critic.parameters(), host.optimizer
-        # A shared critic's adapter stays out of upstream's groups.
+        # Without gradients a shared critic's adapter stays out of upstream's groups.
         for parameter in parameters:
             parameter.requires_grad_(False)
         optimizer = wrapped(*args, **kwargs)
         for parameter in parameters:
             parameter.requires_grad_(True)
         if not self.roles:
-            # What may be refused comes first: after a refusal nothing is attached.
+            # All refusals come before anything is attached, so it is enough to restore the optimizer.
             try:
                 roles = _policy_roles(host, optimizer, given is not None)
                 self.roles = self._attach(optimizer, roles)
@@ -105,7 +105,7 @@ class Optimizers:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context manager around upstream's wrapping; its end makes a sharded policy's critic optimizer."""
+        """Context manager around upstream's wrapping; then make the critic's optimizer of a sharded run."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield
@@ -162,7 +162,7 @@ def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
 def policy_groups(
     optimizer: torch.optim.Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
 ) -> list[int]:
-    """Return the numbers of an optimizer's groups without the critic's; refuse mixed ones if `apart`."""
+    """Return the indices of groups without critic parameters; if `apart`, refuse mixed groups."""
     ids, groups = {id(parameter) for parameter in critic}, []
     for number, group in enumerate(optimizer.param_groups):
         inside = [id(parameter) in ids for parameter in group["params"]]
@@ -208,7 +208,7 @@ def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict
         {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
         {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
     ]
-    # DeepSpeed has no empty groups; one is enough if nothing decays.
+    # DeepSpeed drops empty groups; without weight decay one group is enough.
     if host.is_deepspeed_enabled:
         full = {"params": list(parameters), "weight_decay": args.weight_decay}
         groups = [group for group in groups if group["params"]] if args.weight_decay else [full]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 Value = TypeVar("Value")
-# PPO's name -> GRPOConfig's name for the same thing.
+# PPO's name -> GRPOConfig's name for the same setting.
 ALIASES = {
     "num_ppo_epochs": "num_iterations",
     "cliprange": "epsilon",

@@ -41,7 +41,7 @@ class Speaker:
     """Samples turns of a model without a trainer.
 
     `eos_token_ids` end a turn, by default the model's and the tokenizer's; `generation_kwargs` are arguments
-    of `generate` besides those of `SamplingSettings`.
+    of `generate` that `SamplingSettings` lacks.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Speaker:
             pad_token_id=self._pad,
             **{**self._options, **settings},
         )
-        # Padding follows the end of a turn.
+        # Cut each turn at its end, because padding follows.
         turns = output[:, longest:].tolist()
         ends = [
             next((n for n, t in enumerate(turn, 1) if t in self.eos_token_ids), None)
@@ -132,9 +132,9 @@ def prompt_template(
     uses_tools: bool,
     prepare: Callable[[ChatRenderer], str | None] = growing_template,
 ) -> tuple[str | None, ValueError | None]:
-    """Return training's chat template (None: the tokenizer's own), and why it cannot play messages, or None.
+    """Return training's chat template (None: the tokenizer's own), and the error for conversations, or None.
 
-    A template that cannot render tools raises ValueError if there are any.
+    If there are tools, a template that cannot render them raises ValueError.
     """
     tokenizer = speaker.tokenizer
     if uses_tools:
@@ -143,15 +143,15 @@ def prompt_template(
     try:
         return prepare(plain), None
     except ValueError as error:
-        # The error concerns conversations alone.
+        # The error is not raised here, because plain prompts need no template.
         return None, error
 
 
 class Player:
     """Plays rows without a trainer, as a trainer's evaluation does; `close` releases its workers.
 
-    Arguments are those of the trainer and of `assemble`; `wrap_backend` makes the backend to play with from
-    the speaker's. Without environments and tools a row gets one turn.
+    The arguments are as in the trainer and in `assemble`; `wrap_backend` wraps the speaker's backend.
+    Without environments and tools a row gets one turn.
     """
 
     def __init__(
@@ -216,7 +216,8 @@ class Player:
     def add_rewards(self, rollout: Rollout, functions: Sequence[Callable[..., Any]]) -> None:
         """Add the rewards of the functions and of the environment to the rollout, [B, F + 2].
 
-        The last two are the environment's: of the episode, and the sum of its turns. None is NaN.
+        The last two columns are the environment's: the episode's reward, and the sum of its turn rewards.
+        NaN stands for None.
         """
         rows, episodes = rollout.rows, rollout.episodes
         arguments: dict[str, Any] = {k: [r[k] for r in rows] for k in rows[0] if k not in RESERVED}
@@ -261,7 +262,7 @@ class Player:
     ) -> dict[str, float]:
         """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
 
-        The global generators, which environments may use, start from the seed.
+        The global random generators, which environments may use, are seeded too.
         """
         check_eval_dataset(rows, self.rollout)
         every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
@@ -284,7 +285,7 @@ class Player:
                 pad = self.renderer.tokenizer.pad_token_id
                 run.add(rollout, names, {*ends, pad}, factors)
         except (EnvironmentFailureError, NonFiniteError) as error:
-            # The other processes get it with the metrics.
+            # `raise_first` raises the error on all processes, before they gather the metrics.
             failure = error
         raise_first(failure)
         return run.figures(gather_object)

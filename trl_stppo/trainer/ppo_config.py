@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeepsSecrets:
-    """Base class, listed before TRL's, that removes secrets from pickles, `to_dict` and text."""
+    """Base class that removes secrets from pickles, `to_dict` and text; it must precede TRL's class."""
 
     def __getstate__(self) -> dict[str, object]:
         return redacted(self.__dict__, blank=None)
@@ -55,13 +55,13 @@ class KeepsSecrets:
 class PPOConfig(KeepsSecrets, GRPOConfig):
     """Configuration of [`PPOTrainer`]: [`~trl.GRPOConfig`] with new options and other defaults.
 
-    The `help` of a field explains it; the API pages and `trl-stppo train --help_all` show it.
+    Each field has a `help` text, which the API pages and `trl-stppo train --help_all` show.
     """
 
     # Name of the trainer class that supports all of these options.
     trainer_name: ClassVar[str] = "PPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
-    # Options that are refused here and supported by a subclass.
+    # Options in `config_checks.REFUSED` that this class supports.
     _HONOURS: ClassVar[tuple[str, ...]] = ()
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *GRPOConfig._VALID_DICT_FIELDS,
@@ -85,7 +85,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     ref_adapter_name: ClassVar[str | None] = None
     num_sample_generations: ClassVar[int] = 0
 
-    # Inherited; repeated so that the type checker has the fields to which aliases resolve.
+    # Inherited fields, repeated so that the type checker has the fields to which aliases resolve.
     gradient_accumulation_steps: int = option(
         1, "Micro-batches per optimizer step; per rollout if num_mini_batches is set."
     )
@@ -105,7 +105,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         None, "A metric of evaluation; default 'episode/score'."
     )
 
-    # Defaults of the parents that are changed.
+    # Inherited fields with other defaults.
     num_generations: int | None = option(1, "Episodes per prompt.")
     num_iterations: int = option(4, "Epochs over each rollout batch.")
     loss_type: str = option("grpo", "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'.")
@@ -113,7 +113,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         True, "Switch dropout off; with it the ratio of an unchanged policy differs from 1."
     )
 
-    # Aliases: set either name, both hold the value.
+    # Aliases: the user sets either name, and both get the value.
     num_ppo_epochs: int | None = option(
         None, "Passes over each rollout batch; alias of num_iterations."
     )
@@ -161,7 +161,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         0, "Optimizer steps that train the critic alone, on Monte Carlo returns."
     )
 
-    # KL in the reward; GRPO's `beta` is the other KL, in the loss.
+    # The KL in the reward; GRPO's `beta` weighs the KL in the loss.
     kl_coef: float = option(
         0.05, "Weight of the per-token KL to the reference policy in the reward, in nats."
     )
@@ -250,7 +250,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         mini_batches = self._resolve_mini_batches()
         if single := self.num_generations == 1:
             self.num_generations = SingleGeneration(1)
-        # Each repetition is an episode of its own, so evaluation batches may split groups.
+        # Evaluation batches may split groups, so hide the number from upstream's divisibility check.
         repetitions, self.num_generations_eval = self.num_generations_eval, 1
         logs_rollouts = self.logging_steps is None
         if logs_rollouts:
@@ -284,7 +284,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         """Set the critic's learning rate, by default ten times the policy's, from 1e-5 to 1e-3."""
         self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:
-            # The result is 3e-4, not 0.00030000000000000003.
+            # Round to 12 digits, so that the result is 3e-4 and not 0.00030000000000000003.
             ten_times = float(f"{10 * self.learning_rate:.12g}")
             self.critic_learning_rate = min(max(ten_times, 1e-5), 1e-3)
 

@@ -1,4 +1,4 @@
-"""The three public trainers, on GRPOTrainer's engine; `training_loop.py` holds the loop."""
+"""The three public trainers; `training_loop.py` holds their training loop."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ ST_PPO_CITATION = """\
 class PPOTrainer(AgentTrainer):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
-    It accepts GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
-    PPOTrainer had. Reward functions, tools, environments and datasets have GRPOTrainer's form; a dataset
-    of pre-tokenised `input_ids` works too.
+    It accepts GRPOTrainer's arguments in the same order. Further arguments, such as arguments of TRL's former
+    PPOTrainer, are keyword-only. Reward functions, tools, environments and datasets have GRPOTrainer's
+    form; a dataset of pre-tokenised `input_ids` works too.
 
     Args:
-        model: policy, by name or instance; a PeftModel continues with its adapter, and so does the name
-            of a repository or folder that holds one.
+        model: policy, by name or instance. With a PeftModel, or the name of a repository or folder that
+            holds an adapter, training continues with that adapter.
         reward_funcs: as in GRPOTrainer. Not needed with an environment that gives rewards.
         args: configuration.
         environment_factory: makes tool environments (GRPOTrainer's contract) or text environments
             (`reset(**row) -> (observation, info)`,
             `step(action) -> (observation, reward, terminated, truncated, info)`), synchronous or not;
-            or a dict of factories; the rows' `environment` column selects one.
+            or a dict of factories, from which the rows' `environment` column selects.
         rollout_func: as in GRPOTrainer; its result may also hold `turn_spans`, `turn_rewards`,
             `terminated`, `truncated` and `episode_of`.
         reward_model: one more reward function, a sequence-classification model.
         value_model: separate critic, or the name of a repository or folder: the critic that was
             published there with its policy, else the model itself. Default: with a LoRA policy a
-            second adapter on the policy's backbone, else a second backbone with its weights.
+            second adapter on the policy's backbone, else a second backbone with the policy's weights.
         ref_model: reference policy. Default: the policy as it is at the start.
         data_collator: accepted from PPO scripts; padding collators have no effect here.
         turn_reward_funcs: functions, synchronous or asynchronous, and reward models that score each turn
             in its context. They are called like reward functions, with one prompt (everything before
             the turn) and one completion (the turn) per turn.
-        turn_reward_processing_classes: tokenizers of the reward models among them.
+        turn_reward_processing_classes: tokenizers of the reward models in `turn_reward_funcs`.
         eval_environment_factory: makes the environments of evaluation, in the form of
             `environment_factory` and of the same kinds. Default: the same factory, other instances.
         agent: a function `(client, row)` that plays an episode by calls of an `openai.AsyncOpenAI`, or of an
@@ -132,8 +132,8 @@ class STGRPOTrainer(STPPOTrainer):
     It accepts `STPPOTrainer`'s arguments, without `value_model`, and an [`STGRPOConfig`]; environments,
     turn rewards, guards, checkpoints and engines are the same. An episode's advantage is its score, turn
     rewards included, relative to the other episodes of its prompt; failed episodes are left out.
-    `variant="grpo"` is GRPO, `"gspo"` has one ratio per episode, `"rloo"` compares with the others of
-    the group alone, and `"rebn"` compares each turn's return with those of all turns of the batch.
+    `variant="grpo"` is GRPO, `"gspo"` has one ratio per episode, `"rloo"` compares an episode only with
+    the group's other episodes, and `"rebn"` compares each turn's return with all returns of the batch.
 
     Source: Li et al., arXiv:2511.20718v2, where it is called SO-GRPO; RLOO and ReBN: `core`.
     """

@@ -48,7 +48,7 @@ def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs:
 
 
 def _on_the_hub(*names: str | None) -> str | None:
-    """Return the first name of a data set that has the form of an id on the Hub and is no path here."""
+    """Return the first data set name that has the form of a Hub id and is no local path, or None."""
     known = (n for n in names if n and _HUB_ID.fullmatch(n) and not Path(n).exists())
     return next(known, None)
 
@@ -79,14 +79,14 @@ class Publisher(TrainerCallback):
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
-        # PEFT would write a card of its own, or take the tags out of the run's card.
+        # PEFT would write its own card, or remove the tags from the run's card.
         with replaced(PeftModel, create_or_update_model_card=lambda *_: None):
             wrapped(output_dir, state_dict)
             if not self._host.args.should_save:
                 return
             self._host.critic.save(folder / CRITIC_FOLDER)
         agent_settings(self._host, self._rollout, self._limits).save(folder)
-        # Only a run resumed from a checkpoint keeps its reference.
+        # Only checkpoints need the reference adapter, because a resumed run loads it.
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
 
@@ -94,7 +94,7 @@ class Publisher(TrainerCallback):
         """Implement `AgentTrainer.save_model`: finish an upload in progress, then save all files."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
-            # It reads the files that are about to be written.
+            # The upload in progress reads the files that are overwritten below.
             self._host.finish_push()
         with gathered(self._host):
             wrapped(output_dir, internal)
@@ -131,14 +131,14 @@ class Publisher(TrainerCallback):
     # ----------------------------------------------------------------------- uploads
 
     def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
-        """Implement `AgentTrainer.push_to_hub`: push by upstream's method; if that fails, save all files."""
+        """Implement `AgentTrainer.push_to_hub`: push by upstream's method, and save all files if it fails."""
         self._saved_for_push = False
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
                 result = wrapped(*args, **kwargs)
         except Exception as error:
             folder = self._run_dir
-            # Without a repository no file was written.
+            # If the repository was not created, upstream has saved nothing yet.
             if not self._saved_for_push:
                 self._host.save_model(_internal_call=True)
                 self._host.create_model_card()
@@ -158,7 +158,7 @@ class Publisher(TrainerCallback):
         self._checkpoints.prune(run_dir, {folder, *uploading})
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
-        """Push the agent from a checkpoint by upstream's method; a failure is only a warning."""
+        """Push the agent from a checkpoint by upstream's method; log a failure as a warning."""
         # An unfinished checkpoint is uploaded later, under its final name.
         if self._checkpoints.staging is not None:
             return
@@ -180,7 +180,7 @@ class Publisher(TrainerCallback):
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy the agent's and critic's files, which upstream omits when it pushes from a checkpoint.
 
-        Upstream calls it after the decision to push and before it copies any file.
+        Upstream calls this method after the decision to push and before it copies any file.
         """
         folder, run_dir = self._pushing, Path(args.output_dir)
         if folder is None:
@@ -206,7 +206,7 @@ def agent_settings(host: Bridge, rollout: RolloutPlan, limits: Limits) -> AgentS
     args, fields = host.args, dataclasses.asdict(limits)
     model = host.accelerator.unwrap_model(host.model)
     quantization: Any = getattr(model.config, "quantization_config", None)
-    # The model has this limit itself.
+    # The model's own configuration has this limit.
     del fields["max_context_tokens"]
     return AgentSettings(
         max_completion_length=fields.pop("max_completion_tokens"),

@@ -34,8 +34,8 @@ from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
 from .ppo_config import PPOConfig
 
-# Search range for a piece after the previous one: text between them belongs to no single token, such as a
-# space, or a character of several tokens.
+# Characters after a piece in which the next piece is searched. Text between two pieces belongs to no single
+# token, such as a space, or a character of several tokens.
 GAP = 32
 
 
@@ -51,7 +51,7 @@ def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) ->
         try:
             piece = decode([token]) if backend is None else stream.step(backend, token)
         except Exception:
-            # Some decoders change earlier text, as for half a character.
+            # Some decoders change earlier text, for example after half a character, so begin a new stream.
             stream = DecodeStream(skip_special_tokens=False)
             piece = stream.step(backend, token)
         piece = piece or ""
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 100_000
 SHORT = 200
-# Per-token field -> the column of its mask and of its values. A value off the mask is None.
+# Per-token field -> columns of its mask and of its values. A value off the mask is None.
 FIGURES = {
     "old_logprobs": ("sampled", "old_per_token_logps"),
     "token_log_ratio": ("seen", "difference"),
@@ -97,7 +97,7 @@ class OpenRecord:
 class TraceRecorder(TrainerCallback):
     """Records this process's share of the `trace_episodes` episodes of each update.
 
-    `run`: `trainer`, `variant` and `level` of the run; `reward_names`: of its reward functions.
+    `run`: `trainer`, `variant` and `level` of the run. `reward_names`: names of its reward functions.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TraceRecorder(TrainerCallback):
         self._first_step = self._step
 
     def rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
-        """Begin the record of a rollout after `step` optimizer steps, and number the rows of its batch."""
+        """Begin the record of the rollout at optimizer step `step`, and number the rows of its batch."""
         if not self._share:
             return
         self._update, self._step = None, step
@@ -164,7 +164,7 @@ class TraceRecorder(TrainerCallback):
         """Record a micro-batch's pass through the policy."""
         if self._update is None or "trace_row" not in inputs:
             return
-        # The record is lost if this fails.
+        # Detach the record, so that a failure below drops it.
         record, self._update = self._update, None
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
@@ -289,15 +289,15 @@ def begin_records(
     reward_names: Sequence[str],
     engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
-    """Return records of some episodes, one per context, with all that is known before the update.
+    """Return records of some episodes, one per context, with the values known before the update.
 
-    `ids` holds the ids of prompt and completion. `first`: number of this process's first row.
+    A record's `ids` has the ids of prompt and completion. `first`: index of this process's first row.
     """
     scores, by_turn, records = rollout.rewards.tolist(), rollout.turn_rewards, []
     for number in numbers:
         episode = rollout.episodes[number]
         row, versions = rollout.rows[episode.row], episode.policy_versions
-        # In an evaluation the row of the data set, and the repetition.
+        # In an evaluation the key is the row of the data set, and the repetition.
         key = [first + number] if rollout.names is None else [*rollout.names[number]]
         rewards = zip(reward_names, scores[number], strict=True)
         record = {
@@ -345,16 +345,16 @@ def complete_records(
 ) -> list[dict[str, Any]]:
     """Add tokens and per-token values to records, from their rows of the rollout batch, [N, T].
 
-    `passes`, of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the episode's
-    `weight`, and `seen`, whether there was a pass. Empty without a pass. `pieces` cuts the text.
+    `passes` has values of the last pass over these rows, [N or more, T]: `logprobs`, `log_ratio`, `clipped`,
+    the episode's `weight`, and `seen`, whether there was a pass; {} without a pass. `pieces` splits the text.
     """
-    # The only synchronisation with the device.
+    # This copy is the only synchronisation with the device.
     table = {name: tensor.cpu()[: len(records)] for name, tensor in (batch | passes).items()}
     if "turn_index" in table:
         table["sampled"] = table["turn_index"] >= 0
     figures = dict(FIGURES)
     if "logprobs" in table and "old_per_token_logps" not in table:
-        # The trained policy is the one that played.
+        # Without old log-probabilities the trained policy itself has played.
         figures["old_logprobs"] = ("seen", "logprobs")
     if "logprobs" in table:
         old = table[figures["old_logprobs"][1]]
@@ -410,5 +410,5 @@ def _rounded(tensor: Tensor) -> Tensor:
     exact = tensor.double()
     decimals = (DIGITS - 1 - exact.abs().log10().floor()).nan_to_num(posinf=math.inf)
     scale = _POWERS[decimals.clamp(0, len(_POWERS) - 1).long()]
-    # Smaller ones, zero among them, stay as they are.
+    # Values too small for `_POWERS`, zero among them, stay unchanged.
     return torch.where(decimals < len(_POWERS), (exact * scale).round() / scale, exact)

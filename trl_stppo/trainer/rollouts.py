@@ -1,10 +1,10 @@
-"""The ways to a rollout: play now, play with older weights, or play on a thread during the update before.
+"""Sources of rollouts: played now, with older weights, or on a thread during the previous update.
 
-With `rollout_overlap` rollouts are one update ahead: when update k begins, rollout k is complete. Its
-rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So each
-rollout is played by the policy of one update ago, whatever the clocks do. The run equals one with
+With `rollout_overlap` rollouts are one update ahead: rollout k is complete when update k begins. Its
+rewards are computed, then rollout k + 1 starts on a thread with the current weights. So each rollout is
+played by the policy of one update ago, independent of timing. The run equals a run with
 `rollout_staleness=1`, bit for bit in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights
-of the old log-probabilities. A run that is resumed plays the rollout that was under way again.
+for the old log-probabilities. A resumed run plays its unfinished rollout again.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .ppo_config import PPOConfig
 logger = logging.getLogger(__name__)
 # Seconds to wait for the thread at the end of a run.
 STOP_SECONDS = 2.0
-# An overlap too small to be useful, and rollouts until a warning.
+# Overlap that is too small to be useful, and number of such rollouts in a row until the warning.
 LITTLE, PATIENCE = 0.2, 5
 Played = TypeVar("Played")
-# A loader, and the optimizer steps at its first row.
+# Function that returns a dataloader, and the number of optimizer steps at its first row.
 Loader = Callable[[], tuple[Any, int]]
 
 
@@ -47,16 +47,16 @@ class StalePolicies:
     """Copies of the policy's weights before each of the last `staleness` updates, in main memory."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
-        # FSDP2 replaces the parameters.
+        # Without staleness keep no references, because FSDP2 replaces the parameters.
         self._parameters = list(parameters) if staleness else []
         self._staleness = staleness
         self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        # `_kept` and the present weights.
+        # Inside a rollout: `_kept` plus the current weights; else None.
         self._in_rollout: deque[list[Tensor]] | None = None
 
     @contextmanager
     def keeping_present(self) -> Iterator[None]:
-        """Context manager of one rollout batch that stores a copy of the present weights."""
+        """Context manager of one rollout batch that stores a copy of the current weights."""
         if not self._staleness:
             yield
             return
@@ -66,12 +66,12 @@ class StalePolicies:
             yield
         finally:
             self._in_rollout = None
-        # A failed rollout is played again.
+        # Not reached after an error, so that a repeated rollout uses the same weights.
         self._kept = kept
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
+        """Context manager in which the policy has its weights of `staleness` updates ago, or the oldest."""
         if self._in_rollout is None:
             yield
             return
@@ -83,7 +83,7 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Return the optimizer steps of the policy that plays at `step`, or None without staleness."""
+        """Return the number of steps of the policy that plays at `step`, or None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:
@@ -102,7 +102,7 @@ class StalePolicies:
 
 
 class RolloutSource:
-    """Plays rollouts and adds their rewards, on request of the training loop."""
+    """Plays a rollout batch and adds its rewards when the training loop calls `next`."""
 
     def __init__(
         self,
@@ -140,11 +140,11 @@ class RolloutSource:
 
     def seed(self, step: int) -> tuple[int, int, int]:
         """Return the seed of the rollout whose training begins at optimizer step `step`."""
-        # The 1 marks training; another number would change every seed.
+        # The number 1 is part of all seeds; another number would change every episode.
         return (self._args.seed, 1, step)
 
     def settle(self) -> None:
-        """Block until no rollout is under way on another thread."""
+        """Block until no rollout runs on another thread."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Flight(Generic[Played]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
     def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
-        # An environment may change its row later.
+        # Store the text, because an environment may change its row later.
         self.rows = repr(rows)
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
@@ -175,7 +175,7 @@ class Flight(Generic[Played]):
         began = time.perf_counter()
         finish: Callable[[], None]
         try:
-            # The current device is a thread's own.
+            # Each thread has its own current device.
             if self._device.type != "cpu" and self._device.index is not None:
                 torch.accelerator.set_device_index(self._device.index)
             finish = partial(self._future.set_result, self._play())
@@ -189,8 +189,8 @@ class Flight(Generic[Played]):
 class RowsAhead:
     """Source of the dataset rows of later rollouts, in training's order, on `device`.
 
-    `loader` is another one over the same rows, at the beginning of the epoch; the run then had taken `began`
-    optimizer steps, and has taken `step` when the first rollout to come is trained on.
+    `loader`: a second dataloader over the same rows, at the beginning of the epoch. `began`: number of
+    optimizer steps at that time. `step`: number of optimizer steps when training on the next rollout begins.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class RowsAhead:
     ) -> None:
         batches = loader.batch_sampler
         micro_batches = args.gradient_accumulation_steps
-        # A run that was resumed in the middle of an epoch has passed over its batches.
+        # A run resumed in the middle of an epoch has skipped the epoch's earlier batches.
         passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
         first = passed + (step - began) * micro_batches
         self._device = device
@@ -226,7 +226,7 @@ class OverlappedSource(RolloutSource):
     def _begin(self) -> None:
         self._ahead: RowsAhead | None = None
         self._is_checked = False
-        # Seconds and turns of a rollout that was played alone.
+        # Seconds and turns of the last rollout that was played without an update beside it.
         self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
         self._low_overlaps = 0
@@ -270,13 +270,13 @@ class OverlappedSource(RolloutSource):
             return self._play_alone(rows, step)
         requested_at = time.perf_counter()
         rollout, failure = flight.result()
-        # An interrupt must find the thread until here.
+        # Reset only now, because `running` must find an unfinished rollout to interrupt it.
         self._flight = None
         if flight.rows != repr(rows):
             raise RuntimeError(
                 "`rollout_overlap=True`: training reads other rows than were played ahead."
             )
-        # Turns fail on a server that was restarted: it lacks the weights.
+        # Turns fail on a restarted server, which lacks the weights, so play the rollout again.
         if any(gather_object([getattr(self._backend, "has_lost", False)])):
             return self._play_alone(rows, step)
         raise_first(failure)
@@ -319,7 +319,7 @@ class OverlappedSource(RolloutSource):
         self._collected_at = now
         if period is None or self._alone is None:
             return
-        # A rollout that the update beside it slows down slows that update by as much.
+        # Assume that rollout and update slow each other down by equal times.
         alone = min(seconds, self._alone[0] * _turns(rollout) / max(1, self._alone[1]))
         update = max(0.0, period - waited - (seconds - alone))
         saved = (2 * alone - seconds - waited) / max(1e-9, min(alone, update))
@@ -332,7 +332,7 @@ class OverlappedSource(RolloutSource):
 
 
 def _play_all(jobs: SimpleQueue[Any]) -> None:
-    """Play rollouts. One thread does: the allocator keeps for each thread the most that it has held."""
+    """Play all rollouts on one thread, because the allocator keeps each thread's peak memory."""
     for play in iter(jobs.get, None):
         play()
         del play

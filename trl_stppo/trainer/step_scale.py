@@ -1,10 +1,10 @@
-"""From a gradient to its step: the clipping bias, exact or estimated, and the factor on the optimizer step.
+"""The clipping bias, exact or estimated, and the factor on the policy's optimizer step.
 
-g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
-micro-batches, all processes. C takes no time if no token is clipped. If the clipped tokens are in
-few episodes, C takes a second pass through these alone, else a second backward pass through the same
-graph. Terms that are neither (entropy bonus, loss-side KL, router loss) have a buffer of their own, so
-that they are not scaled and count in neither norm.
+g is the gradient of the kept terms and C the gradient of the clipped terms, both over all policy
+parameters, micro-batches and processes. C takes no time if no token is clipped. If few episodes have
+clipped tokens, C takes a second pass through only these episodes, otherwise a second backward pass
+through the same graph. The other terms (entropy bonus, loss-side KL, router loss) have a separate
+buffer, so they are not scaled and are in neither norm.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from .sharding.runtime import is_sharded
 from .stabilizers import GRADIENT, STEP, Stabilizer
 from .sums import wide
 
-# A pass of their own costs a forward and a backward pass of the clipped episodes. The other way costs a
-# backward pass of all episodes of the micro-batch, which takes at least as long as a forward pass.
+# Largest share of tokens in clipped episodes for a second pass, which costs a forward and a backward pass
+# of these episodes. The alternative is a backward pass of all episodes of the micro-batch, which takes at
+# least as long as a forward pass.
 FEW = 0.5
 
 
@@ -32,7 +33,7 @@ def has_dropout(model: nn.Module) -> bool:
     """Whether the model has dropout or router noise, so that two forward passes may differ."""
     for module in model.modules():
         for name, value in vars(module).items():
-            # Attention and routers draw with rates of their own; PEFT keeps one per adapter.
+            # Attention and routers have rates outside nn.Dropout; PEFT has a dict with a rate per adapter.
             random = "drop" in name or "jitter" in name
             rates = value.values() if isinstance(value, dict) else (value,)
             if (random or (name == "p" and isinstance(module, nn.Dropout))) and any(
@@ -45,7 +46,7 @@ def has_dropout(model: nn.Module) -> bool:
 class SecondPass(NamedTuple):
     """Rows and coefficients of clipped terms whose gradient needs a second forward pass.
 
-    It is the gradient of the negative sum of the coefficients times the log ratios.
+    The pass takes the gradient of the negative sum of coefficients times log ratios.
 
     Attributes:
         rows: [b] int64, rows of the micro-batch.
@@ -75,8 +76,8 @@ class ClipBiasCorrection:
     ) -> SecondPass | None:
         """Add the gradients of a micro-batch's clipped terms and of the unscaled loss `extra`.
 
-        `weights`, [B, T], are of tokens in the mini-batch's loss; `tokens`, [B], are the cost of a pass.
-        Return the terms left to `add` after the graph is freed; None if there are none.
+        `weights`, [B, T]: weights of tokens in the mini-batch's loss. `tokens`, [B]: tokens of each row,
+        the cost of a pass. Return the terms that `add` must get after the graph is freed, or None.
         """
         if extra is not None and extra.requires_grad:
             self._extra.add(extra, retain_graph=True)
@@ -146,8 +147,8 @@ def coefficients(
 class ClipBiasEstimate:
     """Estimates the gradient norms of kept and clipped terms in logit space, without gradients of weights.
 
-    They are available before the last backward pass of a mini-batch. If an engine shards gradients
-    or steps inside the backward pass, only they are available. Their unit differs from the exact norms'.
+    Estimates are available before the last backward pass of a mini-batch. If an engine shards gradients or
+    steps inside the backward pass, only estimates are available. Exact norms have another unit.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -180,13 +181,13 @@ class ClipBiasEstimate:
 
 
 class StepScale:
-    """The factor on the policy's next optimizer step, and what it depends on; one per training run.
+    """The factor on the policy's next optimizer step, and its measurements; one instance per training run.
 
-    Norms of gradients are exact if gradients are whole and the configuration takes a second gradient, else
-    estimated. Estimates are known before the last backward pass of a mini-batch.
+    Gradient norms are exact if gradients are not sharded and the configuration takes a second gradient,
+    otherwise estimates. Estimates are available before the last backward pass of a mini-batch.
 
     Attributes:
-        factor: on the policy's learning rate, and so on decoupled weight decay, in the next step.
+        factor: factor on the policy's learning rate in the next step, and thus on decoupled weight decay.
     """
 
     def __init__(self, args: Any, accelerator: Any, stabilizers: Sequence[Stabilizer]) -> None:
@@ -208,7 +209,7 @@ class StepScale:
         """Scale the steps of `groups` (None: all), and prepare the measurement of the clipping bias."""
 
         def chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-            # An engine may have dropped empty groups.
+            # Read the groups at each step, because an engine may have dropped empty groups.
             every = optimizer.param_groups
             return every if groups is None else [every[i] for i in groups]
 
@@ -238,7 +239,7 @@ class StepScale:
         return is_sharded(self._accelerator) or not self._args.takes_second_gradient
 
     def start_mini_batch(self, step: int) -> None:
-        """Drop what belongs to the last mini-batch; `step` counts the steps of a rollout batch from 0."""
+        """Reset factor and measurements for a mini-batch; `step` is its index within the rollout batch."""
         self.factor = 1.0
         for bias in (self.correction, self.estimate):
             if bias is not None:
@@ -255,11 +256,11 @@ class StepScale:
         logprobs: Tensor,
         entropies: Tensor,
     ) -> tuple[SecondPass | None, Tensor | None]:
-        """Look at a pass of the policy's loss, before its backward pass.
+        """Measure a pass of the policy's loss before its backward pass.
 
         Args:
             surrogate: terms [B, T] with their graph back to `logprobs`.
-            weights: [B, T], of tokens in the mini-batch's loss.
+            weights: [B, T], weights of tokens in the mini-batch's loss.
             extra: terms of the loss that are neither kept nor clipped, or None.
             batch: the rows.
             logprobs: [B, T] nats.
@@ -281,7 +282,7 @@ class StepScale:
         return second_pass, None if extra is None else extra.detach()
 
     def before_last_backward(self) -> dict[str, Tensor | float]:
-        """Set the factor by what is known before a mini-batch's last backward pass; return metrics."""
+        """Set the factor from measurements before a mini-batch's last backward pass; return metrics."""
         figures: dict[str, Tensor | float] = {}
         for each in self.stabilizers:
             factor, more = each.before_step(self._accelerator.reduce, self._accelerator.device)
@@ -307,7 +308,7 @@ class StepScale:
         return figures
 
     def finish(self, mean_over_processes: Reduce | None) -> dict[str, float]:
-        """Correct the whole gradient, and set the factor by exact norms; return metrics."""
+        """Correct the complete gradient, and set the factor from exact norms; return metrics."""
         if self.correction is None:
             return {}
         factor, figures = self.correction.finish(mean_over_processes, self._scaler)
@@ -315,6 +316,6 @@ class StepScale:
         return figures
 
     def end_step(self, *, taken: bool, clip_fraction: float) -> None:
-        """Tell the stabilizers whether the policy has stepped, and the share of tokens that was clipped."""
+        """Pass to the stabilizers whether the policy has stepped, and the share of clipped tokens."""
         for each in self.stabilizers:
             each.end_step(taken=taken, clip_fraction=clip_fraction)

@@ -9,7 +9,7 @@ from ..core import GROUP_SCALES
 from .options import option, takes_ignored
 from .stppo_config import KINDS, Preset, STPPOConfig
 
-# The end of a variant's name gives the baseline of advantages.
+# The suffix of a variant's name gives the baseline of advantages.
 GROUP_VARIANTS = {
     **{"grpo": ("token", False), "gspo": ("sequence", False)},
     **{f"{k}{end}": meaning for end in ("grpo", "rloo", "rebn") for k, meaning in KINDS.items()},
@@ -27,10 +27,11 @@ CRITICS_OPTIONS = (
 class STGRPOConfig(STPPOConfig):
     """Configuration of [`STGRPOTrainer`]: [`STPPOConfig`] without the critic's options.
 
-    Setting one of these, or rewards per token, is an error. `beta` works as in GRPO. `variant` also sets
-    the baseline of an advantage: the mean of the group (`..grpo`, `gspo`), of the others of the group
-    (`..rloo`), or of the discounted returns of all turns of the batch (`..rebn`, with which a prompt may
-    be played once). `scale_rewards` is for the first, `gamma` for the last.
+    Setting one of these options, or options of rewards per token, is an error. `beta` works as in GRPO.
+    `variant` also sets the baseline of an advantage: the mean score of the group (`..grpo`, `gspo`), the
+    mean score of the group's other episodes (`..rloo`), or the mean of the discounted returns of all turns
+    of the batch (`..rebn`, which allows one episode per prompt). `scale_rewards` works only with the
+    group's mean, `gamma` only with `..rebn`.
 
     Source: arXiv:2511.20718v2 (SO-GRPO, SORL); Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024,
     arXiv:2402.14740 (RLOO); GEM, arXiv:2510.01051 (ReBN).
@@ -57,7 +58,7 @@ class STGRPOConfig(STPPOConfig):
             self.num_iterations = STPPOConfig.num_iterations if self.stabilizers else 1
 
     def _resolve_critic(self) -> None:
-        """Leave the critic's learning rate unset, because there is no critic."""
+        """Leave the critic's learning rate unset; a file may still name 1e-5, the default of version 0.1."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None
 

@@ -10,10 +10,10 @@ from .options import option, takes_ignored
 from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
 
-# Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is
-# not yet found (docs/stability.md).
+# Stabilizers of a stabilised variant. "winners" is not a default, because it converges too early if the
+# policy has not found a way to play yet (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
-# Beginning of a variant's name -> (importance_sampling_level, whether its updates are stabilised)
+# Prefix of a variant's name -> (importance_sampling_level, whether its updates are stabilised)
 KINDS = {
     **{"": ("token", False), "turn-": ("turn", False)},
     **{"s-": ("token", True), "st-": ("turn", True)},
@@ -34,7 +34,7 @@ class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: [`PPOConfig`] with turn-level ratios and stabilizers.
 
     `variant` sets `importance_sampling_level` and `stabilizers`; setting one of them to a value
-    that contradicts the variant is an error. A level without a variant chooses it.
+    that contradicts the variant is an error. A level without a variant selects the variant.
 
     Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of `"share"` and `"winners"`
     are this package's own. VCPO (arXiv:2602.17616) scales the step too, as `"share"`
@@ -44,10 +44,10 @@ class STPPOConfig(PPOConfig):
     trainer_name: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
-    # Variant of a level that is set alone.
+    # Level that is set without a variant -> its variant.
     _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "s-ppo", "turn": "st-ppo"}
-    # Measurement of the clipping bias: "exact", "logits", or None: exact unless episodes are weighted or
-    # gradients sharded, and only if needed. Studies set it; it is not an option.
+    # Measurement of the clipping bias: "exact" or "logits". None measures only if needed, exactly unless
+    # episodes are weighted or gradients are sharded. Studies set this; it is not an option.
     _clip_bias_estimator: ClassVar[str | None] = None
 
     variant: str | None = option(
@@ -91,13 +91,13 @@ class STPPOConfig(PPOConfig):
             kind.check(self)
 
     def _resolve_critic(self) -> None:
-        """Set lambda for token ratios, and what belongs to the critic."""
+        """Set lambda for token ratios, and the critic's settings."""
         if self.lam is None and self.importance_sampling_level == "token":
             self.lam = PPOConfig.lam
         super()._resolve_critic()
 
     def _resolve_variant(self) -> None:
-        """Set level and stabilizers by the variant, and a variant that is not set by those that are set."""
+        """Set level and stabilizers from the variant, or an unset variant from level and stabilizers."""
         level, listed = self.importance_sampling_level, self.stabilizers
         if isinstance(self.variant, Preset):
             self.variant = str.__str__(self.variant)

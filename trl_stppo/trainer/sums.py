@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.masking import widest
 
-# Rounding errors of the largest value; smaller deviations from the mean are noise.
+# Deviations from the mean below this many rounding errors of the largest value are noise.
 ROUNDING = 4
 
 
@@ -21,7 +21,7 @@ def wide(tensor: Tensor) -> Tensor:
 def centred(values: Tensor, dim: int | None = None) -> Tensor:
     """Return the deviations of values from their mean over `dim`, in the same shape. NaN values stay NaN.
 
-    A deviation that rounding can have made of equal values is exactly 0.
+    A deviation that can be a rounding error between equal values is exactly 0.
     """
     known = wide(values)
     around = known - known.nanmean(dim, keepdim=True)
@@ -31,7 +31,7 @@ def centred(values: Tensor, dim: int | None = None) -> Tensor:
 
 
 def spread(values: Tensor, dim: int | None = None) -> Tensor:
-    """Return the unbiased standard deviation over `dim`, without NaN values; fewer than two others give NaN.
+    """Return the unbiased standard deviation over `dim`, NaN values excluded; fewer than two values give NaN.
 
     Values that are equal up to rounding give exactly 0.
     """
@@ -43,7 +43,7 @@ def spread(values: Tensor, dim: int | None = None) -> Tensor:
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
-    `optional` names are left out if the denominator is 0; for other names the quotient is then 0.
+    A name in `optional` is left out if its denominator is 0; other names then have the quotient 0.
     """
 
     def __init__(self, *optional: str) -> None:
@@ -67,7 +67,7 @@ class RatioOfSums:
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 
     def log_sum(self, name: str, value: Tensor) -> None:
-        """Add a 0-dim `value` to the log-sum-exp that is the metric `name`."""
+        """Accumulate a 0-dim `value` into the log-sum-exp metric `name`."""
         value = wide(value)
         known = self._log_sums.get(name)
         self._log_sums[name] = value if known is None else torch.logaddexp(known, value)
@@ -75,8 +75,8 @@ class RatioOfSums:
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the metrics over all processes, and reset all sums.
 
-        Every process must have added the same names in the same order. `gather` stacks a [1, N] tensor
-        of every process into [W, N].
+        Every process must have added the same names in the same order. `gather` stacks the [1, N]
+        tensors of all processes into [W, N].
         """
         if not self._sums and not self._maxima:
             return {}

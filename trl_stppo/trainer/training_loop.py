@@ -1,7 +1,7 @@
 """The training loop: all operations on a batch, in their order.
 
     rollout           rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
-    micro_batch       rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
+    micro_batch       rollout batch -> mini-batches, shuffled again in every epoch -> micro-batches
     loss              the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
     after_backward    the second pass of clipped rows, if one is needed
     end_micro_batch   clipping bias, guards, the critic's gradient, the scale of the step, metrics
@@ -108,7 +108,7 @@ class TrainingLoop:
         self.window: list[Batch] = []
         # Rows and log-probabilities of the passes of a rollout's first step.
         self.first_logprobs: list[tuple[Tensor, Tensor]] = []
-        # `seconds`: its duration, with that of a rollout before it.
+        # `seconds` is the mini-batch's duration, including a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
 
@@ -135,7 +135,7 @@ class TrainingLoop:
             batch["turn_index"] = turns.row_index
             rollout.totals = turns.totals(scores).tolist()
             final_values = self.add_values(batch, turns)
-            # An episode is one row, also if it has several contexts.
+            # Advantages need one row per episode, also if the episode has several contexts.
             episodes = turns.join(batch)
             episodes["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._add_sampler_weights(episodes)
@@ -159,11 +159,11 @@ class TrainingLoop:
         Without the column the ratio is 1.
         """
         args = self.args
-        # If one optimizer step takes in the whole rollout, the policy has not moved before it.
+        # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
         moves = args.steps_per_rollout > 1
         needs = self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness
         if moves and not needs and args.num_mini_batches == 1:
-            # The first step's own pass gives them, under the weights that played.
+            # The passes of the first step give these values, because they run with the weights that played.
             ids = batch["completion_ids"]
             batch["row"] = torch.arange(len(ids), device=ids.device)
         elif moves or needs:
@@ -182,7 +182,7 @@ class TrainingLoop:
         if first and "old_per_token_logps" in batch and is_fresh_lora(policy):
             batch["ref_per_token_logps"] = batch["old_per_token_logps"]
             return
-        # A fresh adapter is switched off; one that has learnt has a copy.
+        # A fresh adapter is switched off; an adapter that has learnt has a copy, "ref".
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
             batch["ref_per_token_logps"] = self.logprobs_under(host.model, batch)
 
@@ -235,7 +235,7 @@ class TrainingLoop:
         """Compute advantages and the critic's targets by GAE, or group advantages without a critic.
 
         `scores`, [B] in reward units, belong to the last token of the episodes that are `scored`;
-        `final_values`, [B], are the critic's after that token.
+        `final_values`, [B], are the critic's values after that token.
         """
         if final_values is None:
             group = self.host.num_generations
@@ -306,7 +306,7 @@ class TrainingLoop:
         """Log the rollout's metrics; `all_rewards`, [W * B, F], are the rewards of all processes."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        # Nothing of the rollout is logged yet.
+        # Save before logging, so that the checkpoint has no metrics of this rollout.
         self.guards.keep_best(rollout.episodes, rollout.totals)
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
@@ -328,7 +328,7 @@ class TrainingLoop:
         elif step % per_epoch == 0:
             host.rollout_buffer = deal(host.rollout_buffer, per_epoch)
         if step % accumulation == 0:
-            # Only copies are sorted: a sorted buffer would make the next shuffle depend on the cut.
+            # Only copies are sorted: a sorted buffer would make the next shuffle depend on the split.
             first = step % per_epoch
             window = host.rollout_buffer[first : first + accumulation]
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
@@ -356,7 +356,7 @@ class TrainingLoop:
 
     @property
     def step_of_rollout(self) -> int:
-        """Return the optimizer step's place among the steps of its rollout batch, from 0."""
+        """Return the index of the optimizer step within its rollout batch."""
         done = self.host.micro_step % self.args.micro_batches_per_rollout
         return int(done // self.args.gradient_accumulation_steps)
 
@@ -385,7 +385,7 @@ class TrainingLoop:
         loss = sum(done, self.piece_loss(model, last))
         if is_warming_up(self.host):
             return loss
-        # The last micro-batch: DeepSpeed steps inside its backward pass.
+        # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
             self.metrics.add_scalars(self.scale.before_last_backward())
         if self.host.is_deepspeed_enabled:
@@ -408,7 +408,7 @@ class TrainingLoop:
         if self.host.has_critic:
             value_loss = self.args.vf_coef * self.value_loss(inputs)
         if is_warming_up(self.host):
-            # The policy rests; its gradient stays None.
+            # The policy does not train, so its gradient stays None.
             return value_loss.requires_grad_()
         return self.policy_loss(model, inputs) + value_loss
 
@@ -460,7 +460,7 @@ class TrainingLoop:
         self.metrics.add_mean("perf/packed_share", packed, loss_mask)
         self.metrics.add_drift(inputs, logprobs)
         if self.args.rollout_staleness and self.step_of_rollout == 0:
-            # No step was taken yet: this is the policy from before the update.
+            # No step was taken yet, so these are log-probabilities of the policy before the update.
             change = (logprobs - inputs["old_per_token_logps"]).abs()
             self.metrics.add_mean("sampling/drift", change, loss_mask)
         surrogate = self.weigh_episodes(inputs, surrogate)
@@ -470,8 +470,8 @@ class TrainingLoop:
         )
         if second_pass is not None:
             self.second_pass = take_rows(inputs, second_pass.rows), second_pass.coefficient
-        # Gradient: of -kept. Value: of -objective. Upstream does not divide the loss by the number of
-        # micro-batches: GRPOTrainer sets `loss_is_scaled_for_ga`.
+        # The loss has the gradient of -kept and the value of -objective. Upstream does not divide it by the
+        # number of micro-batches, because GRPOTrainer sets `loss_is_scaled_for_ga`.
         kept = (surrogate.kept * weights).sum()
         value = (surrogate.objective * weights).sum()
         loss = -kept + (kept - value).detach()
@@ -570,7 +570,7 @@ class TrainingLoop:
             self.metrics.add_scalars(self.scale.finish(mean))
 
     def keep_first_logprobs(self) -> None:
-        """Add the log-probabilities of a rollout's first step to the rollout batch, as the old ones."""
+        """Store the log-probabilities of a rollout's first step as `old_per_token_logps`."""
         if not self.first_logprobs:
             return
         rows = {
@@ -601,8 +601,8 @@ class TrainingLoop:
         taken = admitted and not is_warming_up(self.host)
         self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
-            # Without gradients the optimizer does nothing. The critic keeps its own if only the policy had
-            # nothing to learn.
+            # Without gradients the optimizer does nothing. The critic keeps its gradient if only the policy
+            # had nothing to learn.
             self.host.model.zero_grad(set_to_none=True)
             if self.guards.outcome != "critic_only":
                 self.start_mini_batch()

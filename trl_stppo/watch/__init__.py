@@ -16,7 +16,7 @@ __all__ = ["ProgressLines", "Run", "draw_curves", "read_run"]
 def __getattr__(name: str) -> Any:
     if name != "ProgressLines":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # It imports transformers, which the commands do not need.
+    # Import it only now, because it imports transformers, which the commands do not need.
     from .lines import ProgressLines
 
     return ProgressLines

@@ -1,7 +1,7 @@
 """Progress lines in the terminal: an introduction, one line per rollout batch and per evaluation.
 
-A *round* is one rollout batch with its updates. The log that completes it prints its line, so
-`logging_steps` sets how often. Only the main process prints, and an error here does not end a training.
+A *round* is one rollout batch with its updates. Its line comes with the log entry that completes it, so
+`logging_steps` sets how often lines appear. Only the main process prints. An error here does not end a run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ LAST = 5
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
 
-# From left to right; 80 characters with place and times. The score replaces a success that is not known.
-# Beside a success of 0 in the first rollout it replaces the entropy.
+# Columns from left to right; 80 characters with place and times. If the success is not known, the score
+# replaces it. If the success is 0 in the first rollout, the score replaces the entropy.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
@@ -116,7 +116,7 @@ class ProgressLines(TrainerCallback):
         self._best = max(outcomes)
         self._known, self._since = set(self._since), {}
         self._explains = getattr(args, "log_level", None) in ("info", "debug")
-        # Bars of shards would stand between the lines.
+        # Progress bars of loading shards would interrupt the lines.
         self._bars = is_progress_bar_enabled()
         disable_progress_bar()
         if state.is_world_process_zero:
@@ -129,10 +129,10 @@ class ProgressLines(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""
-        # From the history: earlier callbacks may have removed some of `logs`.
+        # Read the history, because earlier callbacks may have removed entries of `logs`.
         self._take(state.log_history[-1] if state.log_history else dict(logs or {}))
         rounds, main = self._rounds(state), state.is_world_process_zero
-        # Evaluations and the end of the run are logged, too.
+        # Print only training metrics, because evaluations and the end of the run are logged too.
         trained = any(column.metric in self._since for column in COLUMNS)
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
@@ -226,7 +226,7 @@ class ProgressLines(TrainerCallback):
         self._known |= set(self._since)
         solved = mean(self._since.get(SUCCESS))
         if not self._columns:
-            # Without a success a score may rise all the same. A resumed run keeps its columns.
+            # Without a success the score may still rise, so show both. A resumed run keeps its columns.
             first = next(iter(known(state.log_history, SUCCESS)), solved)
             self._shows_both = first == 0 and SCORE in self._known
         left_out = "score" if SUCCESS in self._known else "success"
@@ -260,7 +260,7 @@ class ProgressLines(TrainerCallback):
             )
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
-            # Without a success nearly all must be cut.
+            # If the success is not known, warn only if nearly all episodes are cut.
             many = 0.95 if solved is None else 0.25
             if not self._warned and cut is not None and cut > many and not solved:
                 self._warned = True
@@ -274,19 +274,19 @@ class ProgressLines(TrainerCallback):
 
 
 def lost(history: list[dict[str, Any]]) -> str | None:
-    """Return the label of a success or score that the last rollouts have lost without an alarm, else None."""
+    """Return the label of the outcome (success or score) that fell without an alarm, or None."""
     success = known(history, SUCCESS)
     levels = success or known(history, SCORE)
     if len(levels) <= LAST or any(known(history, FALLS)):
         return None
     best = max(levels)
-    # A score may be negative. A tenth of its best means little if it has been as far below 0.
+    # A score may be negative. A tenth of its best means little if the score was as far below 0.
     fallen = max(levels[-LAST:]) < best / 10 and min(levels) > -best
     return ("success" if success else "score") if fallen else None
 
 
 def say_fruitless(history: list[dict[str, Any]]) -> None:
-    """Print and log that no rollout of a log could teach anything, and where to look first."""
+    """Print and log that no rollout had a learning signal, and which metrics to read first."""
     zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
     if said := " and ".join(dict.fromkeys(NEEDED[name] for name in zero)):
         valid = "turns/valid_action_rate and " if known(history, "turns/valid_action_rate") else ""
@@ -344,7 +344,7 @@ def mean(values: list[float] | None) -> float | None:
 def wrapped(text: str, longest: int = 1000) -> list[str]:
     """Wrap a text to the terminal's width, without breaks in words and paths."""
     width = longest
-    # There may be no stdout, or it is closed.
+    # Keep the width if there is no stdout or it is closed.
     with contextlib.suppress(AttributeError, ValueError):
         if sys.stdout.isatty():
             width = min(shutil.get_terminal_size().columns, longest)

@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 class MetricsFile(TrainerCallback):
     """Callback that appends every entry of `log_history` to `metrics.jsonl` in the output directory.
 
-    Evaluations before the training join the `log_history` that upstream begins after them. A resumed run
-    first restores the file to the log of its checkpoint, so that no entry is there twice. The file of an
-    earlier run becomes `metrics.previous.jsonl`, `metrics.previous-2.jsonl` and so on. A full disk ends the
-    file with a warning, and not the training. `task` returns names of model, environment and data.
+    Entries of evaluations before the training are put before the `log_history` that upstream begins then. A
+    resumed run first restores the file to the log of its checkpoint, so that no entry is there twice. The
+    file of an earlier run becomes `metrics.previous.jsonl`, `metrics.previous-2.jsonl` and so on. If the disk
+    is full, the file ends with a warning and the training goes on. `task` returns names of model, environment
+    and data.
     """
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:

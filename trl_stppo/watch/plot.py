@@ -22,9 +22,9 @@ PICTURE = "curves.png"
 
 
 def draw_curves(runs: Mapping[str, Run], path: Path) -> Path:
-    """Draw the panels of runs, by label, into a picture; circles are evaluations. Return its path.
+    """Draw the panels of labelled runs into a picture, with circles for evaluations; return its path.
 
-    The axis counts updates, or optimizer steps if the length of an update is not known of each run.
+    The axis counts updates, or optimizer steps if the length of an update is not known for each run.
     """
     from matplotlib.figure import Figure
 

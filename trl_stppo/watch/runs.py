@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
 FORMAT = 1
-# TRL's metrics that the panels draw, and our names for them.
+# TRL's metrics that the panels draw -> this package's names.
 OF_TRL = {
     "reward": "episode/score",
     "entropy": "policy/entropy",
@@ -65,7 +65,7 @@ OF_TRL = {
 
 
 class Panel(NamedTuple):
-    """One panel of curves: metric, title, unit, and limits of the axis, None if the data have none."""
+    """One panel of curves: metric, title, unit, and limits of the axis (None: from the data)."""
 
     metric: str
     title: str
@@ -110,8 +110,8 @@ class Run:
     def points(self, metric: str, steps: int | None = None) -> tuple[list[int], list[float]]:
         """Return the updates and a metric's mean in each, sorted. The last entry of a step counts.
 
-        Values that are not finite are left out. An update has this many optimizer steps; by default the
-        run's, or 1.
+        Values that are not finite are left out. An update has `steps` optimizer steps, by default the
+        run's `steps_per_rollout`, or 1.
         """
         per_update = steps or self.steps_per_rollout or 1
         entries = sorted((e for e in self.history if metric in e), key=lambda e: e["step"])
@@ -176,7 +176,7 @@ def _read_file(file: Path, folder: Path) -> Run:
             f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error})."
         ) from error
     dicts = [entry for entry in history if isinstance(entry, dict)]
-    # The last entry of transformers, for example, has no step.
+    # An entry without a step is skipped and does not count as damaged.
     steps = [entry for entry in dicts if "step" in entry]
     valid = [entry for entry in steps if number(entry["step"]) is not None]
     if odd := len(history) - len(dicts) + len(steps) - len(valid):
@@ -186,7 +186,10 @@ def _read_file(file: Path, folder: Path) -> Run:
 
 
 def _pace(history: list[dict[str, Any]]) -> int | None:
-    """Return TRL's optimizer steps per rollout, known if each step is logged: a rollout logs its tokens."""
+    """Return TRL's optimizer steps per rollout, or None unless every step is logged.
+
+    Each rollout logs `num_tokens`, so the distance between two such entries is the result.
+    """
     steps, played = (
         sorted({entry["step"] for entry in history if name in entry})
         for name in ("loss", "num_tokens")
@@ -196,7 +199,7 @@ def _pace(history: list[dict[str, Any]]) -> int | None:
 
 
 def _named(entry: Any) -> Any:
-    """Add our names of TRL's metrics to an entry of another trainer's log."""
+    """Add this package's names of TRL's metrics to an entry of another trainer's log."""
     if not isinstance(entry, dict):
         return entry
     return {**{ours: entry[name] for name, ours in OF_TRL.items() if name in entry}, **entry}

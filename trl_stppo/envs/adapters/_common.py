@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
-# A lock around swaps of the state of `random` and `numpy.random`, which a process has once.
+# Lock around swaps of the states of `random` and `numpy.random`, which all threads of a process share.
 _GLOBAL_GENERATORS = threading.RLock()
 
 
@@ -20,7 +20,7 @@ def action_text(text: str) -> str:
 
 def last_word(text: str, words: Iterable[str]) -> str | None:
     """Return the last word of the action that is among `words`, in lower case, or None."""
-    # Longer ones first: "go up" must not be read as "go".
+    # Try longer words first, so that "go up" is not read as "go".
     choices = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     found = re.findall(rf"\b(?:{choices})\b", action_text(text), re.IGNORECASE)
     return str(found[-1]).lower() if found else None
@@ -39,7 +39,7 @@ def no_episode() -> RuntimeError:
 class PrivateRandomness:
     """Private state of the generators `random` and `numpy.random`, for one environment.
 
-    For packages that draw from, or reseed, the global generators. Their calls run inside
+    It is for packages that draw from, or reseed, the global generators. Their calls run inside
     `installed()`, one thread at a time: the generators continue from this environment's last call, and
     are restored afterwards. A thread that draws without this lock may still see the wrong state.
     """

@@ -26,7 +26,7 @@ class GemEnv:
 
     def __init__(self, env_id: str, **options: Any) -> None:
         """Make the environment with the arguments of `gem.make`."""
-        # GEM draws from the global generators, also when imported, and reseeds them.
+        # Protect the global generators, because GEM draws from them, even when imported, and reseeds them.
         self._randomness = PrivateRandomness()
         with self._randomness.installed():
             try:
@@ -55,7 +55,7 @@ class GemEnv:
         info = {"valid_action": reward != self._rewards.format_error_reward}
         if terminated or truncated:
             self._is_running = False
-            # Games with earlier rewards end with less than the full reward, and this word.
+            # Games with earlier rewards are won with less than the full reward, and with this first word.
             won = reward >= self._rewards.success_reward
             info["success"] = won or observation.startswith("Congratulations")
         text = _with_suffix(observation, shown)

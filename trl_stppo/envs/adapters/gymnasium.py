@@ -6,7 +6,7 @@ from typing import Any
 
 from ._common import action_text, last_word, missing, no_episode
 
-# A terminal's colours stand around one character.
+# One character between the terminal codes that start and end a colour.
 _MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")
 
 
@@ -29,11 +29,11 @@ class GymnasiumEnv:
         """Create the Gymnasium environment.
 
         Args:
-            game: id of `gymnasium.make`.
+            game: id for `gymnasium.make`.
             words: word -> action of the game; the last such word of a turn counts. None passes the text.
             rules: text before the first observation.
-            invalid_reward: of a turn without one of `words`, which leaves the state unchanged.
-            **options: of `gymnasium.make`, for example `render_mode="ansi"`, `max_episode_steps=20`.
+            invalid_reward: reward of a turn without a word of `words`, which leaves the state unchanged.
+            **options: arguments of `gymnasium.make`, such as `render_mode="ansi"`, `max_episode_steps=20`.
         """
         try:
             import gymnasium

@@ -13,10 +13,10 @@ from typing import Any, Literal, Union
 
 from ._common import missing
 
-# Seconds for a server to start, and to end.
+# Longest time in seconds for a server to start, and to end.
 WAIT_SECONDS = 60.0
 TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
-# Keywords of a schema that type hints express, or that say nothing to the model.
+# Keywords of a schema that type hints express, or that the model does not need.
 PLAIN = {"type", "enum", "items", "anyOf", "title", "description", "default"}
 TAKEN = ("reset", "step", "close", "get_reward")
 
@@ -24,7 +24,7 @@ TAKEN = ("reset", "step", "close", "get_reward")
 class McpEnv:
     """A tool environment that starts an MCP server (`command`, `args`, `env`) and offers its tools.
 
-    Each instance has a server process of its own, which `close` ends. An error of a tool is its answer. A
+    Each instance has a server process of its own, which `close` ends. A tool's error becomes its answer. A
     subclass may define `reset`, which returns a text or None, and `get_reward`.
     """
 
@@ -32,7 +32,7 @@ class McpEnv:
         self, command: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
     ) -> None:
         server = _Server(command, list(args), None if env is None else dict(env))
-        # A method would be a tool. It also runs when the instance is forgotten.
+        # Set an attribute, because a method would be a tool. It also runs when the instance is deleted.
         self.close = weakref.finalize(self, server.end)
         if wrong := [t.name for t in server.tools if t.name in TAKEN or t.name.startswith("_")]:
             self.close()
@@ -90,7 +90,7 @@ class _Server:
 
     def end(self) -> None:
         """End the server's process."""
-        # The loop may have ended, or this is its thread.
+        # Ignore the error if the loop has ended, or if this is its thread, which cannot join itself.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(WAIT_SECONDS)

@@ -55,11 +55,11 @@ class _Session:
                 `openenv`; actions and observations are then dictionaries). Sessions must not share a
                 client: in a factory, pass a callable or an address.
             to_action: text of a turn -> the client's action. It raises NoAction if there is none. The
-                message becomes the observation, as does that of an action which the server rejects.
+                message of this error, or of a server that rejects the action, becomes the observation.
             to_text: observation -> text.
-            is_success: last result -> whether it was a success; None if that is not known.
+            is_success: last result -> whether the task was solved; None if this is not known.
             reset_columns: columns of the row for the client's `reset`.
-            invalid_reward: of a turn without an action.
+            invalid_reward: reward of a turn without an action.
         """
         self._source = client
         self._to_action = to_action
@@ -77,7 +77,7 @@ class _Session:
             except ImportError as error:
                 raise missing("openenv") from error
             return GenericEnvClient(base_url=source)
-        # A class has the attribute `reset` too.
+        # A class is a factory, although it has the attribute `reset`.
         is_factory = isinstance(source, type) or not hasattr(source, "reset")
         return source() if is_factory else source
 

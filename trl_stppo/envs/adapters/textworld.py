@@ -10,13 +10,13 @@ from typing import Any, Literal
 from ._common import action_text, missing, no_episode
 
 _BANNER = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
-# The prompt, padded, then room and score.
+# The status line has the padded prompt, then room and score.
 _STATUS_LINE = re.compile(r"\n>[^\n]*\s*\Z")
 
 # TextWorld has one parser for all games, which is not thread-safe.
 _PARSER = threading.Lock()
 
-# Jericho cuts at 198 bytes, with a warning.
+# Shorten commands, because Jericho cuts them at 198 bytes with a warning.
 MAX_COMMAND_CHARS = 150
 PARTS = ("feedback", "description", "inventory")
 REWARDS = ("score", "dense", "sparse")
@@ -49,7 +49,7 @@ class TextWorldEnv:
                 or else no limit.
             show: parts of an observation, in order: "feedback" (the response to the command),
                 "description" (of the room), "inventory". A part that the feedback contains is left out.
-            reward: "score", growth of the score; "dense", that divided by the game's maximum, so that an
+            reward: "score", growth of the score; "dense", growth divided by the game's maximum, so that an
                 episode sums to at most 1; "sparse", 1 on the winning turn and 0 on others.
         """
         if not show or not {*show} <= {*PARTS}:
@@ -63,7 +63,7 @@ class TextWorldEnv:
         self._max_steps = max_steps
         self._env: Any = None
         self._loaded: str | None = None
-        # None: no episode is running.
+        # None while no episode is running.
         self._state: Any = None
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
@@ -104,7 +104,7 @@ class TextWorldEnv:
         self._env = self._loaded = self._state = None
 
     def _load(self, game: str) -> None:
-        # A folder of that name, such as `scripts/textworld`, has neither.
+        # Import names, because a folder called `textworld` (as in `scripts/`) can be imported but lacks them.
         try:
             from textworld import EnvInfos, start
         except ImportError as error:
@@ -121,7 +121,7 @@ class TextWorldEnv:
             admissible_commands=self._admissible_commands,
             **dict.fromkeys(("feedback", *self._show), True),
         )
-        # A warning per game, without an effect here.
+        # TextWorld warns for each game, but the warning does not matter here.
         warnings.filterwarnings("ignore", message=".*change detection will be disabled")
         with _PARSER:
             self._env, self._loaded = start(game, wanted), game
@@ -129,7 +129,7 @@ class TextWorldEnv:
     def _reward_of(self, state: Any, score: float) -> float:
         if self._reward == "sparse":
             return float(state.won)
-        # The score is cumulative: a turn's reward is the difference.
+        # The score is cumulative, so a turn's reward is the difference.
         return (score - self._score) / (state.max_score if self._reward == "dense" else 1)
 
     def _text(self, state: Any) -> str:

@@ -45,8 +45,8 @@ class SearchEnv:
 
     Every turn must contain exactly one `<search>query</search>` or `<answer>text</answer>`. The text in
     `<think>..</think>` and around the action is ignored. A thought without an end, several actions, an
-    `<information>` block by the policy, an empty action or one with tags in it gets a reminder, and the
-    episode goes on. The rollout limits the turns (`max_turns`).
+    `<information>` block by the policy, an empty action, or an action with tags in it gets a reminder, and
+    the episode goes on. The rollout limits the turns (`max_turns`).
     """
 
     @classmethod
@@ -86,7 +86,7 @@ class SearchEnv:
                 texts with " | ", and treats `<think>` and `<information>` in a turn as ordinary text.
             metric: "em" rewards an exact match with 1; "f1" rewards the F1 of the words; "letter"
                 rewards the right letter of a multiple-choice question with 1, and other rows as "em".
-            invalid_reward: of a turn without a valid action; 0 or a small negative number.
+            invalid_reward: reward of a turn without a valid action; 0 or a small negative number.
 
         Raises:
             ValueError: a setting that is not allowed, or a limit that is too small for the fixed texts.
@@ -122,7 +122,7 @@ class SearchEnv:
         """Start an episode from a row with a column `answers`, a non-empty list of strings.
 
         With `metric="letter"` a column `choices`, letter -> text or a list of texts, is used too: a
-        row with choices is scored by the letter, one whose choices are empty by exact match. Without
+        row with choices is scored by the letter, a row whose choices are empty by exact match. Without
         the column, answers that are all letters are scored by the letter.
         """
         answers = row.get("answers")

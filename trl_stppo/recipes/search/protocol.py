@@ -45,7 +45,7 @@ SEARCH_PROMPT_CHOICES = (
 class Turn:
     """A parsed turn: its action, the action's content, and whether its format is tidy."""
 
-    # The only action; "" without a valid one.
+    # The only action; "" if there is no valid action.
     kind: Kind = ""
     # The action's text, stripped; not empty if there is an action.
     content: str = ""
@@ -64,9 +64,9 @@ class _Tag(NamedTuple):
 def read_turn(text: str, *, thoughts: bool = True) -> Turn:
     """Parse the search or the answer in the text of a turn.
 
-    Outside of thoughts there must be exactly two tags, those around the action, and words between them.
-    Text in `<think>..</think>` is ignored; a turn may begin inside a thought, since chat templates of
-    reasoning models put the opening tag into the prompt. Without `thoughts`, `<think>` and
+    Outside of thoughts there must be exactly two tags, around the action, and words between them. Text in
+    `<think>..</think>` is ignored. A turn may begin inside a thought, because chat templates of reasoning
+    models put the opening tag into the prompt. Without `thoughts`, `<think>` and
     `<information>` are ordinary text.
     """
     if thoughts:
@@ -88,8 +88,8 @@ def read_turn(text: str, *, thoughts: bool = True) -> Turn:
 def last_answer(text: str) -> str | None:
     """Return the last complete answer outside of thoughts and observations, stripped, or None.
 
-    For episodes in one string, without ends of turns. The innermost of nested answers counts; one with
-    another tag in it does not.
+    It is for episodes in one string, without ends of turns. The innermost of nested answers counts. An
+    answer with another tag in it does not count.
     """
     answer = None
     for turn in _outside_of_observations(text):

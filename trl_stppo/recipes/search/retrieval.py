@@ -1,4 +1,4 @@
-"""Retrievers by name, the interface `Retriever`, BM25 in memory (bm25s), and the corpus of its recipe."""
+"""Retrievers by name, their interface, a client of a server, BM25 in memory (bm25s), and a corpus for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from trl_stppo.errors import RetrievalError
 
-# huggingface_hub depends on one of the two, on the first from its version 2 on.
+# huggingface_hub depends on one of the two: on httpx2 from its version 2 on, on httpx before.
 try:
     import httpx2 as httpx
 except ImportError:
@@ -25,10 +25,10 @@ except ImportError:
 
 __all__ = ["open_retriever"]
 
-# "timeout" and "too many requests", unlike other 4xx
+# Retry "timeout" and "too many requests", unlike other 4xx errors.
 _RETRIED = frozenset({408, 429})
 _HEADERS = {"Content-Type": "application/json"}
-# Not the global generator, which a reproducible run draws from.
+# Use a separate generator, because a reproducible run draws from the global generator.
 _random = random.Random()
 
 
@@ -50,11 +50,11 @@ class HttpRetriever:
         """Create a client. The client connects on the first search.
 
         Args:
-            url: of the endpoint, "http://127.0.0.1:8000/retrieve". Proxies are not used.
+            url: address of the endpoint, "http://127.0.0.1:8000/retrieve". Proxies are not used.
             timeout: seconds to connect, and between two parts of a response, > 0.
             retries: attempts after the first, >= 0.
-            backoff: seconds before the first retry, >= 0, doubled for each further one up to 5 s; drawn
-                from the upper half of that, so that clients do not retry at once.
+            backoff: seconds before the first retry, >= 0, doubled for each further retry up to 5 s. The pause
+                is drawn between half and all of it, so that clients do not retry at the same time.
             cache_size: responses in memory, >= 0.
         """
         self._settings = {"timeout": timeout, "retries": retries, "backoff": backoff}
@@ -75,7 +75,7 @@ class HttpRetriever:
         return _make, (self.url, {**self._settings, "cache_size": self._cache_size})
 
     def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return at most `top_k` passages. A blank query is not sent and finds none.
+        """Return at most `top_k` passages. A blank query is not sent and finds nothing.
 
         Raises:
             RetrievalError: the server rejected the request, or failed until the last retry.
@@ -91,7 +91,7 @@ class HttpRetriever:
         self._process = os.getpid()
 
     def _ask(self, query: str, top_k: int) -> tuple[Passage, ...]:
-        # A fork must not use its parent's connections.
+        # A forked process must not use its parent's connections.
         if self._process != os.getpid():
             self._connect()
         request = json.dumps({"queries": [query], "topk": top_k, "return_scores": True})
@@ -120,7 +120,7 @@ class HttpRetriever:
 def passage_of(record: object) -> Passage:
     """Parse a record of a corpus file, or of a server's response, into a passage.
 
-    It has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
+    A record has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
     """
     if isinstance(record, dict):
         contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
@@ -184,7 +184,7 @@ def stdlib_search_dataset(split: Split) -> datasets.Dataset:
 
 
 STDLIB = "stdlib"
-# `cache` alone would open a name once per thread.
+# Lock the call, because `cache` itself could open a name once per thread.
 _lock = threading.Lock()
 
 
@@ -266,8 +266,8 @@ def words(text: str) -> list[str]:
 class BM25Retriever:
     """Retriever by BM25 (as in Lucene) over titles and texts in memory. Deterministic, thread-safe.
 
-    For the documentation of programs: see `words`. `scripts/search/` has an index on disk, for text of any
-    language.
+    It is made for the documentation of programs (see `words`). `scripts/search/` has an index on disk, for
+    text of any language.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -281,7 +281,7 @@ class BM25Retriever:
         self._index.index(corpus, show_progress=False)
 
     def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return at most `top_k` passages, best first, ties in corpus order. A blank query finds none."""
+        """Return at most `top_k` passages, best first, ties in corpus order. A blank query finds nothing."""
         return [passage for passage, _ in self.ranked(query, top_k)]
 
     def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:

@@ -41,7 +41,7 @@ def normalize_answer(text: str) -> str:
 def comparable(text: str) -> str:
     """Return the normalised text, or the lower-cased text if the normalised text is empty.
 
-    Without the second the answer "a" or "+" would match every empty prediction.
+    Without the second case, the answer "a" or "+" would match every empty prediction.
     """
     return normalize_answer(text) or " ".join(unicodedata.normalize("NFC", text).lower().split())
 
@@ -79,7 +79,7 @@ _LETTER = re.compile(r"""[\s(\[*_$"]*([A-Za-z])(?![^\W_])[\s)\]*_$".:,;]*(.*)"""
 def letter_of(text: object, choices: Choices | None = None) -> str | None:
     """Return the upper-case letter that a text consists of, or None. It never raises.
 
-    The text is a letter alone ("B", "(b)", "B."), or a letter and the text of that choice ("B) text").
+    The text is only a letter ("B", "(b)", "B."), or a letter and the text of that choice ("B) text").
 
     Args:
         text: the answer; other types than strings choose nothing.
@@ -124,8 +124,8 @@ def exact_match_reward(
 
     Args:
         completions: strings, or lists of messages.
-        answers: per row a list of gold answers, or one; None for a row without any.
-        choices: per row the choices; `multiple_choice_reward` scores rows that have some.
+        answers: per row a list of gold answers, or a single answer; None for a row without gold answers.
+        choices: per row the choices; `multiple_choice_reward` scores rows with choices.
         **columns: not used.
 
     Returns:
@@ -154,7 +154,7 @@ def multiple_choice_reward(
 
     Args:
         completions: strings, or lists of messages.
-        answers: per row the gold letters; None for a row without any.
+        answers: per row the gold letters; None for a row without gold letters.
         choices: per row the texts in order, or letter -> text; without the column A to Z are allowed.
         **columns: not used.
 
@@ -181,8 +181,8 @@ def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | No
 def final_answer(completion: Any) -> str | None:
     """Return the policy's final answer, stripped, or None if there is no answer. Never raises.
 
-    In a conversation that is the last assistant message with an answer as its only action. In a string,
-    it is the last complete `<answer>..</answer>` outside of `<think>` and `<information>`.
+    In a conversation, it is in the last assistant message whose only action is an answer. In a string, it
+    is the last complete `<answer>..</answer>` outside of `<think>` and `<information>`.
     """
     if isinstance(completion, str):
         return last_answer(completion)
@@ -237,8 +237,8 @@ def _scores(
 ) -> list[float | None]:
     """Score the final answers by gold answers and choices.
 
-    Return None for a row without gold answers, and, if there is the column `choices`, for a row that has
-    choices where `lettered` is False, or none where it is True.
+    The score is None for a row without gold answers. If there is the column `choices`, it is also None for
+    rows with choices (if `lettered` is False) or without choices (if `lettered` is True).
     """
     number = len(completions)
     golds = map(_as_texts, _per_row(answers, number))

@@ -26,12 +26,12 @@ from .run_state import RunState, load_beside_policy, load_models
 
 logger = logging.getLogger(__name__)
 
-# Must be equal: else the data differ, or weights and moments do not fit.
+# Fields that must be equal. Otherwise the data differ, or weights and moments do not fit.
 FIXED = (
     *("trainer", "variant", "critic", "adapter", "engine", "rows", "seed", "shuffle"),
     *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
 )
-# May differ only at the start of a rollout: the buffer is cut by processes and micro-batches.
+# Fields that may differ only at the start of a rollout, because they determine the split of its buffer.
 CUT = ("processes", "micro_batches")
 
 
@@ -118,7 +118,7 @@ def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Context manager without upstream's progress bars, the first of which would start a thread."""
+    """Context manager without upstream's progress bars, because the first bar would start a thread."""
     shown = upstreams.is_progress_bar_enabled()
     upstreams.disable_progress_bar()
     try:
@@ -166,7 +166,7 @@ class Checkpoints:
             self._state.read(folder)
             resume_from = None if folder is None else str(folder)
             output = self._guarded(wrapped, resume_from, *args, **kwargs)
-        # Upstream's value divides the complete run's loss by the steps of this part.
+        # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
     @contextmanager
@@ -220,13 +220,13 @@ class Checkpoints:
         where = wrapped(max_steps, per_epoch, epochs, *args)
         host = self._host
         self._find_best(Path(host.args.output_dir))
-        # Upstream would take one step too many.
+        # The run is complete, but upstream would take one more step.
         if host.state.global_step >= max_steps:
             return epochs, 0
         streams = not hasattr(host.train_dataset, "__len__")
         if self._state.folder is None or not streams or host.args.ignore_data_skip:
             return where
-        # To upstream a stream is one endless pass.
+        # Upstream treats a stream as one endless pass, so take the position from the run's state.
         return self._state.place_in_stream()
 
     def _find_best(self, run_dir: Path) -> None:
@@ -243,7 +243,7 @@ class Checkpoints:
         host, folder = self._host, Path(checkpoint)
         policy = host.model if model is None else model
         if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
-            # transformers before 5.23 loads only the adapters in subfolders if it finds one there.
+            # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         load_beside_policy(host, folder)
         self._state.forget_sync()
@@ -298,7 +298,7 @@ class Checkpoints:
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """End a training as upstream does, but keep the last checkpoint of a run that ended early.
 
-        With a limit of one, upstream deletes all but the best; a resumed run needs the last.
+        With a limit of one, upstream keeps only the best checkpoint; a resumed run needs the last checkpoint.
         """
         settings = self._host.args
         limit = settings.save_total_limit

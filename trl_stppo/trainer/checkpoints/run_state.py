@@ -1,8 +1,9 @@
-"""Saving and restoring of a run's state besides weights and optimizers.
+"""Saving and restoring of a run's state besides weights and optimizers, and new settings for a resumed run.
 
 Upstream's checkpoints do not contain the rollout buffer: a run resumed in the middle of a rollout batch
-would play new episodes and stay out of step. Here each process saves its buffer (log-probabilities,
-values and advantages included), the sampler's position and the metrics that were not logged yet.
+would play new episodes, and its later rollouts would begin at other steps. Here each process saves its
+buffer (log-probabilities, values and advantages included), the sampler's position and the metrics that
+were not logged yet. `renew` writes changed settings into the optimizers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..stabilizers import Stabilizer
 Groups = list[tuple[dict[str, Any], str, int | None]]
 
 _RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": CRITIC}
-# Setting -> key of a group, and index in its value if that is a tuple.
+# Setting -> key of a parameter group, and index in the value if the value is a tuple.
 _ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
 _KEPT = {*_RATES, "weight_decay", *_ADAM}
 
@@ -46,7 +47,7 @@ def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, A
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
     follows = host.args.derives_critic_rate and "learning_rate" not in changed
     if (follows or not host.has_critic) and "critic_learning_rate" in changed:
-        # Only a rate that was set is a new setting.
+        # The user has not set this rate, so the saved rate stays.
         host.args.critic_learning_rate, _ = changed.pop("critic_learning_rate")
     without = [n for n in changed if n in _KEPT and not _write(host, groups, n, *changed[n])]
     if not host.accelerator.is_main_process:
@@ -65,7 +66,7 @@ def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, A
 
 
 def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
-    """Return (group, role, index in the scheduler or None) of each parameter group that we made."""
+    """Return (group, role, index in the scheduler or None) of each parameter group that this package made."""
     assert host.optimizer is not None
     groups, roles = host.optimizer.param_groups, optimizers.roles
     found: Groups = []
@@ -112,7 +113,7 @@ def _set_rate(
 ) -> None:
     """Set a group's base learning rate, and the scheduled rate of the next optimizer step."""
     if index is None:
-        # `CriticOptimizer` reads the setting at each step.
+        # A separate critic optimizer has no scheduler: it reads the setting at each step.
         return
     scheduler: Any = getattr(schedule, "scheduler", schedule)
     if hasattr(scheduler, "lr_lambdas"):
@@ -138,7 +139,7 @@ STALE_POLICIES = "stale_policies.pt"
 def plain(value: Any) -> Any:
     """Convert a value to tensors, numbers, text, lists and dicts, which load without running code."""
     if isinstance(value, Tensor):
-        # A view would save its complete storage.
+        # Clone, because a view would save its complete storage.
         return value.detach().cpu().clone()
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -203,7 +204,7 @@ def load_beside_policy(host: Bridge, folder: Path) -> None:
 class RunState(TrainerCallback):
     """Saves a run's state and its position in the training rows, and restores them on resumption."""
 
-    # Their state is saved too; set after construction.
+    # Parts whose state is saved too; `AgentTrainer` sets them after construction.
     guards: Guards
     trace: TraceRecorder
     stabilizers: Sequence[Stabilizer] = ()
@@ -235,7 +236,7 @@ class RunState(TrainerCallback):
         return sampler
 
     def begin(self) -> None:
-        """Take the generator of the newest sampler as training's; later samplers belong to other loaders."""
+        """Use the newest sampler's generator for training; later samplers belong to other loaders."""
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[Any, int]:
@@ -288,7 +289,7 @@ class RunState(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         process = self._host.accelerator.process_index
         torch.save(self._collected(), state_file(folder, process))
-        # Texts of the log, and the record of the open update; no weight depends on them.
+        # No weight depends on logged texts and the open trace record, so they are in a separate file.
         logs = {key: value for key, value in self._host.next_table.items() if key != "images"}
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
@@ -316,7 +317,7 @@ class RunState(TrainerCallback):
         }
         return {key: plain(value) for key, value in state.items()}
 
-    # ------------------------------------------------------------------ putting back
+    # ------------------------------------------------------------------ restoring
 
     def read(self, folder: Path | None) -> None:
         """Read this process's state from a checkpoint folder; reset for a new run if `folder` is None."""
@@ -326,7 +327,7 @@ class RunState(TrainerCallback):
             return
         process = self._host.accelerator.process_index
         if not state_file(folder, process).is_file():
-            # Fewer processes saved it, at the end of a rollout batch.
+            # Fewer processes saved it, at the end of a rollout batch, so read the main process's state.
             process = 0
         self._saved = loaded(state_file(folder, process))
         self._episodes = load_episodes(folder, process)
@@ -348,10 +349,10 @@ class RunState(TrainerCallback):
         self._restore_episodes()
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
-        # DeepSpeed loads the policy itself.
+        # DeepSpeed loads the policy itself, so upstream does not call `_load_from_checkpoint`.
         if host.is_deepspeed_enabled:
             load_beside_policy(host, folder)
-        # The critic's engine keeps more precise weights too.
+        # A DeepSpeed critic's optimizer also holds more precise weights, so it is loaded after the critic.
         if self._optimizers.critic is not None:
             self._optimizers.critic.load(folder)
         if self._generator is not None and saved["sampler"] is not None:

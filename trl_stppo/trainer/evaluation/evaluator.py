@@ -26,7 +26,7 @@ from ..recorder import TraceRecorder
 from ..rollouts import RolloutSource
 from .metrics import EvaluationRun
 
-# Column of the name in the dataloader's rows; environments and functions never get it.
+# Column of a dataloader's rows with the episode's name; environments and functions never get it.
 COLUMN = "_evaluation_episode"
 
 
@@ -62,7 +62,7 @@ class Evaluator:
         """Check the rows and run upstream's `evaluate`, isolated from the state of training."""
         if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
-        # A text names one of the trainer's own data sets.
+        # A string names one of the trainer's own data sets, which the constructor has checked.
         if not isinstance(eval_dataset, str):
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
@@ -80,7 +80,7 @@ class Evaluator:
         if COLUMN not in self._host.signature_columns:
             self._host.signature_columns.append(COLUMN)
         named = named_rows(rows, host.num_generations_eval)
-        # All rows count. Upstream would reuse a persistent loader of other rows under the same name.
+        # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
         with replaced(host, num_generations_eval=1), replaced(host.args, **options):
             return wrapped(named)
@@ -96,7 +96,7 @@ class Evaluator:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self._host
         surroundings: AbstractContextManager[None] = nullcontext()
-        # `predict` calls this without `evaluate`.
+        # `predict` calls this method without `evaluate`, so isolate it from training here.
         if self.prefix is None:
             open_trackio(self._host)
             self._source.settle()
@@ -137,10 +137,10 @@ class Evaluator:
     # ------------------------------------------------------------------------ one batch
 
     def play(self, inputs: list[Row]) -> Rollout:
-        """Play and score a batch of held-out rows; in an evaluation, count its episodes."""
+        """Play and score a batch of held-out rows; during an evaluation, also count its episodes."""
         rows, names = take_names(inputs)
         seed, run = self._host.args.seed, self.run
-        # Evaluations reuse their seeds, so that two of the same weights agree.
+        # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self._player.play(rows, seeds, names)

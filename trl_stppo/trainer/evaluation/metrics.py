@@ -14,7 +14,7 @@ from ...statistics import mean_interval, rate_interval
 from ..loop.rollout import EpisodeKey, Rollout
 from ..sums import spread
 
-# [objects of this process] -> those of all processes, in process order
+# [objects of this process] -> [objects of all processes], in process order
 GatherObjects = Callable[[list[Any]], list[Any]]
 
 
@@ -23,12 +23,12 @@ class PlayedEpisode:
     """The results of one episode as plain numbers.
 
     Attributes:
-        name: row of the dataset, repetition.
+        name: index of the dataset row, and the repetition.
         score: turn rewards plus score, as in training.
         tokens: number of sampled tokens.
         ended: whether its last token ends a turn.
         rewards: one per reward function, NaN if it returned None.
-        reward: weighted sum of these, NaN if all returned None.
+        reward: weighted sum of `rewards`, NaN if all are NaN.
         stop_reason: None if no engine played.
     """
 
@@ -83,7 +83,7 @@ class EvaluationRun:
     ) -> None:
         """Add the results of a played and scored batch, without repeated padding episodes.
 
-        `ends` are the tokens that end an episode, `weights` those of the reward functions.
+        `ends`: tokens that end an episode. `weights`: weights of the reward functions.
         """
         ended = rollout.ended(ends)
         for i, (name, episode) in enumerate(zip(names, rollout.episodes, strict=True)):

@@ -14,22 +14,22 @@ from ...rollout.episode import Episode
 from ...rollout.record import FAILURES
 from ...watch.runs import SCORE, SUCCESS
 
-# Rollout batches over which failed episodes are counted; the limit holds only from that many batches on.
+# Rollout batches over which failed episodes are counted; the limit applies only after so many batches.
 FAILURE_BATCHES = 5
 MAX_FAILURE_RATE = 0.5
-# Share of the best level that a fall loses.
+# Smallest share of the best level that a fall loses.
 SHARE = 0.15
 BEST_OF = 3
 # Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
 # of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
 CHANCE = {1: 4.0, 2: 3.0}
 KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10
-# Gaps between the log-probabilities of the sampler and of training, for the same weights.
-# Nats per token, for our own sampler in float32: a hundred times its rounding.
+# Largest gaps, in nats per token, between the sampler's and training's log-probabilities for equal weights.
+# The limit for our own sampler in float32 is a hundred times its rounding error.
 EXACT = 1e-3
-# Nats per token, for an engine of its own or 16 bits.
+# The limit for another engine, or for 16 bits.
 ROUGH = 0.05
-# Factor on a rough sampler's gap, from one rollout batch to the next.
+# An inexact sampler's gap has risen if it exceeds the last rollout batch's gap by this factor.
 RISE = 1.25
 PATIENCE = 3
 
@@ -51,7 +51,7 @@ def failures_of(episodes: Sequence[Episode]) -> Failures:
 class FailureWatch:
     """Counts failed episodes of the last rollout batches, and ends the run if they are too many.
 
-    If a fault affects only some kinds of episodes, the run would go on with the other kinds alone.
+    Otherwise a fault of some kinds of episodes would leave the run with only the other kinds.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class FallWatch:
     Attributes:
         episodes: number of episodes of a rollout, over all processes.
         good_step: optimizer steps of the newest policy before a fall.
-        _best: level and variance of an episode.
+        _best: highest mean level over rollouts, and the variance of an episode.
     """
 
     episodes: int
@@ -171,8 +171,8 @@ class FallWatch:
 class SamplerWatch:
     """Detects a sampler with wrong weights by its gap to training's log-probabilities."""
 
-    # Rollout batches with a gap beyond the limit: all of them, and those in a row. Of a rough sampler
-    # those in a row count only while the gap rises.
+    # Number of rollout batches with a gap beyond the limit: in total, and in a row. For an inexact sampler,
+    # a batch counts as consecutive only if its gap has risen.
     blocks: int = 0
     count: int = 0
     last: float = 0.0

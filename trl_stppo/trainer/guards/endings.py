@@ -37,11 +37,11 @@ MAX_SKIPS = 3
 
 
 class StopSignals:
-    """Stores the first signal until the training reaches a point at which it can stop.
+    """Stores the first signal until the current optimizer step has ended.
 
-    transformers' own handler for `enable_jit_checkpoint` is not used: it saves on the process that got
-    the signal, while the others wait for its gradients, and between a gradient and its step, from which
-    a run cannot resume exactly. `enabled=False` leaves all signals unchanged.
+    transformers' own handler for `enable_jit_checkpoint` is not used. It saves on the process that got the
+    signal, while the other processes wait for its gradients. It may save between a gradient and its step,
+    and a run cannot resume exactly from there. `enabled=False` leaves all signals unchanged.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -59,7 +59,7 @@ class StopSignals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 handler = signal.getsignal(number)
-                # A background job ignores SIGINT; None is a handler that is not Python's.
+                # A background job must keep ignoring SIGINT; None is a handler that is not Python's.
                 if handler not in (signal.SIG_IGN, None):
                     self._kept[number] = handler
                     signal.signal(number, self._receive)
@@ -72,7 +72,7 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
-            # Not `print`: the signal may have interrupted one.
+            # `print` is not safe, because the signal may have interrupted another `print`.
             os.write(2, NOTICE.format(name=signal.Signals(number).name).encode())
         elif number == signal.SIGINT:
             previous = self._kept[number]
@@ -88,7 +88,7 @@ def first_not_finite(host: Bridge) -> str | None:
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for _, parameter in named:
         part = _held(parameter, rank)
-        # The largest element: unlike a sum of squares it does not overflow, and NaN propagates.
+        # Test the largest element: unlike a sum of squares it does not overflow, and NaN propagates.
         largest = torch.linalg.vector_norm(part, torch.inf) if part.numel() else part.new_zeros(())
         sound.append(largest.isfinite().to(device))
     broken = ~torch.stack(sound)
@@ -108,7 +108,7 @@ def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
     for whose, module in modules.items():
         for name, parameter in module.named_parameters():
             its = id(parameter) in trained
-            # Quantised weights have types of their own; their bits are not floats.
+            # Skip quantised weights, which have other types: their bits are not floats.
             plain = type(parameter) is nn.Parameter or isinstance(parameter, DTensor)
             floating = parameter.is_floating_point() and parameter.element_size() > 1
             if plain and floating and not parameter.is_meta and (its or parameter.requires_grad):
@@ -119,7 +119,7 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
     """Return this process's shard of a parameter."""
     if isinstance(parameter, DTensor):
         return parameter.to_local().detach()
-    # ZeRO-3 keeps a piece of the parameter here.
+    # ZeRO-3 keeps this process's shard in `ds_tensor`.
     piece: Tensor | None = getattr(parameter, "ds_tensor", None)
     if piece is None:
         return parameter.detach()
@@ -130,7 +130,7 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
 class Ending(TrainerCallback):
     """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
-    `last_checkpoint` returns the newest one that this run has written or resumed from.
+    `last_checkpoint` returns the newest checkpoint that this run has written or resumed from.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Ending(TrainerCallback):
         """Reset reason, signal and random states for a new run."""
         self.reason: str | None = None
         self.broken: str | None = None
-        # Whether a step was taken that is in no checkpoint.
+        # Whether the run has taken a step that is in no checkpoint.
         self.unsaved = False
         self.before: list[Any] | None = None
         self._agreed = 0
@@ -192,7 +192,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context manager of a rollout or evaluation; an error of all processes saves a checkpoint."""
+        """Context manager of a rollout or evaluation; an error on all processes saves a checkpoint."""
         if self.training:
             self.check_weights()
         try:
@@ -202,7 +202,7 @@ class Ending(TrainerCallback):
             if not self.training or not (ours or self._host.accelerator.num_processes == 1):
                 raise
             self.reason = str(error)
-            # A resumed run counts anew.
+            # A resumed run counts failures from zero.
             self._failures.clear()
             self._save_as_before()
             end = f"The run ends after step {self._host.state.global_step}. {self._saved('these episodes')}"
@@ -214,7 +214,7 @@ class Ending(TrainerCallback):
             raise type(error)(f"{error} {end}") from error.__cause__
 
     def _save_as_before(self) -> None:
-        """Write a checkpoint of the state before the present rollout, if that state is not saved yet."""
+        """Write a checkpoint of the state before the current rollout, if that state is not saved yet."""
         host = self._host
         if not self.unsaved:
             return
@@ -224,7 +224,7 @@ class Ending(TrainerCallback):
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
-        """Write a checkpoint of the state before the rollout, and keep the present random states."""
+        """Write a checkpoint of the state before the rollout, and keep the current random states."""
         states = _random_states(self._host.accelerator.device)
         self._save_as_before()
         _set_random_states(states)
@@ -277,7 +277,7 @@ class Ending(TrainerCallback):
             self.before = _random_states(self._host.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After an optimizer step, save and end the run if there is a reason, without a due evaluation."""
+        """Save and end the run after an optimizer step if there is a reason, without a due evaluation."""
         self._stepped = self.unsaved = True
         self.before = None
         due = self.is_due()
@@ -293,7 +293,7 @@ class Ending(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run after an evaluation if there is a reason, before a long rollout begins."""
-        # After this, upstream decides whether to save the best model.
+        # With "best", upstream decides on saving after this callback, so do not stop here.
         outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
@@ -311,7 +311,7 @@ class Ending(TrainerCallback):
         self.unsaved = False
         if self.broken is None:
             return
-        # No process may exit while another still writes.
+        # No process may exit while another process still writes.
         self._host.accelerator.wait_for_everyone()
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "

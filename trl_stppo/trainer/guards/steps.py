@@ -1,4 +1,4 @@
-"""Guards that skip optimizer steps, and use alarms and endings; see `docs/reliability.md`."""
+"""Guards that skip optimizer steps and apply alarms and endings; see `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 @dataclasses.dataclass
 class GuardState:
-    """Counters of the guards that a checkpoint keeps.
+    """Guard counters that are saved in a checkpoint.
 
     Attributes:
-        empty_steps: all steps without an episode to train on, or with weights of 0 alone.
+        empty_steps: number of steps without an episode to train on, or with only weights of 0.
         rollout_stopped: Whether the rest of this rollout batch must not move the weights.
         kls: `policy/approx_kl` of this update's mini-batches.
         best: success, or score, of the best rollout, with `save_best`.
-        best_step: optimizer steps of the policy that played it.
+        best_step: optimizer steps of the policy that played the best rollout.
     """
 
     skipped_steps: int = 0
@@ -67,7 +67,7 @@ class Guards:
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._failures = FailureWatch()
         self.ending = Ending(host, self._failures, last_checkpoint)
-        # Of the last step: this, "critic_only", "not_finite", "target_kl" or "empty".
+        # Of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
         self.outcome = "taken"
         self._begin()
 
@@ -85,12 +85,12 @@ class Guards:
         return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the guards from a `state_dict`; missing fields start at zero, unknown ones are left out."""
+        """Restore the guards from `state_dict`; missing fields start at zero, unknown fields are ignored."""
         counts = dict(state)
         self._failures.load_state_dict(counts.pop("failures", []))
         episodes = self._host.args.generation_batch_size
         self._falls = FallWatch(episodes, **counts.pop("falls", {}))
-        # Its fields are read in their order, so that their names are free.
+        # Pass values by position, so that fields can be renamed.
         self._sampler = SamplerWatch(*counts.pop("sampler", {}).values())
         names = {spec.name for spec in dataclasses.fields(GuardState)}
         self._state = GuardState(**{name: counts[name] for name in names & counts.keys()})
@@ -104,7 +104,7 @@ class Guards:
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context manager of a rollout batch: reset the stop by `target_kl`, then check for a collapse."""
+        """Context manager around a rollout batch: clear a `target_kl` stop, then check for a collapse."""
         self._state.rollout_stopped = False
         metrics = self._host.next_metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
@@ -130,7 +130,7 @@ class Guards:
     def keep_best(self, episodes: list[Episode], scores: list[float]) -> None:
         """Save the policy that played a rollout if the rollout is the best so far (`save_best`).
 
-        It goes by the success, or by the score if no environment reports a success.
+        The measure is the mean success, or the mean score if no environment reports a success.
         """
         host, state = self._host, self._state
         if not host.args.save_best:
@@ -198,7 +198,7 @@ class Guards:
     def inspect(self) -> bool:
         """Gather the checks of all processes; return whether the step may use the gradients.
 
-        It comes before clipping, which would spread one NaN to every gradient.
+        Call it before clipping, which would spread one NaN to every gradient.
         """
         host = self._host
         device = host.accelerator.device
@@ -206,7 +206,7 @@ class Guards:
             raise TypeError(
                 f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
             )
-        # DeepSpeed has already taken the policy's step.
+        # Under DeepSpeed skip the policy, because its step is already taken.
         policy = [] if host.is_deepspeed_enabled else self._policy
         faults = [
             _broken(self._losses, device),
@@ -263,7 +263,7 @@ class Guards:
             )  # fmt: skip
         if state.consecutive_skips >= MAX_SKIPS:
             self.ending.broken = self._faults
-            # A resumed run counts anew.
+            # A resumed run counts skips from zero.
             state.consecutive_skips = 0
 
     @cached_property

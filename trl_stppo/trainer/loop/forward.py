@@ -24,14 +24,14 @@ from .packed import IGNORED, Costs, Rows, attention_mask, pack_logprobs
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
 
-# Cost of one more pass, in tokens: launching the kernels of every layer, and unpacking quantised weights,
-# takes an accelerator about as long as this many more tokens.
+# Cost of one more pass, in tokens. On an accelerator, launching the kernels of every layer and unpacking
+# quantised weights takes about as long as this many more tokens.
 PASS_OVERHEAD = {"cpu": 16.0}
 ACCELERATOR_OVERHEAD = 512.0
-# Largest difference of packed and padded passes in the probe, relative to the largest number, by bytes of a
-# weight. The probe's tokens are improbable, so that bfloat16 rounds their log-probabilities by 0.02.
+# Largest allowed difference of packed and padded passes, relative to the largest value, by bytes per weight.
+# The probe's tokens are improbable, so bfloat16 rounds their log-probabilities by 0.02.
 TOLERANCE = {8: 1e-4, 4: 1e-4, 2: 0.06}
-# Prompt and completion of the probe's rows: some begin alike, one is another's beginning, one shares nothing.
+# Prompts and completions of the probe: rows with equal beginnings, a prefix of a row, and an unlike row.
 PROBE = (((5, 6), (7, 8, 9, 6)), ((5, 6), (7, 3)), ((5, 6), (7, 8)), ((4,), (3, 3)))
 
 
@@ -61,7 +61,7 @@ class ForwardPasses:
             self.why_padded = "The router's loss is not a sum over tokens."
         models = [m for m in (host.model, host.ref_model, critic) if m is not None]
         for model in models:
-            # An engine around a reference has a configuration of its own.
+            # Unwrap the model, because an engine around a reference has its own configuration.
             unwrapped = host.accelerator.unwrap_model(model)
             self.why_padded = self.why_padded or supports(unwrapped)
         if self.why_padded is None and not runtime.shards_weights(host.accelerator):
@@ -79,7 +79,7 @@ class ForwardPasses:
         batch = collate(contexts, device=device, hidden=[False] * len(PROBE), **options)
         rows, plan = self._rows(batch), [[*range(len(PROBE))]]
         try:
-            # Rounding by autocast would hide a small difference, and look like a large one.
+            # Autocast is off: its rounding would hide a small difference, and look like a large difference.
             with inference(host.model), replaced(host.accelerator, autocast=nullcontext):
                 packed = self._packed_logprobs(host.model, rows, plan)[0]
                 padded = host.policy_logprobs(host.model, *full_sequence(batch))[0]
@@ -116,7 +116,7 @@ class ForwardPasses:
         entropy: bool = False,
         aux_loss: bool = False,
     ) -> Logprobs:
-        """Return log-probabilities of a batch's tokens under a policy; packs cover sampled tokens alone."""
+        """Return log-probabilities of a batch's tokens under a policy; packs cover only sampled tokens."""
         self.was_packed = False
         if self.why_padded is None and not self._is_overridden:
             rows = self._rows(batch)
@@ -140,10 +140,10 @@ class ForwardPasses:
         return getattr(self._host.policy_logprobs, "__func__", None) is not self._own_hook
 
     def _counts_passes(self, model: nn.Module) -> bool:
-        """Whether the number of passes must not follow from the rows.
+        """Whether the number of passes must depend only on the number of rows, not on their lengths.
 
-        An engine may communicate in every pass, and processes may differ in their rows. DDP communicates in
-        the last pass; if it searches for unused weights (experts without a token), it counts only that one.
+        An engine may communicate in every pass, and the rows of processes differ. DDP communicates in the
+        last pass; if it searches for unused weights (experts without a token), it sees only that pass.
         """
         if runtime.is_sharded(self._host.accelerator):
             return True
@@ -174,7 +174,7 @@ class ForwardPasses:
             places, labels = rows.places(pack), pack.input_ids[0, rows.places(pack, after=1)]
             count = len(labels)
             if not count:
-                # Processes that communicate in every pass make this one too.
+                # Make a pass without labels too, because processes may communicate in every pass.
                 places, labels = labels.new_zeros(1), labels.new_full((1,), IGNORED)
             quiet = ddp.no_sync() if ddp is not None and pack is not packs[-1] else nullcontext()
             with quiet, small_tiles(places.device), accelerator.autocast():
@@ -198,8 +198,8 @@ class ForwardPasses:
         **images: Any,
     ) -> Logprobs:
         """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time."""
-        # DDP expects gradients after the pass in which it communicates, the last one. The router's loss is
-        # not a sum over rows.
+        # DDP expects gradients after the pass in which it communicates, so only the last pass communicates.
+        # The router's loss is not a sum over rows, so it needs a single pass.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
         single = compute_aux_loss or self._counts_passes(model)
         overhead = float("inf") if single else None
@@ -246,7 +246,7 @@ class ForwardPasses:
     def _packed_values(self, batch: Batch, batch_size: int | None) -> Tensor | None:
         """Return `values` by packs, or None if padded passes cost less."""
         critic = self._host.critic
-        # The last column is behind the last token, whose state it wants.
+        # There is one more column than tokens, because the value after the last token is wanted too.
         wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()
         rows, base = Rows(batch, wanted), base_of(critic.model)
         costs, values = replace(self._costs(base), head=0.0), []
@@ -269,7 +269,7 @@ class ForwardPasses:
         multiple = self._host.pad_to_multiple_of or 1
         parts = []
         for group in group_rows(lengths, max_rows=max_rows, overhead=overhead):
-            # Two columns at least: the first token of a row has no log-probability.
+            # At least two columns are needed, because the first token of a row has no log-probability.
             width = max(2, max(lengths[row] for row in group))
             width = -(-width // multiple) * multiple
             rows = torch.tensor(group, device=ids.device)

@@ -29,8 +29,8 @@ def group_targets(
 ) -> tuple[Targets, dict[str, float]]:
     """Compute advantages without a critic, per episode (with ReBN per turn), and metrics of the scores.
 
-    `scores`: [B], reward units; episodes without one (`scored`) do not count in their group of `group`.
-    `mask`: [B, T] bool, tokens that train.
+    `scores`: [B], reward units. `scored`: [B] bool; an episode without a score does not count in its group
+    of `group` episodes. `mask`: [B, T] bool, tokens that train.
     """
     totals = turns.totals(scores)
     every, counts = (accelerator.gather(x).view(-1, group) for x in (totals, scored))
@@ -45,7 +45,7 @@ def group_targets(
         relative = group_advantages(every, counts, args.scale_rewards)
     else:
         relative = leave_one_out_advantages(every, counts)
-    # A score that equals its group's mean gets 0, whatever the order in which its rewards were added.
+    # A score equal to its group's mean gets exactly 0, because rounding depends on the order of rewards.
     relative = relative.masked_fill(centred(known, 1) == 0, 0.0)
     figures["frac_reward_zero_std"] = (relative == 0).all(dim=1).float().mean().item()
     first = accelerator.process_index * len(scores)

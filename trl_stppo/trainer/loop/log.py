@@ -92,7 +92,7 @@ class RolloutLog:
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)
-        # In the same order on all processes, so that values keep their names.
+        # All processes need the same order, so that values keep their names.
         pending = self._host.pending_columns
         for column_name in sorted(set(gather_object(list(pending)))):
             values = pending.get(column_name, [None] * len(prompts))
@@ -102,7 +102,7 @@ class RolloutLog:
     def _means(self, sums: dict[str, tuple[float, float]]) -> None:
         """Log each metric's mean over all processes, from this process's (sum, count) in `sums`."""
         accelerator = self._host.accelerator
-        # Sorted, so that all processes reduce the same metric, also one that only some have.
+        # Sort all names, so that every process reduces the same metric, even if only some processes have it.
         for name in sorted(set(gather_object(list(sums)))):
             local = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)
             total, count = accelerator.reduce(local.float(), reduction="sum").tolist()
@@ -119,7 +119,7 @@ def warn_of_invalid(episodes: Sequence[Episode]) -> None:
             for message in episode.messages
             if message["role"] == "assistant"
         ]
-        # An environment may report it of some turns alone.
+        # An environment may report validity for only some turns, which then cannot be matched with messages.
         if len(said) == len(episode.valid_actions):
             turns += zip(episode.valid_actions, said, strict=True)
     wrong = [said for valid, said in turns if not valid]

@@ -15,8 +15,8 @@ from ...core.packing import Pack, build_pack, plan_packs, shared_lengths
 from ...generation.slots import additive
 from ..batch import Batch, full_sequence
 
-# Cost of an operation of masked attention in units of one of a matrix product. The CPU's was measured with
-# SmolLM2-135M at 1,000 to 4,000 tokens.
+# Cost of an operation of masked attention, relative to an operation of a matrix product. The CPU's cost was
+# measured with SmolLM2-135M at 1,000 to 4,000 tokens.
 ATTENTION_COST = {"cpu": 2.5}
 ACCELERATOR_ATTENTION_COST = 3.0
 # Label of a state that predicts no token.
@@ -56,8 +56,8 @@ class Rows:
 
     Attributes:
         rows: tokens of each row, without padding.
-        columns: [n] int64 of each row, columns of the completion that are wanted.
-        before: [n] int64 of each row, places in it of the states before these.
+        columns: for each row [n] int64, the wanted columns of the completion.
+        before: for each row [n] int64, positions in the row of the states before the wanted tokens.
     """
 
     def __init__(self, batch: Batch, wanted: Tensor) -> None:
@@ -67,15 +67,15 @@ class Rows:
         spans, first = list(zip(starts, lengths, strict=True)), ids.size(1) - length
         self.rows = [row[a : a + n] for row, (a, n) in zip(ids.tolist(), spans, strict=True)]
         columns = [row.nonzero()[:, 0] for row in wanted.cpu()]
-        # The first token of a row has no state before it.
+        # Drop the first token of a row, because it has no state before it.
         self.columns = [c[c + first > a] for c, a in zip(columns, starts, strict=True)]
         self.before = [c + (first - a - 1) for c, a in zip(self.columns, starts, strict=True)]
 
     def plan(self, costs: Costs, max_rows: int | None, *, equal: bool = False) -> list[list[int]]:
         """Divide the rows into packs; return no pack if the padded passes cost less.
 
-        `max_rows`: rows of a padded pass, whose tokens limit a pack's; `equal`: make packs of so many rows
-        each, as processes must that communicate in every pass.
+        `max_rows`: largest number of rows of a padded pass; its tokens also limit a pack. `equal`: make
+        packs of `max_rows` rows each, because processes that communicate in every pass need equal numbers.
         """
         lengths = list(map(len, self.rows))
         size = max_rows or len(lengths)
@@ -98,7 +98,7 @@ class Rows:
         return packs if cost <= padded else []
 
     def places(self, pack: Pack, *, after: int = 0) -> Tensor:
-        """Return places in the pack of the states before wanted tokens, or so many tokens `after`, [M]."""
+        """Return the positions in the pack of the states before wanted tokens, plus `after`, [M]."""
         found = [
             own[(self.before[row] + after).to(own.device)]
             for row, own in zip(pack.rows, pack.places, strict=True)
@@ -120,7 +120,7 @@ class Rows:
 
 
 def attention_mask(pack: Pack, model: Any) -> Tensor:
-    """Return a pack's mask as a model's attention reads it: bool, or added to the scores by "eager"."""
+    """Return a pack's attention mask in the model's form: bool, or for "eager" attention an additive mask."""
     if model.config.get_text_config()._attn_implementation != "eager":
         return pack.attends
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -129,7 +129,7 @@ def attention_mask(pack: Pack, model: Any) -> Tensor:
 
 @contextmanager
 def gathered_states(backbone: nn.Module, places: Tensor) -> Iterator[None]:
-    """Context manager in which a backbone returns the last hidden states at `places`, [M], alone."""
+    """Context manager in which a backbone returns only the last hidden states at `places`, [M]."""
 
     def gather(module: nn.Module, args: Any, output: Any) -> Any:
         states = output.last_hidden_state
@@ -150,7 +150,7 @@ def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, lab
         model: the policy as the engine has wrapped it.
         causal: the causal model inside it.
         pack: the rows.
-        places: [M] int64, states that predict.
+        places: [M] int64, positions of the states that predict.
         labels: [M] int64, the tokens that follow them.
 
     Returns:

@@ -53,9 +53,9 @@ class EpisodePlayer:
         repeated: frozenset[int] = frozenset(),
         version: int | None = None,
     ) -> Rollout:
-        """Play one episode per row; `version` counts the optimizer steps of an older policy, if one plays.
+        """Play one episode per row; `version`: optimizer steps of an older policy that plays, or None.
 
-        `names` identify the episodes of an evaluation; `repeated` numbers those that only pad its batch.
+        `names` identify an evaluation's episodes; `repeated`: indices of episodes that only pad its batch.
         """
         if self._host.rollout_func is not None:
             owns = self._owns_prompts
@@ -83,7 +83,7 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
     ) -> tuple[Rollout, Exception | None]:
-        """Play the episodes with an engine as `play_rows` does, with training's names of rows."""
+        """Play the episodes with an engine by `play_rows`; error messages name training rows by index."""
         rollout, failure = play_rows(
             engine,
             renderer(self._host, self._tokenizer),
@@ -99,20 +99,20 @@ class EpisodePlayer:
         return rollout, failure
 
     def _label(self, row: Row) -> str:
-        """Return the name of a training row for messages."""
+        """Return the name of a training row for error messages."""
         number = self._numbers.get(hash(repr(row)))
         return f"row {number} of `train_dataset`" if number is not None else f"the row {row!r:.80}"
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """Numbers of the training rows by hash; equal rows have the first number. Empty for a stream."""
+        """Index of each training row by hash; equal rows share the first index. Empty for a stream."""
         rows = self._host.train_dataset
         hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
         return {found: number for number, found in reversed([*enumerate(hashes)])}
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
         """Complete a played rollout with environment types and metrics; not thread-safe."""
-        # Reward functions see the names of training's classes.
+        # In an evaluation too, reward functions see the class names of training's environments.
         for episode in rollout.episodes:
             episode.env_type = self.engine.drivers[episode.name].type_name
         rollout.has_logprobs = self.sampler.tells_logprobs
@@ -128,7 +128,7 @@ class EpisodePlayer:
         repeated: frozenset[int],
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
-        # The function may generate with vLLM.
+        # The function may generate with vLLM, which then needs the current weights.
         if host.use_vllm:
             self.sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
@@ -152,7 +152,7 @@ class EpisodePlayer:
         pad = self._host.text_tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
         hidden = [host.mask_truncated_completions and not ended[n] for n, _ in rollout.contexts]
-        # A training has as many rows, so as many passes, on each process.
+        # With sharded gradients all processes must make equally many passes, so pad to equally many rows.
         if is_sharded(host.accelerator) and host.model.training:
             most = max(gather_object([len(contexts)]))
             for _ in range(most - len(contexts)):
@@ -193,7 +193,7 @@ def play_rows(
         rows, ids = rows_with_prompts(inputs, renderer.tokenizer, owns_prompts=owns_prompts)
         prompts = [row["prompt"] for row in rows]
         if ids is None and not (all(prompts) or owns_prompts):
-            # The rows of a stream are checked here.
+            # The rows of a stream are unchecked until here.
             row = next(row for row in rows if not row["prompt"])
             raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
         played = engine.run(inputs, prompts, renderer, backend, seed, first_row, names, ids, label)
@@ -224,10 +224,10 @@ def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
 
 
 def raise_first(local: Exception | None) -> None:
-    """Raise one process's error on all processes; several processes raise a RolloutError."""
+    """Raise one process's error on all processes; with several, a ValueError becomes a RolloutError."""
     if local is not None and PartialState().num_processes == 1:
         raise local
-    # A subclass of ValueError may not be pickled.
+    # Pickling a subclass of ValueError may fail.
     sent = RolloutError(described(local)) if isinstance(local, ValueError) else local
     for error in gather_object([sent]):
         if error is not None:

@@ -38,7 +38,7 @@ class EpisodeRewards:
             self._host.pending_columns["stop_reason"].extend(endings)
         completions = rollout.completions(self._host.decode)
         ids = [e.completion_ids for e in episodes]
-        # Reward models render all prompts, and a template may refuse that of a failed episode.
+        # Reward models render all prompts, and a template may refuse the prompt of a failed episode.
         hidden = [e.conversational and not e.num_turns for e in episodes]
         prompts = [
             PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
@@ -62,7 +62,7 @@ class EpisodeRewards:
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
         """Context manager in which reward functions get the rollout's tool environments as `environments`.
 
-        Training's environments stay on the trainer, as with upstream: callers read their state.
+        Training's environments stay on the trainer, as in upstream, because callers read their state.
         """
         host = self._host
         before = host.environments
@@ -94,7 +94,7 @@ class EpisodeRewards:
 
 
 def add_totals(rollout: Rollout, scores: Tensor) -> None:
-    """Add each episode's total reward, its score [B] and the rewards of its turns, to the rollout."""
+    """Add each episode's total reward to the rollout: its score, from `scores` [B], plus its turn rewards."""
     turns = rollout.turn_rewards or [[]] * len(scores)
     rollout.totals = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
 
@@ -114,8 +114,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Return episode scores [B], in reward units without turn rewards, and [B] bool, True if scored.
 
-    An episode without any reward, of functions or of turns, does not train. `ended`: per episode whether
-    its last token ends a turn; `missing_eos_penalty` is subtracted from the others.
+    An episode without any reward, of functions or of turns, does not train. `ended`: for each episode,
+    whether its last token ends a turn; `missing_eos_penalty` is subtracted from episodes without such an end.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
     if turn_sum is not None:

@@ -25,10 +25,10 @@ class Rollout:
             returned.
         seed: seed of the rollout; None if a `rollout_func` played.
         names: names of an evaluation's episodes, None in training.
-        repeated: Numbers of episodes that only pad a batch of an evaluation.
+        repeated: Indices of episodes that only pad an evaluation batch.
         rewards: [B, F], one column per reward function, NaN for None.
-        turn_rewards: Per episode and turn, None without turn rewards.
-        has_turn_rewards: Per episode whether its turns have rewards, so that it needs no score.
+        turn_rewards: Rewards per episode and turn, or None.
+        has_turn_rewards: For each episode, whether its turns have rewards, so that it needs no score.
         totals: Score of each episode, turn rewards included.
         ages: Optimizer steps since the weights that sampled each turn; None if the trained policy
             itself samples.
@@ -66,7 +66,7 @@ class Rollout:
 
     @property
     def contexts(self) -> list[tuple[int, Context]]:
-        """Return all contexts, each with the number of its episode, in the order of batch rows."""
+        """Return all contexts, each with the index of its episode, in the order of batch rows."""
         return [
             (n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts
         ]

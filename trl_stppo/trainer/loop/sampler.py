@@ -53,7 +53,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self, version: int | None = None) -> Iterator[Backend]:
-        """Context manager with a rollout's backend; `version`: an older policy's optimizer steps, or None."""
+        """Context manager with a rollout's backend; `version`: optimizer steps of an older policy."""
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
@@ -78,7 +78,7 @@ class TurnSampler:
                 yield backend
 
     def ahead(self, version: int) -> Backend:
-        """Return a backend for another thread, with the present weights after `version` optimizer steps."""
+        """Return a backend for another thread with the current weights; `version`: their optimizer steps."""
         host = self._host
         if host.use_vllm:
             return self.vllm.ahead(host.args.generation_slots, version)
@@ -93,7 +93,7 @@ class TurnSampler:
         try:
             reason = reason or self._copy.why_unfit()
         except TypeError as error:
-            # An attribute may refuse `copy.deepcopy`.
+            # `copy.deepcopy` may fail for an attribute of the model.
             reason = f"cannot be made ({error})"
         if any(found for found, *_ in self._exchange((int(reason is not None), 0, 0))):
             raise ValueError(
@@ -118,7 +118,7 @@ class TurnSampler:
             return None
         rough = host.use_vllm or host.accelerator.mixed_precision != "no"
         rough = rough or any(p.itemsize < 4 for p in policy.parameters())
-        # Other devices may round to TF32.
+        # Only the CPU is exact, because other devices may round to TF32.
         return not rough and host.accelerator.device.type == "cpu"
 
     def _cached(self, model: Any, version: int | None) -> CachedBackend:
@@ -142,7 +142,7 @@ class TurnSampler:
         return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1
 
     def _batches(self) -> GenerateBatch:
-        """Return TRL's generation call as a function of (ids, max_new_tokens, seeds), without using seeds."""
+        """Return TRL's generation call as a function of (ids, max_new_tokens, seeds) that ignores seeds."""
         host = self._host
 
         def generate(
@@ -176,7 +176,7 @@ def why_not_cached(host: Bridge) -> str | None:
 
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
-    """Return (settings, None) for our own sampler, or (None, why only `generate` can sample so)."""
+    """Return (settings, None) for our own sampler, or (None, the reason why only `generate` can sample)."""
     if host.use_vllm:
         if (args := host.args).generation_kwargs:
             return None, f"`generation_kwargs={args.generation_kwargs!r}`"
@@ -217,5 +217,5 @@ def generation_model(trainer: Any) -> Iterator[Any]:
         ) as model,
         runtime.whole_weights(trainer.accelerator, model),
     ):
-        # A compiled model has other arguments.
+        # Yield the original model, because a compiled model has other arguments.
         yield getattr(model, "_orig_mod", model)

@@ -23,12 +23,12 @@ class Turn:
     """One turn and everything before it.
 
     Attributes:
-        episode: number of its episode in the rollout.
-        number: number of the turn, from 0.
+        episode: index of the turn's episode in the rollout.
+        number: index of the turn in the episode.
         prompt: messages or text before the turn.
         completion: the turn, as a list of one message or as text.
         before: tokens before the turn.
-        ids: its tokens.
+        ids: tokens of the turn.
         columns: columns of the dataset row.
     """
 
@@ -51,7 +51,7 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
             continue
         prompt, messages = episode.prompt, episode.messages
         spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        # The result of a rollout_func is one message, whatever its number of turns.
+        # The result of a rollout_func is one message, independent of its number of turns.
         knows_turns = episode.conversational and rollout.seed is not None
         places = [
             (c, n, *span)
@@ -86,7 +86,7 @@ def _as(prompt: Any, text: str) -> Any:
 
 
 class TurnRewardFuncs:
-    """Scores turns with the functions and models in `turn_reward_funcs`, whose rewards are added."""
+    """Scores turns with the functions and models in `turn_reward_funcs`, and adds up their rewards."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class TurnRewardFuncs:
         Metrics leave out episodes that only pad the batch. `environments`: None if functions do not get them.
         """
         turns = turns_in_context(self._tokenizer, rollout)
-        # Copies: the original lists belong to the episodes.
+        # Copy the lists, because the originals belong to the episodes.
         table = [list(episode.turn_rewards) for episode in rollout.episodes]
         rollout.turn_rewards, rollout.has_turn_rewards = table, [True] * len(table)
         sums = rollout.metric_sums
@@ -169,7 +169,7 @@ class TurnRewardFuncs:
             "completion_ids": [turn.ids for turn in turns],
             "turn": [turn.number for turn in turns],
             **more,
-            # The table of completions has one row per episode, not per turn.
+            # Extra columns are dropped, because the table of completions has one row per episode.
             "log_extra": lambda column, values: None,
         }
         if environments is not None:

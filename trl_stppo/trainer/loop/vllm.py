@@ -37,13 +37,13 @@ class VLLM:
         self._warned = False
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        # Whether the requests of a push are bounded in time.
+        # Whether the requests of a push have a time limit.
         self._is_limited = False
 
     # --------------------------------------------------------------------------- weights
 
     def sync(self, version: int | None = None) -> int:
-        """Send weights that vLLM lacks; return their number of optimizer steps. All processes call this."""
+        """Send the weights if vLLM lacks them; return their optimizer steps. All processes call this."""
         host = self._host
         version = host.state.global_step if version is None else version
         lost = host.vllm_mode == "server" and self._has_lost()
@@ -82,7 +82,7 @@ class VLLM:
         """Write the adapter under a new name, which the engine's prefix cache uses as key."""
         folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
         policy = self._host.accelerator.unwrap_model(self._host.model)
-        # By default PEFT queries the Hub for the size of the vocabulary.
+        # `save_embedding_layers` is off, because PEFT's default queries the Hub for the vocabulary's size.
         policy.save_pretrained(
             folder.name, selected_adapters=["default"], save_embedding_layers=False
         )
@@ -147,7 +147,7 @@ class VLLM:
     @contextmanager
     def _colocated(self, capacity: int | None, version: int) -> Iterator[Backend]:
         vllm = self._host.vllm_generation
-        # On the CPU vLLM's sampler refuses the seed of a turn whose row it reads in parts.
+        # On the CPU vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):
@@ -158,7 +158,7 @@ class VLLM:
     @contextmanager
     def _served(self, capacity: int | None, version: int) -> Iterator[Backend]:
         host = self._host
-        # Sharded weights need all processes.
+        # Sharded weights need all processes, so one process cannot send them during the rollout.
         can_send = not runtime.shards_weights(host.accelerator)
         backend = self._at_server(capacity, version, can_send=can_send)
         yield backend
@@ -183,7 +183,7 @@ class VLLM:
         return backend
 
     def ahead(self, capacity: int | None, version: int) -> Backend:
-        """Return a server's backend for another thread, which does not send weights during the rollout."""
+        """Return a server backend for another thread; it sends no weights during the rollout."""
         return self._at_server(capacity, self.sync(version), can_send=False)
 
     def figures_of(self, backend: Any) -> dict[str, tuple[float, float]]:

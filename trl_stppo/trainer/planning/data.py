@@ -22,7 +22,7 @@ IMAGE_COLUMNS = ("image", "images")
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
-    """Copy rows and give each a prompt that templates read; return them, and pre-tokenised ids or None."""
+    """Copy rows with prompts in the form of chat templates; return them, and pre-tokenised ids or None."""
     check_columns("The dataset", rows[0])
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
@@ -42,7 +42,7 @@ def unpadded(row: Row, tokenizer: Any) -> list[int]:
     if row.get("attention_mask") is not None:
         return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
     start, pad = 0, tokenizer.pad_token_id
-    # A prompt may begin with the padding token.
+    # Keep all tokens, because the first token may be the prompt's own BOS.
     if pad == tokenizer.bos_token_id:
         return ids
     while start < len(ids) - 1 and ids[start] == pad:
@@ -61,7 +61,7 @@ def is_conversational(dataset: Any) -> bool:
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1000
-# The first of these columns is the prompt.
+# Columns that can hold the prompt; the first column that a row has is used.
 PROMPTS = ("prompt", "input_ids")
 TAKEN = {*GIVEN} - {*RESERVED}
 
@@ -71,10 +71,10 @@ class DataPlan:
     """The rows of a run, and the form of their prompts.
 
     Attributes:
-        messages: Argument whose rows have messages as prompts to render; None without such rows.
-        plain: the first text prompt; None without one.
-        columns: Columns of the training rows, if they are known and are all that reward functions
-            get.
+        messages: name of the first argument whose prompts are messages to render, or None.
+        plain: the first text prompt, or None.
+        columns: columns of the training rows that reward functions get; None if they are unknown, or
+            if a `rollout_func` may add columns.
     """
 
     train: Any
@@ -125,7 +125,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         rows = args.generation_batch_size // args.num_generations
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
     if not isinstance(dataset, Dataset):
-        # A stream has no length; GRPOTrainer checks the type.
+        # A stream has no length to check; GRPOTrainer refuses other types.
         return dataset
     _check_rows(dataset, "train_dataset", rollout, rollout)
     needed = args.generation_batch_size // args.num_generations
@@ -141,7 +141,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 def check_eval_dataset(
     dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
-    """Check the evaluation rows against the environments of `evaluation_plan`, by default training's."""
+    """Check evaluation rows against the environments of `evaluation_plan` (default: `rollout`)."""
     from datasets import Dataset
 
     for name, part in _parts(dataset):
@@ -159,7 +159,7 @@ def _parts(dataset: Any) -> list[tuple[str, Any]]:
 def _check_rows(
     dataset: Any, name: str, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> None:
-    """Refuse a dataset without usable prompts, or whose columns do not fit the environments."""
+    """Refuse a dataset that lacks usable prompts or has columns that do not fit the environments."""
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
     columns, owns_prompt = set(dataset.column_names), rollout.owns_prompts
@@ -185,7 +185,7 @@ def _check_rows(
 
 def _check_each_row(dataset: Any, name: str, rollout: RolloutPlan) -> None:
     """Refuse rows without a usable prompt, and rows that name an unknown environment."""
-    # A transform makes these columns of others.
+    # A custom transform may compute these columns from other columns, so keep them all.
     if dataset.format["type"] != "custom":
         wanted = [c for c in (*PROMPTS, "environment") if c in dataset.column_names]
         dataset = dataset.with_format(None).select_columns(wanted)
@@ -209,7 +209,7 @@ def _check_prompt(row: Row, where: str, rollout: RolloutPlan, environment: str |
         raise ValueError(f"`{column}` of {where} is {value!r}; drop such rows.")
     if column == "input_ids":
         return
-    # Environments may add a message to it.
+    # An environment may add a message to the prompt, so the prompt need not be complete.
     complete = rollout.user_func is None and not rollout.owns_prompts
     read_prompt(value, where, complete=complete)
     has_tools = environment in rollout.tools and tool_names(rollout.probes[environment])
@@ -221,7 +221,7 @@ def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
     """Refuse rows whose columns do not fit an environment's `reset`."""
     for key, env in rollout.probes.items():
         given = [column for column in columns if key is None or column != "environment"]
-        # A text environment gets a seed, and no column that it does not name.
+        # A text environment also gets a seed, and gets only the columns that its `reset` names.
         is_text = key in rollout.text
         missing, left = unmatched(env.reset, [*given, "seed"] if is_text else given)
         method = f"`{type(env).__name__}.reset`"
@@ -245,7 +245,7 @@ def check_columns(name: str, columns: Iterable[str]) -> None:
 
 
 def read_prompt(prompt: Any, row: str = "a row", *, complete: bool = False) -> Any:
-    """Return a prompt in the form of chat templates; refuse one that is neither text nor text messages.
+    """Return a prompt in the form of chat templates; refuse a prompt that is neither text nor text messages.
 
     A `complete` prompt must not end with an assistant message.
     """

@@ -49,7 +49,7 @@ def check_arguments(
 
 
 def check_overrides(trainer: Any) -> None:
-    """Refuse overrides that are never called; warn of an override that gets advantages per token."""
+    """Refuse overrides of methods that are never called; warn if an override gets advantages per token."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(

@@ -29,8 +29,8 @@ class RewardPlan:
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
-    # Index of the function that returns the turn rewards' sum, for the log and because
-    # GRPOTrainer needs at least one function; not added to the score.
+    # Index of the function that returns the sum of turn rewards. It is for the log, and because
+    # GRPOTrainer needs at least one function; the score does not include it.
     turn_sum: int | None = None
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 
@@ -45,7 +45,7 @@ class RewardPlan:
 
 
 def check_scores(model: Any, name: str) -> None:
-    """Refuse a model that generates text in place of a score, and a folder that is not there."""
+    """Refuse a model that generates text instead of scores, and the name of a missing folder."""
     check_name(name, model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(base, PreTrainedModel) and base.can_generate():

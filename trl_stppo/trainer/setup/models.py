@@ -113,7 +113,7 @@ def shared_critic(policy: Any, folder: Path) -> SharedCritic:
         )
     config = PeftConfig.from_pretrained(str(folder))
     initial, config.inference_mode = config.init_lora_weights, False
-    # The adapter's weights are loaded, so the base must not change again.
+    # The adapter's weights are loaded below, so its initialisation must not change the base again.
     config.init_lora_weights = True
     policy.add_adapter(CRITIC, config)
     if initial in SPLIT_INITS:
@@ -169,10 +169,10 @@ class ReferencePlan:
 def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
     """Decide the source of the reference policy, which a KL in the reward or in the loss needs.
 
-    GRPOTrainer makes it for policies given by name, and switches a fresh adapter off. We copy an adapter that
-    changes the output from the start: upstream does not copy an embedding's adapter, and lets PiSSA and its
-    like rewrite the base weights again. We copy a policy given as an instance, because its weights may differ
-    from the checkpoint that its config names.
+    GRPOTrainer makes the reference of a policy given by name, and switches a fresh adapter off. We copy an
+    adapter that changes the output from the start, because upstream does not copy an embedding's adapter and
+    lets initialisations such as PiSSA rewrite the base weights again. We copy a policy given as an instance,
+    because its weights may differ from the checkpoint that its config names.
     """
     adapters.check_policy_adapter(model, peft_config)
     if args.kl_coef == 0.0 and args.beta == 0.0:
@@ -211,10 +211,10 @@ def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -
             disable_dropout(model)
         config: Any = getattr(model, "config", None)
         if getattr(config, "output_router_logits", False):
-            # Only the loss needs router logits, and requests them.
+            # Only the loss needs router logits, and it requests them itself.
             config.output_router_logits = False
     install_stop_token(host)
-    # Checkpoints of an adapter have none.
+    # Fail now if the generation configuration cannot be saved. An adapter's checkpoints have none.
     if not hasattr(host.model, "peft_config"):
         with TemporaryDirectory() as folder:
             host.model.generation_config.save_pretrained(folder)
@@ -222,7 +222,7 @@ def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -
 
 
 def check_vocabulary(host: Bridge) -> None:
-    """Refuse a tokenizer with more tokens than the model's vocabulary, except unused special tokens."""
+    """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
     tokenizer, rows = host.processing_class, host.model.config.get_text_config().vocab_size
     text = written(host) if len(tokenizer) > rows else ""
     for number in range(rows, len(tokenizer)):
@@ -236,10 +236,10 @@ def check_vocabulary(host: Bridge) -> None:
 
 
 def written(host: Bridge) -> str:
-    """Return what the chat template and the first prompt write."""
+    """Return the text of the chat template and of the first prompt."""
     chat = renderer(host, host.processing_class)
     text = chat.control.template_text
-    # A stream has no first row, and a template may refuse it.
+    # A stream cannot be indexed, and a template may refuse the first row.
     with suppress(Exception):
         (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
         text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
@@ -297,9 +297,9 @@ def build_critic(host: Bridge, given: GivenCritic) -> Critic:
             critic = SharedCritic(policy)
         else:
             critic = shared_critic(policy, published)
-        # An engine moves the policy only later.
+        # An engine moves the policy only later, so move the critic's head here.
         critic.head.to(host.accelerator.device)
-        # The critic's forward bypasses DDP's; we reduce its gradients.
+        # DDP ignores the critic, because its forward pass bypasses DDP's; we reduce its gradients.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
         if args.disable_dropout:
             disable_dropout(policy)
@@ -329,15 +329,15 @@ def _separate(model: Any, host: Bridge) -> SeparateCritic:
     if args.disable_dropout:
         disable_dropout(model)
     if args.gradient_checkpointing:
-        # Upstream sets reentrant checkpoints for a LoRA policy under ZeRO-3.
+        # Set `use_reentrant`, because upstream turns it on for a LoRA policy under ZeRO-3.
         kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": False}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         if hasattr(model, "peft_config"):
             model.enable_input_require_grads()
-    # FSDP2 moves it to its device shard by shard.
+    # FSDP2 moves the critic to the device shard by shard.
     if not getattr(model, "is_quantized", False) and not host.is_fsdp_enabled:
         model.to(host.accelerator.device)
-    # Checkpointing is off in eval mode; dropout is already disabled.
+    # Gradient checkpointing is off in evaluation mode; dropout is already disabled.
     model.train()
     return SeparateCritic(model)
 

@@ -46,7 +46,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
     if host.args.rollout_overlap:
         if (reason := why_not_ahead(host)) is not None:
             raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
-        # Two threads must not change one state.
+        # Copy the tokenizer, because two threads must not change its state.
         tokenizer = copy.deepcopy(tokenizer)
     return EpisodePlayer(
         host,
@@ -101,7 +101,7 @@ def assemble(
     probes_play: bool = True,
     agent_endpoint: bool = False,
 ) -> RolloutEngine:
-    """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
+    """Build an engine with a driver for every factory, for only tools, or for only prompts.
 
     If `probes_play`, the probed instances play too.
     """
@@ -127,7 +127,7 @@ def assemble(
 def agent_template(renderer: ChatRenderer) -> str | None:
     """Return the chat template for an agent's calls, or None for the tokenizer's own template.
 
-    Tool calls are read from now on if TRL has a format for the tokenizer; else they stay in the text.
+    If TRL has a format for the tokenizer, tool calls are parsed from now on; otherwise they stay text.
     """
     try:
         template = prepare_tool_tokenizer(renderer.tokenizer)
@@ -148,7 +148,7 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 def growing_template(renderer: ChatRenderer) -> str | None:
     """Return TRL's training template if it preserves turns and the tokenizer's own does not, else None."""
     tokenizer = renderer.tokenizer
-    # Without a template, prompts are plain text, or tokenising the first one raises.
+    # Without a template, prompts are plain text, or tokenising the first prompt raises.
     if tokenizer.chat_template is None or renderer.preserves_turns():
         return None
     template = training_template(tokenizer)

@@ -24,27 +24,28 @@ from .models import GivenCritic, ReferencePlan
 
 logger = logging.getLogger(__name__)
 
-# Fields of an adapter that vLLM does not support, and the ranks that it allocates.
+# Fields of an adapter that vLLM does not support.
 SPECIAL = (
     *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"),
     *("trainable_token_indices", "target_parameters", "lora_bias", "kasa_config", "use_bdlora"),
 )
-# Keys of `model_init_kwargs` that do not change the weights of the name.
+# Keys of `model_init_kwargs` that do not change the weights that a name stands for.
 SAME_WEIGHTS = {
     *("dtype", "torch_dtype", "attn_implementation", "device_map", "quantization_config"),
     *("trust_remote_code", "low_cpu_mem_usage", "use_cache"),
 }
 # TRL's ModelConfig always sets `revision` to "main".
 USUAL = (None, "main")
+# Ranks that vLLM can allocate.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def colocated_engine(
     trainer: Any, args: PPOConfig, *, loaded_by_name: bool
 ) -> AbstractContextManager[None]:
-    """Context manager of upstream's constructor that sets further options of a colocated vLLM engine.
+    """Context manager around upstream's constructor that sets further options of a colocated vLLM engine.
 
-    `loaded_by_name`: the policy's base weights are those of its name.
+    `loaded_by_name`: whether the policy's base weights were loaded by name.
     """
     if not args.use_vllm or args.vllm_mode != "colocate":
         return nullcontext()
@@ -120,7 +121,7 @@ class RunPlan:
             "model": self.model,
             "processing_class": tokenizer,
             "quantization_config": self.quantization_config,
-            # Upstream appends the functions of environments.
+            # Pass a copy, because upstream appends the functions of environments.
             "reward_funcs": list(self.rewards.funcs),
             "reward_processing_classes": self.rewards.processing_classes,
             "train_dataset": data.train,
@@ -132,8 +133,8 @@ class RunPlan:
     def building_upstream(self, trainer: Any) -> Iterator[None]:
         """Context manager around GRPOTrainer's constructor: set four options for it, then restore them.
 
-        Upstream ties the reference to `beta`, the loss-side KL; ours serves the in-reward KL. A reference
-        that the caller passes needs none of upstream's and is synced by us.
+        Upstream makes a reference only for `beta`, the loss-side KL; here the in-reward KL needs it too. If
+        the caller passes a reference, upstream makes none, and this package syncs the given reference.
         """
         args, reference = self.args, self.reference
         options = {

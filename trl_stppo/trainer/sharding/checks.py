@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-# Engine -> policy -> critics that it trains. "copied": made from the policy's weights; "named" and
+# Engine -> policy -> critics that it can train. "copied": made from the policy's weights; "named" and
 # "given": a name or a model as `value_model`; "shared": an adapter of a LoRA policy.
 CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
@@ -16,11 +16,11 @@ CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-3": {"full": ("named", "given"), "LoRA": ("named", "given")},
     "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
 }
-# Optimizers that step each element by itself, so that a step on shards equals one on full weights.
+# Optimizers that step each element by itself, so that a step on shards equals a step on full weights.
 ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 # Sections of DeepSpeed's configuration that would override the trainer's settings.
 DEEPSPEED_SECTIONS = ("optimizer", "scheduler", "tensor_parallel", "sequence_parallel_size")
-# Untested options of its ZeRO section, and the value that switches each of them off.
+# Untested options of DeepSpeed's ZeRO section, and the value that switches each option off.
 DEEPSPEED_OPTIONS = {
     "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False,

@@ -119,7 +119,7 @@ def prepare_deepspeed(
     )
 
     def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
-        # The engine has already cast the weights.
+        # Autocast is off, because the engine has already cast the weights.
         with torch.autocast(device, enabled=False):
             return engine(input_ids, attention_mask, num_tokens)
 
@@ -143,7 +143,8 @@ ENTRY = "state_values"
 class ShardedGradient(GradientBuffer):
     """Gradient buffer of a critic sharded by FSDP2, whose backward passes reduce the gradient.
 
-    It is moved out of `.grad`, because upstream would clip a shared critic's with the policy's.
+    The gradient is moved out of `.grad`, because upstream would clip a shared critic's and the policy's
+    gradient together.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], total: Reduce) -> None:
@@ -185,16 +186,16 @@ def prepare(
 
 
 def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
-    """Shard the critic by FSDP2, as accelerate has sharded the policy."""
+    """Shard the critic by FSDP2 in the same way as accelerate shards the policy."""
     model: Any = critic.model
     accelerator = host.accelerator
     if _is_packed(critic):
         return
     if accelerator.mixed_precision != "no":
-        # accelerate does so with all trained weights after sharding.
+        # accelerate casts trained weights to float32; the head is sharded here, so cast it here.
         critic.head.float()
     mesh = next(p.device_mesh for p in host.model.parameters() if is_in_pieces(p))
-    # The head is a unit of its own, in its own precision.
+    # The head is a separate unit, because it has its own precision.
     fully_shard(critic.head, mesh=mesh)
     if isinstance(critic, SeparateCritic):
         plugin: Any = accelerator.state.fsdp_plugin
@@ -210,8 +211,8 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
         for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
             unit.unshard()
             unit.reshard()
-    # Weights outside layers are gathered on entry to the root; its output gets a hook, so it must not be
-    # a view.
+    # Weights outside layers are gathered on entry to the root, so the root must compute the values. The
+    # output gets a hook, so it must not be a view.
     values = critic.values
     setattr(model, ENTRY, lambda *states: values(*states).clone())
     register_fsdp_forward_method(model, ENTRY)

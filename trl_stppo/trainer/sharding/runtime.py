@@ -1,7 +1,7 @@
 """Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
 
 Both control the policy's backward pass: at its end gradients are reduced and sharded, and under
-DeepSpeed the step is already taken. The critic therefore has an optimizer of its own (`critics.py`).
+DeepSpeed the step is already taken. The critic therefore has a separate optimizer (`critics.py`).
 `checks.py` refuses unsupported combinations.
 """
 
@@ -163,7 +163,7 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
     finally:
         for unit in units:
             unit.reshard()
-        # As accelerate sets them up: the backward pass uses the root and the head again at once.
+        # Restore accelerate's settings: root and head stay gathered, because the backward pass begins there.
         root.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward))
         root.set_reshard_after_forward(False, recurse=False)
         head = root.get_output_embeddings()
@@ -185,7 +185,7 @@ def unpartitioned() -> Iterator[None]:
 
 
 def autocast(accelerator: Any) -> Any:
-    """Return the critic's autocast context, also under DeepSpeed, for which accelerate's is empty."""
+    """Return the critic's autocast context, also under DeepSpeed, where accelerate's context is empty."""
     if sharding_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
         return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
     return accelerator.autocast()

@@ -1,4 +1,4 @@
-"""Stabilizers of off-policy updates, one per file; every file of this folder registers one."""
+"""Stabilizers of off-policy updates, one per file; every file of this folder registers its stabilizer."""
 
 import importlib
 import pkgutil

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..gradient_buffer import Reduce
 
-# Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
+# Optimizers whose step is proportional to the learning rate, so that scaling the rate scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
-# ... except these relatives, which keep state that depends on the learning rate, or step early.
+# Exceptions with similar names: their state depends on the learning rate, or they step early.
 NONLINEAR_OPTIMIZERS = (
     *("schedulefree", "layerwise", "lomo", "galore", "apollo"),
     *("asgd", "dadapt"),
@@ -22,20 +22,20 @@ STEP, GRADIENT = "step", "gradient"
 class Stabilizer:
     """One entry of `stabilizers`: it weighs episodes, scales optimizer steps, or both.
 
-    The loop calls `start_mini_batch`; for each pass of the loss `episode_weights`, then `observe`;
-    `before_step`; and `end_step`.
+    For each mini-batch the loop calls `start_mini_batch`; for each pass of the loss `episode_weights` and
+    `observe`; then `before_step` and `end_step`.
 
-    An instance belongs to one run. What it keeps from step to step goes into `state_dict`.
+    An instance belongs to one run. Its state between steps goes into `state_dict`.
 
     Args:
         config: the run's `STPPOConfig`.
 
     Attributes:
-        name: in `stabilizers`.
+        name: entry in `stabilizers`.
         meaning: one clause for `--help_all` and docs/algorithm.md.
         scale_target: what `scale` multiplies: "step" (the policy's learning rate in one step), "gradient"
-            (from which Adam divides a constant factor out again), or None.
-        needs_exact_norms: whether estimated norms are refused; then sharded gradients are, too.
+            (Adam cancels a constant factor on the gradient), or None.
+        needs_exact_norms: whether estimated norms are refused; sharded gradients are then refused too.
     """
 
     name: ClassVar[str] = ""
@@ -64,7 +64,7 @@ class Stabilizer:
 
         Args:
             kept_norm: [], norm of the gradient of the terms that the clip keeps.
-            clipped_norm: [], norm of the gradient of the terms that it removes, in the same unit.
+            clipped_norm: [], norm of the gradient of the terms that the clip removes, in the same unit.
         """
         raise NotImplementedError
 
@@ -74,11 +74,11 @@ class Stabilizer:
     def observe(
         self, logprobs: Tensor, old_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
     ) -> None:
-        """Look at a pass of the policy's loss.
+        """Measure a pass of the policy's loss.
 
         Args:
             logprobs: [B, T] nats.
-            old_logprobs: [B, T] nats, of the policy that played.
+            old_logprobs: [B, T] nats, log-probabilities of the policy that played.
             turn_index: [B, T] int64, -1 outside turns.
             loss_mask: [B, T] bool, True = counts.
         """
@@ -124,7 +124,7 @@ def register(kind: Kind) -> Kind:
     """Register a stabilizer class, so that `stabilizers` may name it.
 
     Raises:
-        TypeError: it is incomplete, or another one has its name.
+        TypeError: the class is incomplete, or another stabilizer has its name.
     """
     has_scale = kind.scale is not Stabilizer.scale
     problems = {

@@ -15,7 +15,7 @@ from .base import Reduce, Stabilizer, register
 
 logger = logging.getLogger(__name__)
 
-# A new run does not know yet how far a step moves the policy.
+# At the start the effect of a step on the policy is unknown, so begin with small steps.
 FIRST_FACTOR = 0.1
 # A mini-batch this many times above the desired KL halves the factor at once, if it has enough turns.
 BRAKE, ENOUGH_TURNS = 4.0, 32
@@ -23,15 +23,15 @@ BRAKE, ENOUGH_TURNS = 4.0, 32
 
 @dataclass
 class Update:
-    """The state of the update under way.
+    """State of the current update.
 
     Attributes:
-        kl: sum over the last epoch's turns, of mini-batches before which a step was taken.
-        turns: their number.
+        kl: sum of the KL over the last epoch's turns, in mini-batches that follow a step of this update.
+        turns: number of these turns.
         has_stepped: whether a step was taken.
-        may_grow: whether all steps were taken, none with the brake.
+        may_grow: whether all steps were taken and the brake did not act.
         keeps: whether the clip kept a gradient in the last epoch.
-        braked_epoch: the last epoch with the brake, -1 if none.
+        braked_epoch: the last epoch in which the brake acted, -1 if none.
     """
 
     kl: float = 0.0
@@ -44,9 +44,9 @@ class Update:
 
 @register
 class Kl(Stabilizer):
-    """Scales optimizer steps by a factor that the KL per turn of each update moves towards `desired_kl`.
+    """Scales optimizer steps by a factor that adapts after each update to keep its KL near `desired_kl`.
 
-    The KL is that of the last epoch, over mini-batches before which the update has taken a step.
+    The KL per turn is measured in the last epoch, over mini-batches that follow a step of the update.
 
     Source: `core.next_step_factor`; the brake is this package's own.
     """
@@ -93,7 +93,7 @@ class Kl(Stabilizer):
         return self.factor, {"step/kl_per_turn": mean, "step/eta": self.factor}
 
     def end_step(self, *, taken: bool, clip_fraction: float) -> None:
-        """Count the mini-batch; after the update's last one, move the factor."""
+        """Count the mini-batch; after the update's last mini-batch, move the factor."""
         update, steps = self._update, self.config.steps_per_rollout
         if self._step >= steps - self.config.num_mini_batches:
             update.keeps |= clip_fraction < 1.0
@@ -106,17 +106,17 @@ class Kl(Stabilizer):
             self.factor = self.next_factor(update.kl / update.turns, may_grow=may_grow)
 
     def next_factor(self, kl: float, *, may_grow: bool) -> float:
-        """Return the factor of the next update after one with this KL in nats per turn."""
+        """Return the factor of the next update, given this update's KL in nats per turn."""
         config = self.config
         return next_step_factor(
             self.factor, kl, config.desired_kl, may_grow=may_grow, delay=config.rollout_staleness
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the factor and the state of the update under way."""
+        """Return the factor and the state of the current update."""
         return {"factor": self.factor, "update": asdict(self._update)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
+        """Restore the state from `state_dict`."""
         if state:
             self.factor, self._update = state["factor"], Update(**state["update"])

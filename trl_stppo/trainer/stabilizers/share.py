@@ -7,7 +7,7 @@ from torch import Tensor
 from ...core import normalization_scale
 from .base import STEP, Stabilizer, register
 
-# A step of which half is clipped is 16 times smaller.
+# If kept and clipped gradients have equal norms, the step is 16 times smaller.
 POWER = 4.0
 
 

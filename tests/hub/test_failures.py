@@ -2,9 +2,11 @@
 
 import logging
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
 from tests.hub.hub_server import LocalHub
@@ -12,6 +14,7 @@ from tests.kit.fakes import CountEnv
 from tests.kit.waiting import wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
+from trl_stppo.hub import loading
 from trl_stppo.trainer import disk
 
 PUSHES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
@@ -121,3 +124,21 @@ def test_a_download_that_fails_for_good_names_the_repository(published, pattern,
         Agent.from_pretrained(REPO)
     published.faults.clear()
     assert Agent.from_pretrained(REPO).run(CountEnv, letters()[0]).turns
+
+
+def test_a_published_critic_that_is_missing_offline_is_an_error_not_a_new_critic(monkeypatch):
+    # Offline, huggingface_hub raises a subclass if the cache lacks some of a repository's files.
+    class Incomplete(LocalEntryNotFoundError):
+        pass
+
+    for kind, expected in (
+        (Incomplete, pytest.raises(HubError)),
+        (LocalEntryNotFoundError, nullcontext()),
+    ):
+
+        def unreachable(*_, kind=kind, **__):
+            raise kind("not in the cache")
+
+        monkeypatch.setattr(loading, "snapshot_download", unreachable)
+        with expected:
+            assert loading.critic_folder("me/agent", "critic") is None

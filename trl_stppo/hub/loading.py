@@ -61,8 +61,10 @@ def critic_folder(
     if not Path(name).is_dir():
         try:
             found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-        except LocalEntryNotFoundError:
-            # The Hub is out of reach and files are not cached. If the model is missing too, loading fails.
+        except LocalEntryNotFoundError as error:
+            # Without any cached file loading the model fails. A subclass means that the critic is missing.
+            if type(error) is not LocalEntryNotFoundError:
+                raise unreachable(name, revision, error) from error
             return None
         except Exception as error:
             raise unreachable(name, revision, error) from error

@@ -41,8 +41,6 @@ class Batch(TypedDict, total=False):
         value_mask: [B, T] bool, True at the critic's regression targets.
         advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
         trace_row: [B] int64, row of the trace; present while the update is recorded.
-        policy_version: [B, K] int64, version of the policy that sampled each turn; absent if one
-            policy plays all of a rollout.
         row: [B] int64, index of the row; present until the first step has given `old_per_token_logps`.
         episode, episode_tokens, episode_weights: [B] each, present if an episode has several
             contexts: index of the row's episode (-1 at padding rows), number of the episode's tokens
@@ -66,7 +64,6 @@ class Batch(TypedDict, total=False):
     value_mask: Tensor
     advantages: Tensor
     trace_row: Tensor
-    policy_version: Tensor
     row: Tensor
     episode: Tensor
     episode_tokens: Tensor

@@ -337,7 +337,7 @@ def _separate(model: Any, host: Bridge) -> SeparateCritic:
     # FSDP2 moves the critic to the device shard by shard.
     if not getattr(model, "is_quantized", False) and not host.is_fsdp_enabled:
         model.to(host.accelerator.device)
-    # Gradient checkpointing is off in evaluation mode; dropout is already disabled.
+    # Gradient checkpointing is off in evaluation mode.
     model.train()
     return SeparateCritic(model)
 

@@ -297,14 +297,14 @@ class StepScale:
         figures["clip_bias/estimated_share"] = share
         figures["clip_bias/is_estimate"] = float(self._is_estimate)
         if self._is_estimate:
-            scale = 1.0 if self._scaler is None else float(self._scaler.scale(kept, clipped))
-            self.factor *= scale
             figures |= {
                 "clip_bias/norm": clipped,
                 "clip_bias/grad_norm": kept,
                 "clip_bias/share": share,
-                "clip_bias/scale": scale,
             }
+            if self._scaler is not None:
+                figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
+                self.factor *= scale
         return figures
 
     def finish(self, mean_over_processes: Reduce | None) -> dict[str, float]:

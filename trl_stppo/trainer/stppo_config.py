@@ -46,9 +46,10 @@ class STPPOConfig(PPOConfig):
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
     # Level that is set without a variant -> its variant.
     _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "s-ppo", "turn": "st-ppo"}
-    # Measurement of the clipping bias: "exact" or "logits". None measures only if needed, exactly unless
+    # Measurement of the clipping bias: "exact" or "logits". None: exact if a stabilizer scales by it, unless
     # episodes are weighted or gradients are sharded. Studies set this; it is not an option.
     _clip_bias_estimator: ClassVar[str | None] = None
+    measures_clip_bias: ClassVar[bool] = True
 
     variant: str | None = option(
         Preset("st-ppo"), f"One of {', '.join(VARIANTS)}, or None: free choice."
@@ -153,18 +154,13 @@ class STPPOConfig(PPOConfig):
         return any(kind.needs_exact_norms for kind in self._kinds)
 
     @property
-    def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured, for a stabilizer or a study."""
-        scales_by_norms = any(kind.scale_target for kind in self._kinds)
-        return self._clip_bias_estimator is not None or scales_by_norms
-
-    @property
     def takes_second_gradient(self) -> bool:
         """Whether the clipping bias is measured exactly, by a second gradient, and not estimated."""
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
+        by_norms = any(kind.scale_target for kind in self._kinds)
         by_itself = self._clip_bias_estimator != "logits" and not any(map(weighs, self._kinds))
-        return by_itself and self.measures_clip_bias
+        return by_norms and by_itself
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:

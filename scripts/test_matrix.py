@@ -30,7 +30,7 @@ SUBSET = (
     "tests/test_public_api.py",
     "tests/core",
     "tests/trainer/test_training_loop.py",
-    "tests/trainer/config/test_variants.py",
+    "tests/trainer/test_variants.py",
     "tests/trainer/setup/test_lora_variants.py",
     "tests/trainer/loop/test_tool_environments.py",
     "tests/trainer/checkpoints/test_save_and_resume.py",

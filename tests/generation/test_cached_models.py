@@ -159,7 +159,7 @@ def changed(**fields):
     (lambda: changed(is_causal=False), "not causal"),
     (lambda: changed(num_kv_shared_layers=1), "share"),
     (lambda: changed(alibi=True), "ALiBi"),
-    (lambda: _Blind(Qwen2Config()), "past_key_values and position_ids"),
+    (lambda: _Blind(Qwen2Config()), "a cache and position_ids"),
     (lambda: prompt_tuned(), "virtual tokens"),
     (lambda: spread(), "several devices"),
     (lambda: recurrent(), "recurrent"),

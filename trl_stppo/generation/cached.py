@@ -182,6 +182,7 @@ class CachedBackend:
         self._waiting: list[_Row] = []
         self._generating = self._steps = 0
         self._cache: SlotCache | None = None
+        self._options: dict[str, Any] = {}
 
     def _admission_due(self) -> bool:
         if not self._waiting:
@@ -211,8 +212,8 @@ class CachedBackend:
             self._device = next(self.model.parameters()).device
             eager = base_of(self.model).config._attn_implementation == "eager"
             self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
-            self._options = options_of(self.model, 1)
             self._cache = SlotCache(keep_ids=self.sampling.penalises, device=self._device)
+            self._options = options_of(self.model, 1, self._cache)
         fresh = [row for row in rows if row.slot < 0]
         self._slots += [None] * max(0, len(fresh) - self._slots.count(None))
         free = (slot for slot, holder in enumerate(self._slots) if holder is None)
@@ -328,8 +329,6 @@ class CachedBackend:
             input_ids=tokens,
             attention_mask=mask,
             position_ids=seen,
-            past_key_values=cache,
-            use_cache=True,
             **self._options,
         )
         return output.logits[:, -1]

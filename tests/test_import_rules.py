@@ -55,7 +55,7 @@ RULES = {
     ),
     "__main__": ({"cli"}, set(), set()),
     "trace": ({"trace", "errors"}, set(), set()),
-    "watch": ({"watch", "redaction"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
+    "watch": ({"watch", "errors", "redaction"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),

@@ -47,3 +47,8 @@ class TraceError(ValueError):
 
 class HubError(RuntimeError):
     """A failed upload to the Hub or download from the Hub. Local files are unchanged."""
+
+
+def missing(package: str, extra: str = "") -> ImportError:
+    """Return the error for a missing package. The message names the pip extra (default: `package`)."""
+    return ImportError(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")

@@ -42,7 +42,11 @@ def test_a_pretrained_model_gets_files_of_its_own(tmp_path, folder, capsys):
     (tmp_path / "smol").mkdir()
     assert main(["new", str(tmp_path / "theirs"), "--model", str(tmp_path / "smol")]) == 0
     names = {path.name for path in (tmp_path / "theirs").iterdir()}
-    assert names == {path.name for path in folder.iterdir()} | {"held_out.jsonl"}
+    assert names == {path.name for path in folder.iterdir()} - {"rows.jsonl"} | {"rows"}
+    assert {path.name for path in (tmp_path / "theirs/rows").iterdir()} == {
+        "train.jsonl",
+        "test.jsonl",
+    }
     said = (tmp_path / "theirs" / "warm_start.py").read_text()
     assert f"MODEL = {str(tmp_path / 'smol')!r}" in said
     compile(said, "warm_start.py", "exec")

@@ -37,6 +37,7 @@ def test_a_card_has_results_and_settings_and_nothing_of_rows_and_episodes(
     trainer.create_model_card(dataset_name="a/folder" if name == "a/folder/of/rows" else name)
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert "planted" not in card.content
+    assert "None" not in card.text.partition("## Settings")[0]
     assert card.data.datasets == ("owner/name" if name == "owner/name" else None)
     html = MarkdownIt("commonmark").enable("table").render(card.text)
     headings = [part.split("<")[0] for part in html.split("<h2>")[1:]]

@@ -170,3 +170,13 @@ def test_a_long_rollout_tells_its_progress_while_there_are_lines(
         trainer.remove_callback(ProgressLines)
     trainer.train()
     assert ("episodes have ended" in capsys.readouterr().out) is not removed
+
+
+def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trl_stppo.watch.lines.QUIET_SECONDS", -1.0)
+    options = {"num_ppo_epochs": 2, "gradient_accumulation_steps": 1, "max_steps": 4}
+    trainer = builders.build(tmp_path, arguments=builders.TEXT, **builders.LIMITS, **options)
+    trainer.train()
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  update")]
+    # The line of the rollout itself comes with the last step.
+    assert shown == ["  update: 1 of 2 optimizer steps"] * 2

@@ -216,7 +216,7 @@ def seconds_per_rollout(run: Plan, model: Any) -> float:
 
 
 def length_of(run: Plan, model: Any, rollouts: float) -> str:
-    """Describe how long one rollout batch takes, and how long all take together."""
+    """Describe how long one rollout batch takes at most, and how long all take together."""
     if model is None:
         return "not known before the model is here"
     if run.config.device.type != "cpu":
@@ -224,8 +224,8 @@ def length_of(run: Plan, model: Any, rollouts: float) -> str:
     seconds = seconds_per_rollout(run, model)
     total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
     return (
-        f"about {duration(seconds)} per rollout batch{total}, without prompts and evaluations; less if "
-        "episodes leave tokens unused or rows begin alike"
+        f"at most about {duration(seconds)} per rollout batch{total}: if every episode has all its tokens "
+        "and no two begin alike; prompts and evaluations come on top"
     )
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from ..rollout.reward_funcs import name_of
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
+from ..watch.lines import QUIET_SECONDS
 from . import agents
 from .agents import (
     TokenCounter,
@@ -112,7 +114,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
         # Load all rows of a stream, because all of them are played.
         rows = Dataset.from_list(list(rows))
     if args.dataset_test_split == args.dataset_train_split and not args.test_split_size:
-        logger.warning("`dataset_test_split`: these are the rows of training, not held-out ones.")
+        logger.warning("`dataset_test_split`: this split is also the split of training.")
     parts = {args.rows_name: rows}
     if "dataset" in rows.column_names:
         indices: dict[str, list[int]] = {}
@@ -204,13 +206,26 @@ def load_agent(
 
 
 class Shown:
-    """Prints an agent's first episodes; `left` is the number of episodes still to print."""
+    """Prints an agent's first episodes, and the progress of a long evaluation.
 
-    def __init__(self, left: int, agent: Agent, label: str) -> None:
-        self._left, self._label, self._decode = left, label, agent.tokenizer.decode
+    Args:
+        left: number of episodes to print.
+        total: number of this process's episodes; 0 prints no progress.
+        agent: the agent that plays.
+        label: its name.
+    """
+
+    def __init__(self, left: int, total: int, agent: Agent, label: str) -> None:
+        self._left, self._total, self._label = left, total, label
+        self._decode = agent.tokenizer.decode
+        self._played, self._spoke = 0, time.monotonic()
 
     def __call__(self, rollout: Any) -> None:
         """Print episodes of a rollout: how each ended, and its tokens as text."""
+        self._played += len(rollout.episodes)
+        if time.monotonic() - self._spoke > QUIET_SECONDS and self._played < self._total:
+            self._spoke = time.monotonic()
+            print(f"{self._label}: {self._played} of {self._total} episodes", flush=True)
         pairs = [*zip(rollout.episodes, rollout.totals, strict=True)][: self._left]
         self._left -= len(pairs)
         for episode, score in pairs:
@@ -246,7 +261,9 @@ def evaluate(
     if factory is None and loop is None and not functions:
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     size = config.per_device_eval_batch_size
-    shown = Shown(args.show if config.process_index == 0 else 0, agent, name or folder.name)
+    is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
+    total = sum(map(len, sets.values())) * repetitions // config.world_size
+    shown = Shown(args.show * is_main, total * is_main, agent, name or folder.name)
     metrics = agent.evaluate(
         factory,
         sets,
@@ -255,7 +272,7 @@ def evaluate(
         missing_eos_penalty=config.missing_eos_penalty,
         seed=config.seed,
         greedy=config.eval_settings.get("temperature") == 0.0,
-        repetitions=config.num_generations_eval or 1,
+        repetitions=repetitions,
         parallel=min(size, config.generation_slots or size),
         agent=loop,
         agent_endpoint=config.agent_endpoint,

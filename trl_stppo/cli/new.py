@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 from importlib.resources import files
 from pathlib import Path
-
-# Files whose names begin with this prefix replace the small model's files.
-PRETRAINED = "model."
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,16 +34,8 @@ def run(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True)
     except FileExistsError as error:
         raise FileExistsError(f"`FOLDER={folder}` exists; name a new one.") from error
-    template = sorted(
-        files(__package__).joinpath("template").iterdir(),
-        key=lambda file: (file.name.startswith(PRETRAINED), file.name),
-    )
-    for file in template:
-        if model is None and file.name.startswith(PRETRAINED):
-            continue
-        name = file.name.removeprefix(PRETRAINED).removesuffix(".txt")
-        text = file.read_text(encoding="utf-8").replace('"{model}"', repr(model))
-        (folder / name).write_text(text, encoding="utf-8")
+    kind = "small" if model is None else "pretrained"
+    write(files(__package__).joinpath("template").joinpath(kind), folder, model)
     print(f"cd {folder}")
     if model is None:
         print("python warm_start.py  # makes a small model that knows the words, in half a minute")
@@ -53,4 +43,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("python warm_start.py  # teaches the model the form of an answer")
         print("python train.py       # trains it with LoRA; its lines say how long that takes")
+        print("trl-stppo evaluate --config run.yaml --models runs/careless runs/agent --show 2")
     return 0
+
+
+def write(template: Any, folder: Path, model: str | None) -> None:
+    """Write the files of a template into a folder, with the model's name in them."""
+    for file in sorted(template.iterdir(), key=lambda file: file.name):
+        path = folder / file.name.removesuffix(".txt")
+        if file.is_dir():
+            path.mkdir()
+            write(file, path, model)
+        else:
+            text = file.read_text(encoding="utf-8").replace('"{model}"', repr(model))
+            path.write_text(text, encoding="utf-8")

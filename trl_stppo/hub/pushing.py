@@ -55,6 +55,9 @@ def add_run(
     }
     text = "".join(f"## {name}\n\n{text}\n\n" for name, text in sections.items() if text)
     before, heading, after = path.read_text(encoding="utf-8").partition("## Training procedure")
+    # TRL's card links to "None" for a base model in a folder, and for an agent without a repository.
+    before = before.replace("[None](https://huggingface.co/None)", "a model in a local folder")
+    before = before.replace('model="None"', f'model="{repo}"')
     path.write_text(f"{before.rstrip()}\n\n{text}{heading}{after}", encoding="utf-8")
 
 

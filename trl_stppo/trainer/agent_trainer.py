@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
+from .describe import task
 from .evaluation.evaluator import Evaluator
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses, Logprobs
@@ -167,10 +169,14 @@ class AgentTrainer(Bridge):
         """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
         self._checkpoints = Checkpoints(self, self._run_state)
-        engines = self._player.engine, self._player.eval_engine
+        engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
-        display.install_callbacks(self, run.rollout, self._forward.why_padded, engines)
+        policy = self.accelerator.unwrap_model(self.model)
+        names = partial(task, policy, self.train_dataset, run.rollout)
+        reporting = engines if self.accelerator.is_main_process else {}
+        why_padded = self._forward.why_padded
+        display.install_callbacks(self.callback_handler, names, why_padded, reporting)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(
             run.args,

@@ -3,73 +3,79 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_callback import CallbackHandler
 
 from ..rollout.engine import RolloutEngine
 from ..watch.lines import ProgressLines
 from ..watch.metrics_file import MetricsFile
-from .bridge import Bridge
-from .describe import task
 from .loop.rollout import Rollout
-from .planning.plan import RolloutPlan
 
 
 def install_callbacks(
-    host: Bridge, rollout: RolloutPlan, why_padded: str | None, engines: Iterable[RolloutEngine]
+    handler: CallbackHandler,
+    names: Callable[[], dict[str, str]],
+    why_padded: str | None,
+    engines: Mapping[str, RolloutEngine],
 ) -> None:
     """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics.
 
-    `why_padded`: why forward passes are not packed, or None; `engines` report their progress.
+    Args:
+        handler: the trainer's callbacks.
+        names: function that returns the names of model, environment and data set.
+        why_padded: why forward passes are not packed, or None.
+        engines: engines that report their progress, by a word for what they play.
     """
-    policy = host.accelerator.unwrap_model(host.model)
-    names = partial(task, policy, host.train_dataset, rollout)
-    shield_integrations(host.callback_handler.callbacks)
-    host.add_callback(MetricsFile(names))
+    shield_integrations(handler.callbacks)
+    handler.add_callback(MetricsFile(names))
     # In a notebook the default callback is a third class, which shows a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
-    callbacks = list(host.callback_handler.callbacks)
+    callbacks = list(handler.callbacks)
     for callback in callbacks:
         if isinstance(callback, upstreams):
-            host.remove_callback(callback)
+            handler.remove_callback(callback)
     lines = next((c for c in callbacks if isinstance(c, ProgressLines)), None)
     if lines is None:
-        host.add_callback(lines := ProgressLines())
+        handler.add_callback(lines := ProgressLines())
     lines.task = names
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
 
-    def on_progress(ended: int, episodes: int) -> None:
+    def on_progress(what: str, ended: int, episodes: int) -> None:
         # The user may have removed the callback since construction.
-        if lines in host.callback_handler.callbacks:
-            lines.on_rollout(ended, episodes)
+        if lines in handler.callbacks:
+            lines.on_rollout(what, ended, episodes)
 
-    for engine in engines if host.accelerator.is_main_process else ():
-        engine.on_progress = on_progress
+    for what, engine in engines.items():
+        engine.on_progress = partial(on_progress, what)
 
 
-def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_only: bool) -> None:
-    """Play episodes of the evaluation (or training) data and print prompt, completion and score."""
+def print_episodes(
+    batches: Iterable[Any],
+    play: Callable[[Any], Rollout],
+    decode: Callable[..., list[str]],
+    *,
+    title: str,
+    prints: bool,
+    first_batch_only: bool,
+) -> None:
+    """Play batches of rows, and print prompt, completion and score of the episodes if `prints`."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("prompt", "completion", "score", title=f"step {host.state.global_step}")
-    rows, decode = host.eval_dataset, host.text_tokenizer.batch_decode
-    first = next(iter(rows)) if isinstance(rows, dict) else None
-    held_out = rows is not None
-    loader = host.get_eval_dataloader(first) if held_out else host.get_train_dataloader()
-    host.model.eval()
-    for inputs in loader:
+    table = Table("prompt", "completion", "score", title=title)
+    for inputs in batches:
         rollout = play(inputs)
         for episode, score in zip(rollout.episodes, rollout.totals, strict=True):
             texts = decode([episode.prompt_ids, episode.ids], skip_special_tokens=True)
             table.add_row(*texts, f"{score:.3g}")
         if first_batch_only:
             break
-    if host.accelerator.is_main_process:
+    if prints:
         Console().print(table)
 
 

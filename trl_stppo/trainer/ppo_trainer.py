@@ -86,8 +86,18 @@ class PPOTrainer(AgentTrainer):
         """
         self._loop.source.settle()
         with undisturbed(self), evaluation_settings(self):
-            play = self._evaluator.play
-            display.print_episodes(self, play, first_batch_only=sampling)
+            rows = self.eval_dataset
+            first = next(iter(rows)) if isinstance(rows, dict) else None
+            held_out = rows is not None
+            self.model.eval()
+            display.print_episodes(
+                self.get_eval_dataloader(first) if held_out else self.get_train_dataloader(),
+                self._evaluator.play,
+                self.text_tokenizer.batch_decode,
+                title=f"step {self.state.global_step}",
+                prints=self.accelerator.is_main_process,
+                first_batch_only=sampling,
+            )
 
     @property
     def stop_reason(self) -> str | None:

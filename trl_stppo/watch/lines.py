@@ -47,6 +47,8 @@ class Column(NamedTuple):
 OVERLAP = "perf/overlap"
 FIRST = 3
 LAST = 5
+# Seconds without a line after which an optimizer step of an update is printed.
+QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
 
@@ -94,7 +96,7 @@ class ProgressLines(TrainerCallback):
         self._steps = 1
         self._lines = 0
         self._training, self._first = False, 0
-        self._began = self._evaluating = self._at_line = 0.0
+        self._began = self._evaluating = self._at_line = self._spoke = 0.0
         self._columns: list[Column] = []
         self._known: set[str] = set()
         self._since: dict[str, list[float]] = {}
@@ -111,7 +113,8 @@ class ProgressLines(TrainerCallback):
         for entry in state.log_history:
             self._take(entry)
         self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
-        self._began, self._evaluating, self._at_line = time.monotonic(), 0.0, 0.0
+        self._began = self._spoke = time.monotonic()
+        self._evaluating = self._at_line = 0.0
         outcomes = self._since.get(SUCCESS) or self._since.get(SCORE) or [-math.inf]
         self._best = max(outcomes)
         self._known, self._since = set(self._since), {}
@@ -123,9 +126,17 @@ class ProgressLines(TrainerCallback):
             for line in self._introduction(args, state):
                 say(redacted(line))
 
-    def on_rollout(self, ended: int, episodes: int) -> None:
-        """Print how many episodes of a long rollout have ended."""
-        say(f"  {ended} of {episodes} episodes have ended")
+    def on_rollout(self, what: str, ended: int, episodes: int) -> None:
+        """Print how many episodes of a long rollout have ended; `what`: rollout or evaluation."""
+        self._spoke = time.monotonic()
+        say(f"  {what}: {ended} of {episodes} episodes have ended")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Print the optimizer steps of a long update."""
+        step = state.global_step % self._steps
+        if step and state.is_world_process_zero and time.monotonic() - self._spoke > QUIET_SECONDS:
+            self._spoke = time.monotonic()
+            say(f"  update: {step} of {self._steps} optimizer steps")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""
@@ -252,6 +263,7 @@ class ProgressLines(TrainerCallback):
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         say(f"{place}{figures}{word}")
+        self._spoke = time.monotonic()
         moved = known(state.log_history, "policy/approx_kl")
         if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             say(

@@ -22,7 +22,7 @@ def episode(valid, *said):
     [
         ([episode([True, False], "5", "prose"), episode([False], "more prose")], "'prose'"),
         ([episode([False], [{"name": "search"}])], "search"),
-        ([episode([True, False], "5", "prose")], None),
+        ([episode([True, True, True, False], "5", "6", "7", "prose")], None),
         # Nobody knows which of its turns was the invalid one.
         ([episode([False], "5", "prose")], None),
         ([], None),

@@ -26,11 +26,6 @@ def last_word(text: str, words: Iterable[str]) -> str | None:
     return str(found[-1]).lower() if found else None
 
 
-def missing(package: str, extra: str = "") -> ImportError:
-    """Return the error for a missing package. The message names the pip extra (default: `package`)."""
-    return ImportError(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")
-
-
 def no_episode() -> RuntimeError:
     """Return the error for a call of `step` while no episode is running."""
     return RuntimeError("no episode is running: call reset before step, and after an end.")

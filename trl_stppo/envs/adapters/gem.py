@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._common import PrivateRandomness, missing, no_episode
+from ...errors import missing
+from ._common import PrivateRandomness, no_episode
 
 if TYPE_CHECKING:
     import datasets

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ._common import action_text, last_word, missing, no_episode
+from ...errors import missing
+from ._common import action_text, last_word, no_episode
 
 # One character between the terminal codes that start and end a colour.
 _MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")

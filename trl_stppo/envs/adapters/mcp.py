@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Union
 
-from ._common import missing
+from ...errors import missing
 
 # Longest time in seconds for a server to start, and to end.
 WAIT_SECONDS = 60.0

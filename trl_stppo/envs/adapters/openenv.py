@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ._common import action_text, missing
+from ...errors import missing
+from ._common import action_text
 
 
 class NoAction(ValueError):

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ._common import action_text, missing, no_episode
+from ...errors import missing
+from ._common import action_text, no_episode
 
 _BANNER = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
 # The status line has the padded prompt, then room and score.

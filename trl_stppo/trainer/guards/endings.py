@@ -27,8 +27,8 @@ from ..disk import checkpoints
 from .alarms import FailureWatch
 
 NOTICE = (
-    "\n{name} received: the training stops after the current optimizer step and saves a checkpoint. "
-    "A further SIGINT (Ctrl-C) stops it at once, without one.\n"
+    "\n{name} received: the training stops after the current optimizer step and saves a\n"
+    "checkpoint. A further SIGINT (Ctrl-C) stops it at once, without a checkpoint.\n"
 )
 Handler = Callable[[int, FrameType | None], Any] | int | None
 logger = logging.getLogger(__name__)

@@ -111,7 +111,7 @@ class RolloutLog:
 
 
 def warn_of_invalid(episodes: Sequence[Episode]) -> None:
-    """Warn with an example if less than half of a first rollout's turns are valid actions."""
+    """Warn with an example if less than three in four of a first rollout's turns are valid actions."""
     turns: list[tuple[bool, str]] = []
     for episode in episodes:
         said = [
@@ -123,8 +123,8 @@ def warn_of_invalid(episodes: Sequence[Episode]) -> None:
         if len(said) == len(episode.valid_actions):
             turns += zip(episode.valid_actions, said, strict=True)
     wrong = [said for valid, said in turns if not valid]
-    if 2 * len(wrong) > len(turns):
-        text = "%d of %d turns are no valid actions. One of them: %.200r. A warm start may help."
+    if 4 * len(wrong) > len(turns):
+        text = "%d of %d turns are no valid actions. One of them: %.200r. A (longer) warm start may help."
         logger.warning(text, len(wrong), len(turns), wrong[0])
 
 

@@ -174,8 +174,7 @@ def test_a_long_rollout_tells_its_progress_while_there_are_lines(
 
 def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("trl_stppo.watch.lines.QUIET_SECONDS", -1.0)
-    options = {"num_ppo_epochs": 2, "gradient_accumulation_steps": 1, "max_steps": 4}
-    trainer = builders.build(tmp_path, arguments=builders.TEXT, **builders.LIMITS, **options)
+    trainer = builders.build(tmp_path, arguments=builders.TEXT, **builders.LIMITS, max_steps=4)
     trainer.train()
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  update")]
     # The line of the rollout itself comes with the last step.

@@ -232,7 +232,7 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
     def once(folder, *rest):
         if folder != Path(AGENT):
             raise MemoryError("no room")
-        return figures
+        return figures, []
 
     monkeypatch.setattr(evaluate, "evaluate", once)
     monkeypatch.setattr(evaluate, "check_agent", lambda *args: None)
@@ -302,3 +302,24 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(output.read_text())["results"]["search-agent"] == evaluated[0]["shipped"]
     assert result.stdout.count("written:") == 1, "one process prints"
+
+
+def test_agents_are_compared_row_by_row(capsys):
+    # Three rows, two episodes each: gains of 1, 2 and 0 episodes.
+    outcomes = {
+        "base": [(False, 0.0)] * 6,
+        "trained": [
+            (True, 1.0),
+            (False, 0.0),
+            (True, 1.0),
+            (True, 1.0),
+            (False, 0.0),
+            (False, 0.0),
+        ],
+    }
+    tables.print_differences(outcomes, 2)
+    # Means of rows 0.5, 1, 0: mean 0.5, deviation 0.5, half width 1.96 * 0.5 / sqrt(3) = 0.566.
+    said = "trained less base: success +0.500 [-0.066, +1.066], paired by row\n"
+    assert capsys.readouterr().out == said
+    tables.print_differences({"a": [(None, 1.5)], "b": [(True, 1.0)]}, 1)
+    assert capsys.readouterr().out == "b less a: score -0.500\n"

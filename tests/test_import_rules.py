@@ -48,7 +48,7 @@ RULES = {
     "cli": (
         {
             "agent", "cli", "hub", "trace", "trainer", "models", "rollout", "generation", "envs",
-            "watch", "errors", "paths", "redaction", "version",
+            "watch", "errors", "paths", "redaction", "statistics", "version",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},

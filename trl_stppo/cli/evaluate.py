@@ -58,7 +58,15 @@ from .agents import (
     parse_flags,
 )
 from .arguments import EvaluateArguments
-from .evaluation_tables import Figures, Results, figures_of, print_table, with_averages
+from .evaluation_tables import (
+    Figures,
+    Outcomes,
+    Results,
+    figures_of,
+    print_differences,
+    print_table,
+    with_averages,
+)
 from .flags import given
 from .objects import load_reward, offered_by
 from .usage import UsageError
@@ -205,28 +213,34 @@ def load_agent(
     )
 
 
-class Shown:
-    """Prints an agent's first episodes, and the progress of a long evaluation.
+class Watch:
+    """Prints an agent's first episodes and the progress of a long evaluation, and collects the outcomes.
 
     Args:
         left: number of episodes to print.
         total: number of this process's episodes; 0 prints no progress.
         agent: the agent that plays.
         label: its name.
+
+    Attributes:
+        outcomes: success and score of each episode, in the order of the rows.
     """
 
     def __init__(self, left: int, total: int, agent: Agent, label: str) -> None:
         self._left, self._total, self._label = left, total, label
         self._decode = agent.tokenizer.decode
-        self._played, self._spoke = 0, time.monotonic()
+        self._spoke = time.monotonic()
+        self.outcomes: Outcomes = []
 
     def __call__(self, rollout: Any) -> None:
         """Print episodes of a rollout: how each ended, and its tokens as text."""
-        self._played += len(rollout.episodes)
-        if time.monotonic() - self._spoke > QUIET_SECONDS and self._played < self._total:
+        pairs = [*zip(rollout.episodes, rollout.totals, strict=True)]
+        self.outcomes += [(episode.success, score) for episode, score in pairs]
+        played = len(self.outcomes)
+        if time.monotonic() - self._spoke > QUIET_SECONDS and played < self._total:
             self._spoke = time.monotonic()
-            print(f"{self._label}: {self._played} of {self._total} episodes", flush=True)
-        pairs = [*zip(rollout.episodes, rollout.totals, strict=True)][: self._left]
+            print(f"{self._label}: {played} of {self._total} episodes", flush=True)
+        pairs = pairs[: self._left]
         self._left -= len(pairs)
         for episode, score in pairs:
             ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"
@@ -245,8 +259,8 @@ def evaluate(
     sets: dict[str, Dataset],
     name: str = "",
     wrapper: Wrapper | None = None,
-) -> dict[str, Figures]:
-    """Evaluate the agent in `folder` and return its metrics by data set.
+) -> tuple[dict[str, Figures], Outcomes]:
+    """Evaluate the agent in `folder`. Return its metrics by data set, and this process's outcomes.
 
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
@@ -263,7 +277,7 @@ def evaluate(
     size = config.per_device_eval_batch_size
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
     total = sum(map(len, sets.values())) * repetitions // config.world_size
-    shown = Shown(args.show * is_main, total * is_main, agent, name or folder.name)
+    watch = Watch(args.show * is_main, total * is_main, agent, name or folder.name)
     metrics = agent.evaluate(
         factory,
         sets,
@@ -276,11 +290,12 @@ def evaluate(
         parallel=min(size, config.generation_slots or size),
         agent=loop,
         agent_endpoint=config.agent_endpoint,
-        on_rollout=shown,
+        on_rollout=watch,
         wrap_backend=None if wrapper is None else wrapper(agent, name),
     )
     titles = titles_of(functions)
-    return with_averages({data: figures_of(part, titles) for data, part in metrics.items()})
+    figures = {data: figures_of(part, titles) for data, part in metrics.items()}
+    return with_averages(figures), watch.outcomes
 
 
 def run(words: Sequence[str]) -> int:
@@ -322,11 +337,14 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
             "The agents play with different limits or sampling, as their runs did: %s.", settings
         )
     results: Results = {}
+    outcomes: dict[str, Outcomes] = {}
     is_main = config.process_index == 0
     try:
         for label, folder in folders.items():
             own, name = settings[label], found[label]
-            results[label] = evaluate(folder, args, config, model_args, own, sets, name, wrapper)
+            results[label], outcomes[label] = evaluate(
+                folder, args, config, model_args, own, sets, name, wrapper
+            )
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -334,6 +352,8 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
+            if config.world_size == 1:
+                print_differences(outcomes, config.num_generations_eval or 1)
             valid = [
                 f.get("valid actions", 1.0) for parts in results.values() for f in parts.values()
             ]

@@ -10,9 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..statistics import mean_interval
+
 Figures = dict[str, float]
 # Label of an agent -> data set or average -> metrics.
 Results = dict[str, dict[str, Figures]]
+# Success and score of each episode, in the order of the rows.
+Outcomes = list[tuple[bool | None, float]]
 MEAN, ALL_ROWS = "mean of data sets", "all rows"
 MEASURES = {
     "success": "episode/success_rate",
@@ -85,6 +89,24 @@ def print_table(results: Results) -> None:
         cells = [_cell(figures, column) for column in dict.fromkeys(shown)]
         table.add_row(*map(escape, [label, name][: len(names)]), *map(escape, cells))
     Console().print(table)
+
+
+def print_differences(outcomes: Mapping[str, Outcomes], repetitions: int) -> None:
+    """Print how much each agent is above the first, with the interval over rows that both have played.
+
+    All agents play the same rows with the same random numbers, `repetitions` episodes of each row in a row.
+    """
+    (first, base), *others = outcomes.items()
+    judged = all(success is not None for each in outcomes.values() for success, _ in each)
+    column, index = ("success", 0) if judged else ("score", 1)
+    for label, own in others:
+        gains = [
+            float(a[index] or 0) - float(b[index] or 0) for a, b in zip(own, base, strict=True)
+        ]
+        totals = [sum(gains[at : at + repetitions]) for at in range(0, len(gains), repetitions)]
+        bounds = mean_interval(totals, [repetitions] * len(totals))
+        interval = "" if bounds is None else f" [{bounds[0]:+.3f}, {bounds[1]:+.3f}], paired by row"
+        print(f"{label} less {first}: {column} {sum(gains) / len(gains):+.3f}{interval}")
 
 
 def _cell(figures: Figures, column: str) -> str:

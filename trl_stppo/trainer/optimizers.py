@@ -101,7 +101,9 @@ class Optimizers:
             start = group.get("initial_lr", args.learning_rate)
             return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
 
-        self.critic_grads, self.critic = critics.prepare(host, make, rate)
+        self.critic_grads, self.critic = critics.prepare(
+            host.critic, host.model, host.accelerator, make, rate
+        )
 
     @contextmanager
     def preparing(self) -> Iterator[None]:

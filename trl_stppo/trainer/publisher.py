@@ -96,7 +96,7 @@ class Publisher(TrainerCallback):
         if own:
             # The upload in progress reads the files that are overwritten below.
             self._host.finish_push()
-        with gathered(self._host):
+        with gathered(self._host.critic, saves=self._host.args.should_save):
             wrapped(output_dir, internal)
         self._saved_for_push = True
         if own and not internal and not self._host.args.push_to_hub:

@@ -189,7 +189,7 @@ def load_models(host: Bridge, folder: Path) -> None:
     """Load the critic, and policy weights that upstream skipped because their names differ on disk."""
     if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
         load_converted(host.model, folder)
-    with loading(host):
+    with loading(host.critic):
         host.critic.load(folder / CRITIC_FOLDER)
 
 

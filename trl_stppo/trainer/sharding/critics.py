@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import fsdp2_prepare_model
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, fsdp2_prepare_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from ...errors import CheckpointError
-from ...models.critic import SeparateCritic, SharedCritic
-from ..bridge import Bridge
+from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ..gradient_buffer import GradientBuffer, Reduce, l2_norm
 from . import runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
@@ -29,9 +29,9 @@ class EngineGradient(GradientBuffer):
 
     is_empty = True
 
-    def __init__(self, engine: Any, host: Bridge) -> None:
-        super().__init__(host.critic.parameters())
-        self._engine, self._accelerator = engine, host.accelerator
+    def __init__(self, engine: Any, critic: Critic, accelerator: Accelerator) -> None:
+        super().__init__(critic.parameters())
+        self._engine, self._accelerator = engine, accelerator
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Add a loss's gradient by a backward pass; all processes must call this together."""
@@ -100,16 +100,16 @@ class _Entry(nn.Module):
 
 
 def prepare_deepspeed(
-    host: Bridge,
     critic: SeparateCritic,
+    accelerator: Accelerator,
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     rate: Callable[[], float | Tensor],
 ) -> tuple[EngineGradient, EngineOptimizer]:
     """Wrap a critic in a DeepSpeed engine; return its gradient buffer and optimizer."""
     import deepspeed
 
-    device = host.accelerator.device.type
-    config = copy.deepcopy(host.accelerator.deepspeed_config)
+    device = accelerator.device.type
+    config = copy.deepcopy(accelerator.deepspeed_config)
     config["gradient_clipping"] = 0.0
     for layer in critic.head.modules():
         if isinstance(layer, nn.Linear):
@@ -124,7 +124,7 @@ def prepare_deepspeed(
             return engine(input_ids, attention_mask, num_tokens)
 
     critic.values = values  # type: ignore[method-assign]
-    gradient = EngineGradient(engine, host)
+    gradient = EngineGradient(engine, critic, accelerator)
     optimizer = EngineOptimizer(engine.optimizer, gradient, rate)
     optimizer.engine = engine
     return gradient, optimizer
@@ -170,31 +170,37 @@ class ShardedGradient(GradientBuffer):
 
 
 def prepare(
-    host: Bridge, make: MakeOptimizer, rate: Callable[[], float | Tensor]
+    critic: Critic,
+    policy: nn.Module,
+    accelerator: Accelerator,
+    make: MakeOptimizer,
+    rate: Callable[[], float | Tensor],
 ) -> tuple[GradientBuffer, CriticOptimizer]:
     """Make the critic's gradient buffer, and its optimizer with learning rate `rate()`, on all processes."""
-    critic = host.critic
-    if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):
-        return prepare_deepspeed(host, critic, make, rate)
-    if host.is_fsdp_enabled and isinstance(critic, SharedCritic | SeparateCritic):
-        _shard(critic, host)
+    engine = accelerator.distributed_type
+    if engine == DistributedType.DEEPSPEED:
+        if isinstance(critic, SeparateCritic) and not _is_packed(critic):
+            return prepare_deepspeed(critic, accelerator, make, rate)
+    elif engine == DistributedType.FSDP and isinstance(critic, SharedCritic | SeparateCritic):
+        _shard(critic, policy, accelerator)
     parameters = critic.parameters()
     gradient = GradientBuffer(parameters)
     if any(is_in_pieces(parameter) for parameter in parameters):
-        gradient = ShardedGradient(parameters, lambda part: host.accelerator.reduce(part, "sum"))
+        gradient = ShardedGradient(parameters, lambda part: accelerator.reduce(part, "sum"))
     return gradient, CriticOptimizer(make(gradient.parameters), gradient, rate)
 
 
-def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
+def _shard(
+    critic: SharedCritic | SeparateCritic, policy: Any, accelerator: Accelerator
+) -> None:
     """Shard the critic by FSDP2 in the same way as accelerate shards the policy."""
     model: Any = critic.model
-    accelerator = host.accelerator
     if _is_packed(critic):
         return
     if accelerator.mixed_precision != "no":
         # accelerate casts trained weights to float32; the head is sharded here, so cast it here.
         critic.head.float()
-    mesh = next(p.device_mesh for p in host.model.parameters() if is_in_pieces(p))
+    mesh = next(p.device_mesh for p in policy.parameters() if is_in_pieces(p))
     # The head is a separate unit, because it has its own precision.
     fully_shard(critic.head, mesh=mesh)
     if isinstance(critic, SeparateCritic):
@@ -225,15 +231,14 @@ def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
 
 
 @contextmanager
-def gathered(host: Bridge) -> Iterator[None]:
+def gathered(critic: Critic, *, saves: bool) -> Iterator[None]:
     """Context manager to gather a sharded critic, which one process saves; all processes must enter it."""
-    critic = host.critic
     pieces = any(is_in_pieces(parameter) for parameter in critic.parameters())
     if not pieces or not isinstance(critic, SharedCritic | SeparateCritic):
         yield
         return
     module = critic.model if isinstance(critic, SeparateCritic) else critic.head
-    saves, plain = host.args.should_save, not hasattr(module, "peft_config")
+    plain = not hasattr(module, "peft_config")
     state = module.state_dict(keep_vars=True).items()
     critic.full = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
     try:
@@ -243,9 +248,9 @@ def gathered(host: Bridge) -> Iterator[None]:
 
 
 @contextmanager
-def loading(host: Bridge) -> Iterator[None]:
+def loading(critic: Critic) -> Iterator[None]:
     """Context manager to load unsharded weights into the critic; all processes must enter it."""
-    critic, handles = host.critic, []
+    handles = []
     parameters: list[nn.Parameter] = []
     if isinstance(critic, SharedCritic | SeparateCritic):
         parameters = list(critic.model.parameters())

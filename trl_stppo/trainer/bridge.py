@@ -161,8 +161,3 @@ class Bridge(GRPOTrainer):
     def save_checkpoint(self) -> None:
         """Write a checkpoint at the current optimizer step."""
         self._save_checkpoint(self.model, trial=None)
-
-
-def is_warming_up(host: Bridge) -> bool:
-    """Whether the next optimizer step trains only the critic."""
-    return host.state.global_step < host.args.critic_warmup_steps

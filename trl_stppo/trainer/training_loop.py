@@ -53,7 +53,7 @@ from .batch import (
     take_rows,
     without_padding,
 )
-from .bridge import Bridge, is_warming_up
+from .bridge import Bridge
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses
 from .loop.groups import group_targets
@@ -125,7 +125,7 @@ class TrainingLoop:
             batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
             with self.stale.past_weights():
                 self.add_old_logprobs(batch)
-                self._add_ref_logprobs(batch)
+            self._add_ref_logprobs(batch)
         with torch.no_grad():
             scores, scored = self.rewards.scores(rollout)
             dtype = torch.promote_types(self.host.model.dtype, torch.float32)
@@ -265,7 +265,7 @@ class TrainingLoop:
             steps = turns.action_mask if args.advantage_level == "token" else starts
             lam = default_lam(*reduce(torch.stack([starts.sum(), steps.sum()]).float()).tolist())
         # The warm-up regresses on Monte Carlo returns: GAE with lambda 1.
-        factors = (args.gamma, 1.0 if is_warming_up(self.host) else lam)
+        factors = (args.gamma, 1.0 if self.is_warming_up else lam)
         if args.advantage_level == "turn":
             raw, returns = turn_gae(rewards, values, index, *factors, bootstrap_values=bootstrap)
             value_mask = loss_mask & turn_starts(index)
@@ -355,6 +355,11 @@ class TrainingLoop:
             self.host.epsilon_low = self.host.epsilon_high = width
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether the next optimizer step trains only the critic."""
+        return self.host.state.global_step < self.args.critic_warmup_steps
+
+    @property
     def step_of_rollout(self) -> int:
         """Return the index of the optimizer step within its rollout batch."""
         done = self.host.micro_step % self.args.micro_batches_per_rollout
@@ -383,7 +388,7 @@ class TrainingLoop:
                 self.after_backward()
             done.append(part.detach())
         loss = sum(done, self.piece_loss(model, last))
-        if is_warming_up(self.host):
+        if self.is_warming_up:
             return loss
         # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
@@ -407,7 +412,7 @@ class TrainingLoop:
         value_loss = torch.zeros((), device=self.accelerator.device)
         if self.host.has_critic:
             value_loss = self.args.vf_coef * self.value_loss(inputs)
-        if is_warming_up(self.host):
+        if self.is_warming_up:
             # The policy does not train, so its gradient stays None.
             return value_loss.requires_grad_()
         return self.policy_loss(model, inputs) + value_loss
@@ -566,7 +571,7 @@ class TrainingLoop:
                 gradient.reduce(mean)
             norm = gradient.clip_(self.args.max_grad_norm)
             self.metrics.add_scalars({"value/grad_norm": norm})
-        if not is_warming_up(self.host):
+        if not self.is_warming_up:
             self.metrics.add_scalars(self.scale.finish(mean))
 
     def keep_first_logprobs(self) -> None:
@@ -598,7 +603,7 @@ class TrainingLoop:
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         admitted = self.guards.admit(metrics)
-        taken = admitted and not is_warming_up(self.host)
+        taken = admitted and not self.is_warming_up
         self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
             # Without gradients the optimizer does nothing. The critic keeps its gradient if only the policy

@@ -59,10 +59,6 @@ class Guards:
         optimizers: Optimizers,
         last_checkpoint: Callable[[], Path | None],
     ) -> None:
-        if host.is_deepspeed_enabled and host.args.target_kl is not None:
-            raise ValueError(
-                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed; allowed: None."
-            )
         self._host, self._optimizers = host, optimizers
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._failures = FailureWatch()

@@ -190,9 +190,7 @@ def prepare(
     return gradient, CriticOptimizer(make(gradient.parameters), gradient, rate)
 
 
-def _shard(
-    critic: SharedCritic | SeparateCritic, policy: Any, accelerator: Accelerator
-) -> None:
+def _shard(critic: SharedCritic | SeparateCritic, policy: Any, accelerator: Accelerator) -> None:
     """Shard the critic by FSDP2 in the same way as accelerate shards the policy."""
     model: Any = critic.model
     if _is_packed(critic):

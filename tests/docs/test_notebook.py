@@ -15,7 +15,7 @@ def test_it_runs_and_shows_curves_and_episodes(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "environment", raising=False)
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-    train = files("trl_stppo.cli").joinpath("template", "train.py.txt").read_text()
+    train = files("trl_stppo.cli").joinpath("template", "small", "train.py.txt").read_text()
     assert train.rstrip() in sources, "what the tutorial shows"
     namespace, kinds = {"__name__": "__main__"}, []
     for source in sources:

@@ -25,7 +25,7 @@ SYSTEM = {
     "gem": r"Answer with \boxed{number} alone.",
     "spoken": r"Say which numbers are left, then guess with \boxed{number}.",
 }
-NUMBERS, GUESSES, GAMES = 10, 4, 96
+NUMBERS, GUESSES, GAMES = 10, 4, 32
 make_env = partial(GemEnv, "game:GuessTheNumber-v0-easy")
 
 

@@ -169,6 +169,9 @@ class TraceRecorder(TrainerCallback):
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
+            if "row" in inputs:
+                # The batch gets its old log-probabilities from this pass, the first over these rows.
+                figures["old_per_token_logps"] = logprobs
             if surrogate.episode_weights is not None:
                 figures["weight"] = surrogate.episode_weights[:, None].expand_as(logprobs)
             # The last row of the tables takes the values of rows that are not recorded.

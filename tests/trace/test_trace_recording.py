@@ -104,7 +104,7 @@ def test_ratios_are_those_of_the_last_pass_over_each_row(trained):
 def test_ratios_are_to_the_first_pass_if_that_gives_the_old_logprobs(tmp_path):
     """Without a KL and with one mini-batch the rollout has no old log-probabilities."""
     options = {"num_mini_batches": 1, "num_ppo_epochs": 3, "max_steps": 3, "kl_coef": 0.0}
-    trainer = build(tmp_path, arguments=TEXT, learning_rate=1e-2, **LIMITS, **options)
+    trainer = build(tmp_path, learning_rate=1e-2, **options)
     trainer.train()
     moved = 0.0
     for episode in read_trace(tmp_path):

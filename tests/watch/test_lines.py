@@ -94,6 +94,8 @@ def two_rollouts(
     """A training of which these are the log entries."""
     lines = ProgressLines()
     args = SimpleNamespace(
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
         gradient_accumulation_steps=1,
         output_dir="runs/a",
         logging_strategy="steps",

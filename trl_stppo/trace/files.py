@@ -251,8 +251,8 @@ def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedU
     found = _read_headers(folder / FOLDER, damage) or _read_headers(folder, damage)
     if not found:
         raise TraceError(
-            f"`{folder}` holds no readable trace. The option `trace_episodes` (8 by default) records that many "
-            "episodes of every update in `output_dir/trace`; TRL's own trainers record none."
+            f"`{folder}` holds no readable trace. The option `trace_episodes` (8 by default) records that "
+            "many episodes of every update in `output_dir/trace`; TRL's own trainers record none."
         )
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]

@@ -319,7 +319,7 @@ def test_agents_are_compared_row_by_row(capsys):
     }
     tables.print_differences(outcomes, 2)
     # Means of rows 0.5, 1, 0: mean 0.5, deviation 0.5, half width 1.96 * 0.5 / sqrt(3) = 0.566.
-    said = "trained less base: success +0.500 [-0.066, +1.066], paired by row\n"
+    said = "trained less base, all rows, paired: success +0.500 [-0.066, +1.066]\n"
     assert capsys.readouterr().out == said
     tables.print_differences({"a": [(None, 1.5)], "b": [(True, 1.0)]}, 1)
-    assert capsys.readouterr().out == "b less a: score -0.500\n"
+    assert capsys.readouterr().out == "b less a, all rows, paired: score -0.500\n"

@@ -181,3 +181,15 @@ def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  update")]
     # The line of the rollout itself comes with the last step.
     assert shown == ["  update: 1 of 2 optimizer steps"] * 2
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    ({"beta": 0.04}, "learning rate: 0.001; constant; beta 0.04"),
+    ({"critic_learning_rate": 0.01, "kl_coef": 0.0}, "learning rates: policy 0.001, critic 0.01; constant"),
+])  # fmt: skip
+def test_the_first_lines_tell_rates_and_kl(given, line):
+    args = SimpleNamespace(
+        gradient_accumulation_steps=1, output_dir="runs/a", logging_strategy="steps",
+        learning_rate=1e-3, lr_scheduler_type="constant", **given,
+    )  # fmt: skip
+    assert line in [*ProgressLines()._introduction(args, state_of(0, [], True, 4))]

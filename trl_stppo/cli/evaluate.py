@@ -218,7 +218,7 @@ class Watch:
 
     Args:
         left: number of episodes to print.
-        total: number of this process's episodes; 0 prints no progress.
+        total: number of episodes; 0 prints no progress.
         agent: the agent that plays.
         label: its name.
 
@@ -276,8 +276,8 @@ def evaluate(
         raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
     size = config.per_device_eval_batch_size
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
-    total = sum(map(len, sets.values())) * repetitions // config.world_size
-    watch = Watch(args.show * is_main, total * is_main, agent, name or folder.name)
+    total = sum(map(len, sets.values())) * repetitions if config.world_size == 1 else 0
+    watch = Watch(args.show * is_main, total, agent, name or folder.name)
     metrics = agent.evaluate(
         factory,
         sets,
@@ -352,15 +352,17 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
-            if config.world_size == 1:
-                print_differences(outcomes, config.num_generations_eval or 1)
             valid = [
                 f.get("valid actions", 1.0) for parts in results.values() for f in parts.values()
             ]
-            if min(valid) < 0.5 and not args.show:
-                print("Less than half of some agent's turns are valid actions: see `--show 2`.")
+            if min(valid) < 0.75 and not args.show:
+                print(
+                    "A quarter of some agent's turns or more are no valid actions: see `--show 2`."
+                )
             if args.output is not None:
                 write(Path(args.output), results, settings_of(args, config, found, settings))
+    if config.world_size == 1:
+        print_differences(outcomes, config.num_generations_eval or 1)
     return results
 
 

@@ -92,9 +92,10 @@ def print_table(results: Results) -> None:
 
 
 def print_differences(outcomes: Mapping[str, Outcomes], repetitions: int) -> None:
-    """Print how much each agent is above the first, with the interval over rows that both have played.
+    """Print how much each agent is above the first over all rows, with an interval paired by row.
 
-    All agents play the same rows with the same random numbers, `repetitions` episodes of each row in a row.
+    `repetitions`: number of consecutive episodes of a row. Success is compared if all episodes are judged,
+    else the score.
     """
     (first, base), *others = outcomes.items()
     judged = all(success is not None for each in outcomes.values() for success, _ in each)
@@ -105,8 +106,9 @@ def print_differences(outcomes: Mapping[str, Outcomes], repetitions: int) -> Non
         ]
         totals = [sum(gains[at : at + repetitions]) for at in range(0, len(gains), repetitions)]
         bounds = mean_interval(totals, [repetitions] * len(totals))
-        interval = "" if bounds is None else f" [{bounds[0]:+.3f}, {bounds[1]:+.3f}], paired by row"
-        print(f"{label} less {first}: {column} {sum(gains) / len(gains):+.3f}{interval}")
+        interval = "" if bounds is None else f" [{bounds[0]:+.3f}, {bounds[1]:+.3f}]"
+        gain = sum(gains) / max(len(gains), 1)
+        print(f"{label} less {first}, all rows, paired: {column} {gain:+.3f}{interval}")
 
 
 def _cell(figures: Figures, column: str) -> str:

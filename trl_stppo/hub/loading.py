@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import errors, snapshot_download
 
 from ..errors import HubError
 from ..paths import check_name
 from .pushing import reason
 from .settings import AgentSettings
 
+# Offline, the cache lacks some of a repository's files. Older versions do not tell this case apart.
+INCOMPLETE: Any = getattr(errors, "IncompleteSnapshotError", ())
 ADAPTER_CONFIG = "adapter_config.json"
 _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # Folders, a second copy of the weights in another format, other files of a checkpoint.
@@ -61,10 +62,10 @@ def critic_folder(
     if not Path(name).is_dir():
         try:
             found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-        except LocalEntryNotFoundError as error:
-            # Without any cached file loading the model fails. A subclass means that the critic is missing.
-            if type(error) is not LocalEntryNotFoundError:
-                raise unreachable(name, revision, error) from error
+        except INCOMPLETE as error:
+            raise unreachable(name, revision, error) from error
+        except errors.LocalEntryNotFoundError:
+            # The Hub is out of reach and no file is cached, so loading the model fails too.
             return None
         except Exception as error:
             raise unreachable(name, revision, error) from error

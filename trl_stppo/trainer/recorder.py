@@ -349,7 +349,8 @@ def complete_records(
     """Add tokens and per-token values to records, from their rows of the rollout batch, [N, T].
 
     `passes` has values of the last pass over these rows, [N or more, T]: `logprobs`, `log_ratio`, `clipped`,
-    the episode's `weight`, and `seen`, whether there was a pass; {} without a pass. `pieces` splits the text.
+    the episode's `weight`, and `seen`, whether there was a pass; {} without a pass. It has the old
+    log-probabilities, too, if the first pass gave them. `pieces` splits the text.
     """
     # This copy is the only synchronisation with the device.
     table = {name: tensor.cpu()[: len(records)] for name, tensor in (batch | passes).items()}

@@ -49,7 +49,6 @@ class STPPOConfig(PPOConfig):
     # Measurement of the clipping bias: "exact" or "logits". None: exact if a stabilizer scales by it, unless
     # episodes are weighted or gradients are sharded. Studies set this; it is not an option.
     _clip_bias_estimator: ClassVar[str | None] = None
-    measures_clip_bias: ClassVar[bool] = True
 
     variant: str | None = option(
         Preset("st-ppo"), f"One of {', '.join(VARIANTS)}, or None: free choice."
@@ -152,6 +151,12 @@ class STPPOConfig(PPOConfig):
     def needs_exact_norms(self) -> bool:
         """Whether a stabilizer needs exact gradient norms instead of estimates."""
         return any(kind.needs_exact_norms for kind in self._kinds)
+
+    @property
+    def measures_clip_bias(self) -> bool:
+        """Whether the clipping bias is measured: always, unless no token can ever be clipped."""
+        moves = self.steps_per_rollout > 1 or self.rollout_staleness > 0
+        return moves or bool(self.stabilizers) or self._clip_bias_estimator is not None
 
     @property
     def takes_second_gradient(self) -> bool:

@@ -160,6 +160,7 @@ class ProgressLines(TrainerCallback):
         if prefix is None:
             return
         self._evaluating += metrics[f"{prefix}runtime"]
+        self._spoke = time.monotonic()
         if state.is_world_process_zero:
             name = prefix.removeprefix("eval").strip("_")
             title = f"evaluation of {name}" if name else "evaluation"
@@ -217,16 +218,13 @@ class ProgressLines(TrainerCallback):
         updates = f"{steps} optimizer step{'s' * (steps > 1)} each, {state.max_steps:,} in all"
         yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
         kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-        rates, rate = (
-            f"learning rate: {args.learning_rate:g}",
-            getattr(args, "critic_learning_rate", None),
-        )
-        if rate is not None:
+        rates = f"learning rate: {args.learning_rate:g}"
+        if (rate := getattr(args, "critic_learning_rate", None)) is not None:
             rates = f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
         to_zero = " to 0" if kind in ("linear", "cosine") else ""
         terms = {name: getattr(args, name, None) for name in ("kl_coef", "beta")}
         kls = "".join(f"; {name} {value:g}" for name, value in terms.items() if value)
-        yield f"{rates}; {kind}{to_zero}{kls}"
+        yield from wrapped(f"{rates}; {kind}{to_zero}{kls}")
         if self.passes:
             yield from wrapped(f"forward passes: {self.passes}")
         if state.global_step:

@@ -71,7 +71,7 @@ def agent(form: str, folder: Path, number: int, short: int | None) -> Path:
 
 
 def task(form: str, turn_tokens: int) -> Task:
-    """Return a task of this form, with the settings of `docs/pretrained.md`."""
+    """Return a task of this form: `docs/pretrained.md` with 16 episodes per rollout, as prompts are long."""
     from train_number_game import LORA
 
     return Task(
@@ -80,7 +80,6 @@ def task(form: str, turn_tokens: int) -> Task:
         player={"environment_factory": make_env, "peft_config": LORA},
         args={
             "learning_rate": 1e-3,
-            "num_iterations": 2,
             "max_turns": GUESSES,
             "max_turn_tokens": turn_tokens,
             "max_completion_length": 320,

@@ -222,7 +222,9 @@ class Guards:
     def admit(self, figures: dict[str, float]) -> bool:
         """Set the outcome of an optimizer step from its metrics; return whether the policy may step."""
         state = self._state
-        if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
+        # Without a scale the norm is only a diagnostic.
+        norm = figures.get("clip_bias/norm", 0.0) if "clip_bias/scale" in figures else 0.0
+        if not self._faults and not math.isfinite(norm):
             self._faults = "the gradient of the clipped terms"
         if self._faults:
             self.outcome = "not_finite"

@@ -95,3 +95,15 @@ def test_nothing_clipped_means_scale_one(tmp_path):
     trainer, _ = train(tmp_path, staleness=0.0, **ESTIMATED)
     assert logged(trainer, "clip_bias/scale") == [1.0]
     assert logged(trainer, "clip_bias/norm") == [0.0]
+
+
+def test_an_estimate_that_scales_nothing_stops_no_step(tmp_path, monkeypatch):
+    """Half-precision coefficients may overflow in it while losses and gradients are finite."""
+    endless = torch.tensor(torch.inf)
+    monkeypatch.setattr(ClipBiasEstimate, "finish", lambda *_: (endless, endless))
+    options = {"num_ppo_epochs": 2, "max_steps": 2}
+    trainer, recorder = train(tmp_path, variant="turn-ppo", **options)
+    assert logged(trainer, "guard/skipped_steps") == [0.0] * 2
+    assert not torch.equal(
+        recorder.after[0]["policy/lm_head.weight"], recorder.after[1]["policy/lm_head.weight"]
+    )

@@ -125,17 +125,18 @@ def test_before_the_first_step_the_bias_is_exactly_zero_and_the_step_is_ppos(tmp
 @pytest.mark.parametrize("level", quick(["token", "turn"], "turn"))
 def test_measuring_without_correcting_leaves_the_run_unchanged(level, tmp_path):
     options = {"variant": "ppo" if level == "token" else "turn-ppo"}
+    options |= {"num_ppo_epochs": 2, "max_steps": 2}
     measured, one = train(tmp_path / "measured", clip_bias_estimator="exact", **options)
     estimated, other = train(tmp_path / "estimated", **options)
     assert logged(measured, "clip_bias/norm")[0] > 0
-    assert logged(measured, "clip_bias/scale") == [1.0]
+    assert logged(measured, "clip_bias/scale") == [1.0] * 2
     # The estimate is part of every run, and equal beside the exact norms.
-    assert logged(estimated, "clip_bias/is_estimate") == [1.0]
+    assert logged(estimated, "clip_bias/is_estimate") == [1.0] * 2
     assert logged(estimated, "clip_bias/scale") == []
     share = logged(measured, "clip_bias/estimated_share")
-    assert logged(estimated, "clip_bias/share") == pytest.approx(share, rel=1e-12)
-    for name, weight in other.after[0].items():
-        torch.testing.assert_close(one.after[0][name], weight, rtol=1e-12, atol=1e-15)
+    assert logged(estimated, "clip_bias/share") == pytest.approx(share, rel=1e-9)
+    for name, weight in other.after[1].items():
+        torch.testing.assert_close(one.after[1][name], weight, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class HubError(RuntimeError):
     """A failed upload to the Hub or download from the Hub. Local files are unchanged."""
 
 
-def missing(package: str, extra: str = "") -> ImportError:
-    """Return the error for a missing package. The message names the pip extra (default: `package`)."""
-    return ImportError(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")
+class MissingPackageError(ImportError):
+    """An optional package that is not installed; the message names the pip extra (default: the package)."""
+
+    def __init__(self, package: str, extra: str = "") -> None:
+        """Build the message."""
+        super().__init__(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ..errors import missing
+from ..errors import MissingPackageError
 from ..threads import DaemonThread
 from . import messages
 from .chat import Message
@@ -225,7 +225,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         import httpx2
         import openai
     except ImportError as error:
-        raise missing("openai", "agents") from error
+        raise MissingPackageError("openai", "agents") from error
     import asyncio
 
     def begin(request: Any, content: bytes) -> Future[Response]:

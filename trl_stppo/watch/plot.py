@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import missing
+from ..errors import MissingPackageError
 from ..redaction import redacted
 from .runs import Run, read_run
 
@@ -30,7 +30,7 @@ def draw_curves(runs: Mapping[str, Run], path: Path) -> Path:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing("matplotlib", "plot") from error
+        raise MissingPackageError("matplotlib", "plot") from error
 
     steps = None if all(run.steps_per_rollout for run in runs.values()) else 1
     panels = list(dict.fromkeys(panel for run in runs.values() for panel in run.panels()))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import missing
+from ...errors import MissingPackageError
 from ._common import PrivateRandomness, no_episode
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class GemEnv:
                 import gem
                 from gem.utils.constants import LanguageGameReward
             except ImportError as error:
-                raise missing("gem-llm", "gem") from error
+                raise MissingPackageError("gem-llm", "gem") from error
             self._env: Any = gem.make(env_id, **options)
         self._rewards: Any = LanguageGameReward
         self._is_running = False

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import missing
+from ...errors import MissingPackageError
 from ._common import action_text, last_word, no_episode
 
 # One character between the terminal codes that start and end a colour.
@@ -39,7 +39,7 @@ class GymnasiumEnv:
         try:
             import gymnasium
         except ImportError as error:
-            raise missing("gymnasium") from error
+            raise MissingPackageError("gymnasium") from error
         self._env: Any = gymnasium.make(game, **options)
         self._words, self._rules, self._invalid_reward = words, rules, float(invalid_reward)
         self._text: str | None = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Union
 
-from ...errors import missing
+from ...errors import MissingPackageError
 
 # Longest time in seconds for a server to start, and to end.
 WAIT_SECONDS = 60.0
@@ -70,7 +70,7 @@ class _Server:
                 self._begun.set_result((asyncio.get_running_loop(), over, session))
                 await over.wait()
         except ImportError:
-            self._begun.set_exception(missing("mcp"))
+            self._begun.set_exception(MissingPackageError("mcp"))
         except BaseException as error:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]

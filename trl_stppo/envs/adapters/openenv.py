@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import missing
+from ...errors import MissingPackageError
 from ._common import action_text
 
 
@@ -76,7 +76,7 @@ class _Session:
             try:
                 from openenv.core import GenericEnvClient
             except ImportError as error:
-                raise missing("openenv") from error
+                raise MissingPackageError("openenv") from error
             return GenericEnvClient(base_url=source)
         # A class is a factory, although it has the attribute `reset`.
         is_factory = isinstance(source, type) or not hasattr(source, "reset")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ...errors import missing
+from ...errors import MissingPackageError
 from ._common import action_text, no_episode
 
 _BANNER = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
@@ -109,7 +109,7 @@ class TextWorldEnv:
         try:
             from textworld import EnvInfos, start
         except ImportError as error:
-            raise missing("textworld") from error
+            raise MissingPackageError("textworld") from error
         if game == self._loaded:
             return
         if not (game.endswith(".z8") and os.path.isfile(game)):

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from trl_stppo.errors import RetrievalError, missing
+from trl_stppo.errors import MissingPackageError, RetrievalError
 
 # huggingface_hub depends on one of the two: on httpx2 from its version 2 on, on httpx before.
 try:
@@ -299,5 +299,5 @@ def import_bm25s() -> Any:
     try:
         import bm25s
     except ImportError as error:
-        raise missing("bm25s", "search") from error
+        raise MissingPackageError("bm25s", "search") from error
     return bm25s

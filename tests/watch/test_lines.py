@@ -13,6 +13,7 @@ from tests.kit import builders
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer import display
 from trl_stppo.watch import ProgressLines
+from trl_stppo.watch.lines import is_flat
 from trl_stppo.watch.runs import SCORE, SUCCESS
 
 CONSOLE = Path(__file__).parents[1] / "fixtures" / "console.txt"
@@ -193,3 +194,16 @@ def test_the_first_lines_tell_rates_and_kl(given, line):
         learning_rate=1e-3, lr_scheduler_type="constant", **given,
     )  # fmt: skip
     assert line in [*ProgressLines()._introduction(args, state_of(0, [], True, 4))]
+
+
+@pytest.mark.parametrize(("levels", "flat"), [
+    ([0.3] * 20, True),
+    ([0.3] * 15 + [0.31] * 5, False),
+    ([0.4] * 5 + [0.6] * 10 + [0.2] * 5, True),
+    # Solved from the start; too early; told before.
+    ([0.95] * 20, False),
+    ([0.3] * 19, False),
+    ([0.3] * 21, False),
+])  # fmt: skip
+def test_a_run_that_has_not_risen_is_told_once(levels, flat):
+    assert is_flat(levels) is flat

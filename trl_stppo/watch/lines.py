@@ -47,6 +47,8 @@ class Column(NamedTuple):
 OVERLAP = "perf/overlap"
 FIRST = 3
 LAST = 5
+# Rollouts after which the outcome should have risen.
+ENOUGH = 20
 # Seconds without a line after which an optimizer step of an update is printed.
 QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
@@ -150,6 +152,11 @@ class ProgressLines(TrainerCallback):
             self._lines, self._since = rounds, {}
             if known(state.log_history, "advantage/std") == [0.0] * FIRST:
                 say_fruitless(state.log_history)
+            if is_flat(known(state.log_history, SUCCESS) or known(state.log_history, SCORE)):
+                say(
+                    f"! the last {LAST} rollouts were no better than the first {LAST}: see "
+                    "docs/reliability.md, success stays where it was"
+                )
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -288,6 +295,14 @@ class ProgressLines(TrainerCallback):
             if (more := round(so_far - self._guards[metric])) > 0:
                 say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
+
+
+def is_flat(levels: list[float]) -> bool:
+    """Whether the outcome of exactly `ENOUGH` rollouts has not risen, and is not near 1 from the start."""
+    if len(levels) != ENOUGH:
+        return False
+    first, last = sum(levels[:LAST]) / LAST, sum(levels[-LAST:]) / LAST
+    return last <= first < 0.9
 
 
 def lost(history: list[dict[str, Any]]) -> str | None:

@@ -165,12 +165,16 @@ def main() -> None:
         minutes[name] = json.loads(record.read_text())
 
     seed, taught = options.seed, str(folders["taught"])
-    turns = demonstrations(options.games, seed)
-    step("taught", lambda f: teach(options.model, f, turns, seed=seed))
+    step(
+        "taught",
+        lambda f: teach(options.model, f, demonstrations(options.games, seed), seed=seed),
+    )
     step("trained", lambda f: train(taught, f, options))
     seconds = 60 * minutes["trained"]
-    others = demonstrations(4_000, seed + 1)
-    step("taught longer", lambda f: teach(taught, f, others, seed=seed + 1, seconds=seconds))
+    step(
+        "taught longer",
+        lambda f: teach(taught, f, demonstrations(4_000, seed + 1), seed=seed + 1, seconds=seconds),
+    )
     games = rows(HELD_OUT, options.evaluated)
     started = time.monotonic()
     agents = {"base": options.model, **{name: str(folder) for name, folder in folders.items()}}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import NonFiniteError
 from .protocol import TurnRequest, TurnResult
 from .sampling import Sampler, SamplingSettings, turn_random
-from .slots import SlotCache, Span, additive, aligned, base_of, options_of, supports
+from .slots import SlotCache, Span, additive, aligned, base_of, cache_argument, options_of, supports
 
 
 @dataclass(eq=False)
@@ -116,6 +116,7 @@ class CachedBackend:
         self.sampling = sampling
         self.capacity = capacity
         self._pad, self._ends = pad_token_id, set(eos_token_ids)
+        self._cache_argument = str(cache_argument(model))
         self._sampler = Sampler(sampling)
         self._running = False
         self._forget()
@@ -182,7 +183,6 @@ class CachedBackend:
         self._waiting: list[_Row] = []
         self._generating = self._steps = 0
         self._cache: SlotCache | None = None
-        self._options: dict[str, Any] = {}
 
     def _admission_due(self) -> bool:
         if not self._waiting:
@@ -212,8 +212,8 @@ class CachedBackend:
             self._device = next(self.model.parameters()).device
             eager = base_of(self.model).config._attn_implementation == "eager"
             self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
+            self._options = options_of(self.model, 1)
             self._cache = SlotCache(keep_ids=self.sampling.penalises, device=self._device)
-            self._options = options_of(self.model, 1, self._cache)
         fresh = [row for row in rows if row.slot < 0]
         self._slots += [None] * max(0, len(fresh) - self._slots.count(None))
         free = (slot for slot, holder in enumerate(self._slots) if holder is None)
@@ -329,6 +329,8 @@ class CachedBackend:
             input_ids=tokens,
             attention_mask=mask,
             position_ids=seen,
+            use_cache=True,
+            **{self._cache_argument: cache},
             **self._options,
         )
         return output.logits[:, -1]

@@ -104,7 +104,7 @@ def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> T
     ids = torch.tensor([row + [pad] * blank], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * blank], device=device)
     options = options_of(model, GROWTH + 1 + blank)
-    logits: Tensor = model(input_ids=ids, attention_mask=mask, **options).logits
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
     return logits[0, : logits.shape[1] - blank][-GROWTH - 1 :].double()
 
 

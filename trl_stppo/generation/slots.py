@@ -16,8 +16,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 # Lengths are multiples of this number: attention kernels need aligned masks, allocators few sizes.
 ALIGNMENT = 16
 GROWTH = 1.5
-# Names of the argument that takes a cache: since transformers 5.24, and before.
-CACHE = ("cache", "past_key_values")
 
 
 def aligned(length: int) -> int:
@@ -211,7 +209,7 @@ def supports(model: nn.Module) -> str | None:
     if adapter is not None and adapter.is_prompt_learning:
         return "The model's adapter adds virtual tokens to each row."
     parameters = inspect.signature(base.forward).parameters
-    if not parameters.keys() & set(CACHE) or "position_ids" not in parameters:
+    if cache_argument(model) is None or "position_ids" not in parameters:
         return "The model's forward does not take a cache and position_ids."
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
@@ -243,13 +241,17 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
     return None
 
 
-def options_of(model: nn.Module, keep: int, cache: SlotCache | None = None) -> dict[str, Any]:
+def cache_argument(model: nn.Module) -> str | None:
+    """Return the name of the argument that takes a cache; transformers 5.24 renamed it. None without one."""
+    known = inspect.signature(base_of(model).forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in known), None)
+
+
+def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
     """Return the options for a forward pass that computes only the last `keep` logits of each row."""
     known = inspect.signature(base_of(model).forward).parameters
-    options: dict[str, Any] = {"logits_to_keep": keep, "output_router_logits": False}
-    options |= {} if cache is None else dict.fromkeys(CACHE, cache)
-    kept = {name: value for name, value in options.items() if name in known}
-    return {**kept, "use_cache": cache is not None}
+    options = {"logits_to_keep": keep, "output_router_logits": False}
+    return {name: value for name, value in options.items() if name in known}
 
 
 def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:

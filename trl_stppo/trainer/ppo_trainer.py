@@ -88,10 +88,9 @@ class PPOTrainer(AgentTrainer):
         with undisturbed(self), evaluation_settings(self):
             rows = self.eval_dataset
             first = next(iter(rows)) if isinstance(rows, dict) else None
-            held_out = rows is not None
             self.model.eval()
             display.print_episodes(
-                self.get_eval_dataloader(first) if held_out else self.get_train_dataloader(),
+                self.get_train_dataloader() if rows is None else self.get_eval_dataloader(first),
                 self._evaluator.play,
                 self.text_tokenizer.batch_decode,
                 title=f"step {self.state.global_step}",

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
@@ -126,19 +127,17 @@ class ProgressLines(TrainerCallback):
         disable_progress_bar()
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
-                say(redacted(line))
+                self._say(redacted(line))
 
     def on_rollout(self, what: str, ended: int, episodes: int) -> None:
         """Print how many episodes of a long rollout have ended; `what`: rollout or evaluation."""
-        self._spoke = time.monotonic()
-        say(f"  {what}: {ended} of {episodes} episodes have ended")
+        self._say(f"  {what}: {ended} of {episodes} episodes have ended")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the optimizer steps of a long update."""
         step = state.global_step % self._steps
         if step and state.is_world_process_zero and time.monotonic() - self._spoke > QUIET_SECONDS:
-            self._spoke = time.monotonic()
-            say(f"  update: {step} of {self._steps} optimizer steps")
+            self._say(f"  update: {step} of {self._steps} optimizer steps")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""
@@ -153,7 +152,7 @@ class ProgressLines(TrainerCallback):
             if known(state.log_history, "advantage/std") == [0.0] * FIRST:
                 say_fruitless(state.log_history)
             if is_flat(known(state.log_history, SUCCESS) or known(state.log_history, SCORE)):
-                say(
+                self._say(
                     f"! the last {LAST} rollouts were no better than the first {LAST}: see "
                     "docs/reliability.md, success stays where it was"
                 )
@@ -167,7 +166,6 @@ class ProgressLines(TrainerCallback):
         if prefix is None:
             return
         self._evaluating += metrics[f"{prefix}runtime"]
-        self._spoke = time.monotonic()
         if state.is_world_process_zero:
             name = prefix.removeprefix("eval").strip("_")
             title = f"evaluation of {name}" if name else "evaluation"
@@ -176,7 +174,7 @@ class ProgressLines(TrainerCallback):
             elif self._training:
                 title += f" after rollout {self._rounds(state)}/{self._total(state)}"
             for line in wrapped(f"{title}: {evaluation_figures(metrics, prefix)}"):
-                say(line)
+                self._say(line)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the numbers of finished rollouts and optimizer steps, and the elapsed time."""
@@ -187,16 +185,21 @@ class ProgressLines(TrainerCallback):
             return
         verb = "done" if state.global_step >= state.max_steps else "stopped"
         spent = f", {duration(self._evaluating)} of it evaluations" if self._evaluating else ""
-        say(
+        self._say(
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
         if (label := lost(state.log_history)) is not None:
-            say(
+            self._say(
                 f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
                 "docs/collapse.md and docs/reliability.md"
             )
         say_fruitless(state.log_history)
+
+    def _say(self, line: str) -> None:
+        """Print a line, and note the time."""
+        self._spoke = time.monotonic()
+        say(line)
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         for name, value in entry.items():
@@ -258,7 +261,7 @@ class ProgressLines(TrainerCallback):
         columns = [column for column in logged if column.label != left_out]
         if columns != self._columns:
             for line in legend(columns, self._columns, len(place), self._explains):
-                say(line)
+                self._say(line)
             self._columns = columns
         trained = time.monotonic() - self._began - self._evaluating
         seconds, self._at_line = trained - self._at_line, trained
@@ -274,11 +277,10 @@ class ProgressLines(TrainerCallback):
                 figures = f"{cells[0]}*{figures[len(cells[0]) + 1 :]}"
         overlap = mean(self._since.get(OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
-        say(f"{place}{figures}{word}")
-        self._spoke = time.monotonic()
+        self._say(f"{place}{figures}{word}")
         moved = known(state.log_history, "policy/approx_kl")
         if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
-            say(
+            self._say(
                 f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate; 1e-4 to 3e-4 is usual "
                 "with LoRA"
             )
@@ -289,20 +291,17 @@ class ProgressLines(TrainerCallback):
             if not self._warned and cut is not None and cut > many and not solved:
                 self._warned = True
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
-                say(f"! {ends}{'' if solved is None else ' and none is solved'}: {causes}")
+                self._say(f"! {ends}{'' if solved is None else ' and none is solved'}: {causes}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:
-                say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
+                self._say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
 
 
 def is_flat(levels: list[float]) -> bool:
     """Whether the outcome of exactly `ENOUGH` rollouts has not risen, and is not near 1 from the start."""
-    if len(levels) != ENOUGH:
-        return False
-    first, last = sum(levels[:LAST]) / LAST, sum(levels[-LAST:]) / LAST
-    return last <= first < 0.9
+    return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
 
 
 def lost(history: list[dict[str, Any]]) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from _task import Row, Task, made
 
 from trl_stppo.envs.adapters import GemEnv
+from trl_stppo.rollout.chat import with_opening
 
 PRETRAINED = Path(__file__).parents[3] / "scripts" / "pretrained"
 sys.path.append(str(PRETRAINED))
@@ -38,8 +39,8 @@ def rows(form: str, split: str, folder: Path, most: int | None) -> list[Row]:
 
 def play(form: str, row: Row, player: random.Random) -> list[Row]:
     """Play a careless game and return a row of `prompt` and `completion` per turn."""
-    env, messages, turns = make_env(), [dict(message) for message in row["prompt"]], []
-    messages[-1]["content"] += env.reset(seed=row["seed"])[0]
+    env, turns = make_env(), []
+    messages = with_opening(row["prompt"], env.reset(seed=row["seed"])[0])
     low, high, over = 1, NUMBERS, False
     while not over:
         least, most = (low, high) if player.random() < 0.4 else (1, NUMBERS)

@@ -1,4 +1,4 @@
-"""How every benchmark ends: one line of JSON, and a status that says whether all of it was measured."""
+"""End of every benchmark: one line of JSON, and a status that says whether all of it was measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def finish(figures: dict[str, Any]) -> None:
 
 
 def errors(value: Any) -> list[str]:
-    """What is said under `error`, at any depth."""
+    """Return the texts under `error`, at any depth."""
     if isinstance(value, list):
         return [error for one in value for error in errors(one)]
     if not isinstance(value, dict):

@@ -71,7 +71,7 @@ class FailingSearch(StdlibSearchEnv):
 
 
 def holdings() -> dict[str, float]:
-    """What this process holds now; memory that was freed is given back first."""
+    """Return what this process holds, after freed memory has gone back to the system."""
     gc.collect()
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

@@ -95,7 +95,7 @@ def instrumented(
 
 
 def settings(job: dict[str, Any], folder: str) -> dict[str, Any]:
-    """What both trainers are told: one optimizer step per batch, in micro-batches."""
+    """Return the settings of both trainers: one optimizer step per batch, in micro-batches."""
     micro_batches = job["num_episodes"] // job["micro"]
     return {
         "output_dir": folder,

@@ -139,7 +139,7 @@ class Probe:
 
 
 def read_job() -> dict[str, Any]:
-    """What the parent asks for; also applies the number of threads."""
+    """Read the parent's job, and set its number of threads."""
     job: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(job["threads"])
     torch.manual_seed(0)
@@ -154,6 +154,6 @@ def read_episodes(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def trainable(*parameter_lists: Any) -> int:
-    """How many numbers are trained, each counted once."""
+    """Count the trained numbers, each once."""
     unique = {id(p): p.numel() for ps in parameter_lists for p in ps if p.requires_grad}
     return sum(unique.values())

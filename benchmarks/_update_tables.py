@@ -49,7 +49,7 @@ def show_main(console: Console, results: dict[str, Any], title: str) -> None:
 
 
 def show_phases(console: Console, results: dict[str, Any]) -> None:
-    """Where our updates' time goes."""
+    """Print the share of each phase in the time of our updates."""
     ours = {name: f for name, f in results.items() if f.get("phases")}
     names = list(dict.fromkeys(phase for f in ours.values() for phase in f["phases"]))
     table = Table(title="share of the update", title_justify="left")

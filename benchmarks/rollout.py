@@ -92,7 +92,7 @@ class LookEnv:
         return FILL * self.words + (DONE if over else "")
 
     def get_reward(self) -> float:
-        """How often the model looked."""
+        """Return how often the model looked."""
         return float(self._calls)
 
 

@@ -1,4 +1,4 @@
-"""What several processes exchange per update, and what they gain: 1, 2 and 4 of them on this machine.
+"""Traffic of several processes per update, and their gain: 1, 2 and 4 of them on this machine.
 
     python benchmarks/scaling.py            # about five minutes on two cores
     python benchmarks/scaling.py --quick    # under a minute
@@ -35,7 +35,7 @@ def run(processes: int, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected_bytes(result: dict[str, Any]) -> dict[str, int]:
-    """What a process must give to collectives per update, from the numbers of parameters alone."""
+    """Return the bytes that a process must give to collectives per update, from the numbers of parameters alone."""
     return {
         "policy gradient": FLOAT_BYTES * result["policy_parameters"],
         "critic gradient": FLOAT_BYTES * result["critic_parameters"],

@@ -85,7 +85,7 @@ def subjects(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
 
 
 def common_job(options: argparse.Namespace, folder: str, longest: int) -> tuple[Job, list[Episode]]:
-    """What all subjects share, and the batch, which is written where workers find it."""
+    """Return the common part of all jobs and the batch, which is written where workers find it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     episodes = make_episodes(options.episodes, longest, tokenizer.eos_token_id, equal=options.equal)
     path = Path(folder) / f"episodes-{longest}.json"

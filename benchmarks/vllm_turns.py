@@ -1,4 +1,4 @@
-"""Who samples turns fastest: vLLM turn by turn, vLLM in batches, our own cache, continuous batching.
+"""Speed of sampling turns: vLLM turn by turn, vLLM in batches, our own cache, continuous batching.
 
 Random weights of 87M parameters, 32 episodes of three turns, prompts and observations of 128 tokens:
 

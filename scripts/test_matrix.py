@@ -76,7 +76,7 @@ def check(python: Path, options: argparse.Namespace) -> int:
 
 
 def benchmarks() -> list[str]:
-    """What can be run with --quick."""
+    """Return the benchmarks that have --quick."""
     paths = sorted((ROOT / "benchmarks").glob("*.py"))
     return [str(path.relative_to(ROOT)) for path in paths if '"--quick"' in path.read_text()]
 

@@ -29,7 +29,7 @@ PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Options:
-    """How cells run.
+    """Options of the runner.
 
     Attributes:
         folder: of agents, games and logs.

@@ -1,4 +1,4 @@
-"""What a cell trains on, and how its agent is taught before."""
+"""Tasks of the cells, and the teaching of their agents."""
 
 from __future__ import annotations
 

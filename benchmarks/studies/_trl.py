@@ -47,7 +47,7 @@ class Rollouts:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of TRL's trainer."""
+        """Arguments of TRL's trainer."""
         prompts = [{"prompt": str(number)} for number in range(len(self._rows))]
         return {
             "model": self.model,

@@ -84,7 +84,7 @@ def curriculum(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tokenizer_texts() -> list[str]:
-    """What the tokenizer learns from: train names and questions, and passages about them."""
+    """Return the tokenizer's texts: train names and questions, and passages about them."""
     known = [entry for entry in entries() if not is_held_out(entry.name)]
     names = [f" {entry.name}" for entry in known]
     asked = [row["prompt"][0]["content"] for row in questions("train")]

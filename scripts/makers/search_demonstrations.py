@@ -201,7 +201,7 @@ def demonstrate(task: Task, mixture: Mixture, rng: random.Random) -> list[dict]:
 
 
 def _action(behaviour: str, task: Task, seen: int, rng: random.Random) -> str:
-    """What to say. The space after a tag makes a name the same tokens here as in a sentence."""
+    """Return the text of a turn. The space after a tag makes a name the same tokens here as in a sentence."""
     if behaviour == "malformed":
         return rng.choice(MALFORMED)
     if behaviour == "search":

@@ -45,7 +45,7 @@ class Episode:
 
 
 def observation_tokens(observation: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What follows the model's end of turn: the observation and the next generation prompt."""
+    """Return the tokens after the model's end of turn: the observation and the next generation prompt."""
     dummy = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a"},
@@ -133,7 +133,7 @@ def evaluate(
 
 
 def _events(episode: Episode) -> list[str]:
-    """What `evaluate` counts in one episode."""
+    """Return the events of an episode that `evaluate` counts."""
     events = []
     first = episode.actions[0]
     if first.startswith("<search>") and first.endswith("</search>"):

@@ -61,7 +61,7 @@ class Entry:
     summary: str = ""
 
     def passage(self) -> Passage:
-        """What a search finds: one sentence of facts, then as much summary as fits."""
+        """Return the passage of a search: one sentence of facts, then as much summary as fits."""
         facts = {
             "module": f"{self.name} is a module.",
             "class": f"{self.name} is a class in module {self.module} with base {self.base}.",
@@ -202,7 +202,7 @@ def _all_questions() -> tuple[dict[str, Any], ...]:
     )
 
     def lookup(name: str) -> Entry | None:
-        """The one definition a search for the name shows first, if there is just one."""
+        """Return the definition that a search for the name shows first, if there is just one."""
         found = by_name[name.lower()] if _ASKABLE.fullmatch(name) else []
         clear = len(found) == 1 and repeated[name.lower()] == 1
         return found[0] if clear and name.lower() not in _TEMPLATE_WORDS else None

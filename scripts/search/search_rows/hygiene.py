@@ -1,4 +1,4 @@
-"""What may not be in a split: unusable rows, duplicates, questions of the evaluation."""
+"""Removal of rows from a split: unusable rows, duplicates, questions of the evaluation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .readers import Question
 
 
 def asked(question: Question) -> str:
-    """What is asked, normalised as answers are: case, punctuation and articles do not count."""
+    """Return the question, normalised as answers are: case, punctuation and articles do not count."""
     return comparable(question.question)
 
 
 def clean(
     questions: Iterable[Question], seen: set[str], evaluation: Set[str] = frozenset()
 ) -> tuple[int, list[Question]]:
-    """How many were read, and the usable ones, each once.
+    """Return the number of rows read, and the usable rows, each once.
 
     Args:
         questions: of one split.

@@ -1,4 +1,4 @@
-"""Where each data set is on the Hub, and which of its files train and evaluate.
+"""Places of the data sets on the Hub, and their files for training and evaluation.
 
 Files are named one by one instead of a configuration: what is not needed is not downloaded, and
 repositories with a loading script, which `datasets` refuses, can be read all the same.

@@ -35,7 +35,7 @@ def run(processes: int, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected_bytes(result: dict[str, Any]) -> dict[str, int]:
-    """Return the bytes that a process gives to collectives per update, from the numbers of parameters alone."""
+    """Return the bytes that a process gives to collectives per update, from the numbers of parameters."""
     return {
         "policy gradient": FLOAT_BYTES * result["policy_parameters"],
         "critic gradient": FLOAT_BYTES * result["critic_parameters"],

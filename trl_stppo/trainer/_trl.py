@@ -42,8 +42,6 @@ from trl.trainer.utils import (
     disable_dropout_in_model,
     get_config_model_id,
     pad,
-    shuffle_sequence_dict,
-    split_tensor_dict,
     use_adapter,
 )
 
@@ -59,8 +57,6 @@ __all__ = [
     "pad",
     "profiling_context",
     "profiling_decorator",
-    "shuffle_sequence_dict",
-    "split_tensor_dict",
     "trl_rewards",
     "unwrap_model_for_generation",
     "use_adapter",

@@ -43,11 +43,10 @@ def spread(values: Tensor, dim: int | None = None) -> Tensor:
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
-    A name in `optional` is left out if its denominator is 0; other names then have the quotient 0.
+    The quotient of a denominator of 0 is 0.
     """
 
-    def __init__(self, *optional: str) -> None:
-        self._optional = optional
+    def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
         self._maxima: dict[str, Tensor] = {}
         self._log_sums: dict[str, Tensor] = {}
@@ -55,10 +54,11 @@ class RatioOfSums:
     def add(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
         """Add a numerator and a denominator, 0-dim each, to the quotient `name`."""
         pair = torch.stack([wide(numerator), wide(denominator)])
-        if name in self._sums:
-            self._sums[name].append(pair)
-        else:
-            self._sums[name] = [pair]
+        self._sums.setdefault(name, []).append(pair)
+
+    def mean(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Add the `values` under `mask`, a bool tensor of the same shape, to the mean `name`."""
+        self.add(name, values.detach().masked_fill(~mask, 0).sum(), mask.sum())
 
     def maximum(self, name: str, value: Tensor) -> None:
         """Update the maximum `name` by `value`, 0-dim."""
@@ -89,7 +89,6 @@ class RatioOfSums:
         result = {
             name: top / bottom if bottom else 0.0
             for name, (top, bottom) in zip(self._sums, sums, strict=True)
-            if bottom or name not in self._optional
         }
         result.update(zip(self._maxima, maxima, strict=True))
         result.update(zip(self._log_sums, parts[2].logsumexp(0).tolist(), strict=True))

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object, set_seed
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
-from ..loop.log import RolloutLog
+from ..loop.log import RolloutLog, played_episodes
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Rollout
@@ -164,7 +164,7 @@ class Evaluator:
         self._host.pending_metrics.clear()
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
-        run.add(rollout, names, self._host.end_ids, host.reward_weights.tolist())
+        run.episodes += played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
 
 
 class NamedRows:
@@ -213,25 +213,29 @@ SAMPLING = ("temperature", "top_p", "top_k")
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
-    log, training = host.next_log, host.model.training
+    training = host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device
     forked = [] if device.type in ("cpu", "mps") else [device.index or 0]
-    with torch.random.fork_rng(
-        devices=forked, device_type=device.type if forked else "cuda", enabled=True
+    logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
+    for entry in logs.values():
+        entry.clear()
+    log: dict[str, Any] = {
+        "next_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
+        "next_table": logs,
+        "pending_metrics": defaultdict(list),
+        "pending_columns": defaultdict(list),
+    }
+    with (
+        torch.random.fork_rng(devices=forked, device_type=device.type if forked else "cuda"),
+        replaced(host, **log),
     ):
         try:
-            metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
-            logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
-            for entry in logs.values():
-                entry.clear()
-            host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
             set_seed(host.args.seed, device_specific=True)
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            host.next_log = log
             if host.model.training != training:
                 host.model.train(training)
 

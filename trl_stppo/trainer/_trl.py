@@ -42,6 +42,7 @@ from trl.trainer.utils import (
     disable_dropout_in_model,
     get_config_model_id,
     pad,
+    print_prompt_completions_sample,
     use_adapter,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "disable_gradient_checkpointing",
     "get_config_model_id",
     "pad",
+    "print_prompt_completions_sample",
     "profiling_context",
     "profiling_decorator",
     "trl_rewards",

@@ -21,7 +21,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from . import display, publisher
+from ..hub.pushing import failed_creation
+from . import display
 from ._trl import profiling_decorator, small_tiles
 from .batch import Batch
 from .bridge import Bridge
@@ -39,7 +40,7 @@ from .planning import plan
 from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
-from .publisher import Publisher
+from .publisher import Publisher, repo_name
 from .recorder import TraceRecorder
 from .rollouts import OverlappedSource, RolloutSource, StalePolicies
 from .setup import models, players
@@ -384,7 +385,7 @@ class AgentTrainer(Bridge):
 
     def _get_output_dir(self, trial: Any = None) -> str:
         """Return the run's folder, or the staging folder while a checkpoint is written."""
-        return self._checkpoints.output_dir(super()._get_output_dir(trial))
+        return str(self._checkpoints.staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint with the run's state; its folder appears when all files are written."""
@@ -423,7 +424,10 @@ class AgentTrainer(Bridge):
         Raises:
             HubError: the repository cannot be created or reached.
         """
-        publisher.make_repository(super().init_hf_repo, self, token, **kwargs)
+        try:
+            super().init_hf_repo(token, **kwargs)
+        except Exception as error:
+            raise failed_creation(error, repo_name(self)) from error
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Save the policy and upload it to the Hub, with critic, settings and model card.

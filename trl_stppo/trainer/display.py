@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from transformers.trainer_callback import CallbackHandler
 from ..rollout.engine import RolloutEngine
 from ..watch.lines import ProgressLines
 from ..watch.metrics_file import MetricsFile
-from .loop.rollout import Rollout
 
 
 def install_callbacks(
@@ -52,31 +51,6 @@ def install_callbacks(
 
     for what, engine in engines.items():
         engine.on_progress = partial(on_progress, what)
-
-
-def print_episodes(
-    batches: Iterable[Any],
-    play: Callable[[Any], Rollout],
-    decode: Callable[..., list[str]],
-    *,
-    title: str,
-    prints: bool,
-    first_batch_only: bool,
-) -> None:
-    """Play batches of rows, and print prompt, completion and score of the episodes if `prints`."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("prompt", "completion", "score", title=title)
-    for inputs in batches:
-        rollout = play(inputs)
-        for episode, score in zip(rollout.episodes, rollout.totals, strict=True):
-            texts = decode([episode.prompt_ids, episode.ids], skip_special_tokens=True)
-            table.add_row(*texts, f"{score:.3g}")
-        if first_batch_only:
-            break
-    if prints:
-        Console().print(table)
 
 
 class LoggableFigures(TrainerCallback):

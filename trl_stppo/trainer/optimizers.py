@@ -23,21 +23,19 @@ DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
-class CriticHooks:
-    """Optimizer hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
+def _hook_critic(optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
+    """Add hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
-        self._buffer = buffer
-        optimizer.register_step_pre_hook(lambda *_: buffer.add_to_grad())
-        optimizer.register_step_post_hook(self._after)
-
-    def _after(self, *_: object) -> None:
-        for parameter in self._buffer.parameters:
+    def after(*_: object) -> None:
+        for parameter in buffer.parameters:
             parameter.grad = None
-        self._buffer.clear()
+        buffer.clear()
+
+    optimizer.register_step_pre_hook(lambda *_: buffer.add_to_grad())
+    optimizer.register_step_post_hook(after)
 
 
-class Optimizers:
+class Optimizers(TrainerCallback):
     """The optimizers, the critic's gradient and the hooks."""
 
     def __init__(self, host: Bridge, scale: StepScale) -> None:
@@ -74,12 +72,12 @@ class Optimizers:
         if host.args.scales_step:
             check_linear(type(optimizer).__name__)
         if is_sharded(host.accelerator):
-            host.add_callback(_EndOfMiniBatch(self))
+            host.add_callback(self)
         else:
             groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
             if add_critic_groups(host, optimizer, parameters):
                 roles += CRITIC
-            CriticHooks(optimizer, self.critic_grads)
+            _hook_critic(optimizer, self.critic_grads)
         self._scale.attach(optimizer, groups, host.model, parameters)
         return roles
 
@@ -128,17 +126,10 @@ class Optimizers:
         if host.has_critic:
             self._take_critic_out()
 
-
-class _EndOfMiniBatch(TrainerCallback):
-    """Callback that steps the critic's optimizer at the end of each mini-batch."""
-
-    def __init__(self, optimizers: Optimizers) -> None:
-        self._optimizers = optimizers
-
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step the critic's optimizer with the gradient that the guards have accepted."""
-        if self._optimizers.critic is not None:
-            self._optimizers.critic.step()
+        if self.critic is not None:
+            self.critic.step()
 
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:

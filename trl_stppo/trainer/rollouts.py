@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object, send_to_device
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 2.0
 # Overlap that is too small to be useful, and number of such rollouts in a row until the warning.
 LITTLE, PATIENCE = 0.2, 5
-Played = TypeVar("Played")
 # Function that returns a dataloader, and the number of optimizer steps at its first row.
 Loader = Callable[[], tuple[Any, int]]
 
@@ -152,23 +151,19 @@ class RolloutSource:
         yield
 
 
-class Flight(Generic[Played]):
+class Flight(Future[tuple[Rollout, Exception | None]]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
-    def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
+    def __init__(self, rows: list[Row], play: Callable[[], Any], device: torch.device) -> None:
+        super().__init__()
         # Store the text, because an environment may change its row later.
         self.rows = repr(rows)
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
-        self._future: Future[Played] = Future()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the end of the rollout; return whether it has ended."""
-        return bool(wait([self._future], timeout).done)
-
-    def result(self) -> Played:
-        """Block until the rollout ends; return what `play` returned, or raise its error."""
-        return self._future.result()
+        return bool(wait([self], timeout).done)
 
     def run(self) -> None:
         """Play the rollout, on the thread that calls this."""
@@ -178,9 +173,9 @@ class Flight(Generic[Played]):
             # Each thread has its own current device.
             if self._device.type != "cpu" and self._device.index is not None:
                 torch.accelerator.set_device_index(self._device.index)
-            finish = partial(self._future.set_result, self._play())
+            finish = partial(self.set_result, self._play())
         except BaseException as error:
-            finish = partial(self._future.set_exception, error)
+            finish = partial(self.set_exception, error)
         self.ended = time.perf_counter()
         self.seconds = self.ended - began
         finish()
@@ -218,7 +213,7 @@ class OverlappedSource(RolloutSource):
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)
         self._loader_ahead = loader_ahead
-        self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
+        self._flight: Flight | None = None
         self._backend: Backend | None = None
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._begin()

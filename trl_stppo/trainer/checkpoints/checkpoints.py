@@ -35,35 +35,6 @@ FIXED = (
 CUT = ("processes", "micro_batches")
 
 
-def about(host: Bridge, name: str, *, inside_rollout: bool) -> dict[str, Any]:
-    """Return a record of the run for the manifest: identity, split into batches, settings."""
-    args, accelerator, rows = host.args, host.accelerator, host.train_dataset
-    micro_batches = args.steps_per_generation
-    assert micro_batches is not None
-    return {
-        "run": name,
-        "global_step": host.state.global_step,
-        "inside_rollout": inside_rollout,
-        "resumable": not args.save_only_model,
-        "identity": {
-            "trainer": host.config_class.__name__,
-            "variant": getattr(args, "variant", None),
-            "critic": critic_of(host.critic),
-            "adapter": adapter_of(accelerator.unwrap_model(host.model)),
-            "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
-            "rows": len(rows) if hasattr(rows, "__len__") else None,
-            "seed": args.seed,
-            "shuffle": bool(args.shuffle_dataset),
-            "batch": args.generation_batch_size,
-            "episodes_per_prompt": host.num_generations,
-            "epochs": host.num_iterations,
-            "mini_batches": micro_batches // args.gradient_accumulation_steps,
-        },
-        "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
-        "settings": algorithm_settings(args),
-    }
-
-
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
     """Refuse a checkpoint that cannot be resumed from; warn if its batches will be split differently."""
     if not saved["resumable"]:
@@ -111,8 +82,7 @@ def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
         raise error
     for _, theirs in ends:
         if theirs is not None:
-            kind, message = theirs
-            raise kind(message)
+            raise theirs[0](theirs[1])
     return [one for results, _ in ends for one in results]
 
 
@@ -198,8 +168,33 @@ class Checkpoints:
             self._state.trace.finish()
 
     def _about(self) -> dict[str, Any]:
-        inside = self._state.inside_rollout
-        return about(self._host, self.run_name, inside_rollout=inside)
+        """Return a record of the run for the manifest: identity, split into batches, settings."""
+        host = self._host
+        args, accelerator, rows = host.args, host.accelerator, host.train_dataset
+        micro_batches = args.steps_per_generation
+        assert micro_batches is not None
+        return {
+            "run": self.run_name,
+            "global_step": host.state.global_step,
+            "inside_rollout": self._state.inside_rollout,
+            "resumable": not args.save_only_model,
+            "identity": {
+                "trainer": host.config_class.__name__,
+                "variant": getattr(args, "variant", None),
+                "critic": critic_of(host.critic),
+                "adapter": adapter_of(accelerator.unwrap_model(host.model)),
+                "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
+                "rows": len(rows) if hasattr(rows, "__len__") else None,
+                "seed": args.seed,
+                "shuffle": bool(args.shuffle_dataset),
+                "batch": args.generation_batch_size,
+                "episodes_per_prompt": host.num_generations,
+                "epochs": host.num_iterations,
+                "mini_batches": micro_batches // args.gradient_accumulation_steps,
+            },
+            "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
+            "settings": algorithm_settings(args),
+        }
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""
@@ -255,10 +250,6 @@ class Checkpoints:
         self._state.forget_sync()
 
     # ----------------------------------------------------------------------- saving
-
-    def output_dir(self, run_dir: str) -> str:
-        """Return the folder that upstream writes to: the staging folder during a save."""
-        return run_dir if self.staging is None else str(self.staging)
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""

@@ -33,10 +33,18 @@ from ..stabilizers import Stabilizer
 
 Groups = list[tuple[dict[str, Any], str, int | None]]
 
-_RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": CRITIC}
-# Setting -> key of a parameter group, and index in the value if the value is a tuple.
-_ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
-_KEPT = {*_RATES, "weight_decay", *_ADAM}
+# Setting -> key of a parameter group, index in the value if the value is a tuple, and roles of the groups.
+_KEPT: dict[str, tuple[str, int | None, tuple[str, ...]]] = {
+    "learning_rate": ("lr", None, (DECAYED, PLAIN)),
+    "critic_learning_rate": ("lr", None, CRITIC),
+    "weight_decay": ("weight_decay", None, (DECAYED, CRITIC[0])),
+    "adam_beta1": ("betas", 0, (DECAYED, PLAIN, *CRITIC)),
+    "adam_beta2": ("betas", 1, (DECAYED, PLAIN, *CRITIC)),
+    "adam_epsilon": ("eps", None, (DECAYED, PLAIN, *CRITIC)),
+}
+logger = logging.getLogger(__name__)
+REFERENCE = "reference.pt"
+STALE_POLICIES = "stale_policies.pt"
 
 
 def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
@@ -79,33 +87,23 @@ def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
     return found
 
 
-def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
-    value = group.get(key)
-    if place is None or value is None:
-        return value if isinstance(value, (int, float)) else None
-    return value[place]
-
-
 def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
     """Write a setting's new value into its parameter groups; return whether any group has the setting."""
-    key, place = _ADAM.get(name, (name, None))
-    if name in _ADAM:
+    key, place, roles = _KEPT[name]
+    if name.startswith("adam"):
         _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
-        if _of(options, key, place) != new:
+        option = options.get(key)
+        if option is None or (option if place is None else option[place]) != new:
             return False
-    written = False
-    for group, role, index in groups:
-        if name in _RATES:
-            if role in _RATES[name]:
-                _set_rate(host.lr_scheduler, group, index, old, new)
-                written = True
-        elif key in group and (name in _ADAM or role not in (PLAIN, CRITIC[1])):
-            old_value = group[key]
+    own = [(group, index) for group, role, index in groups if role in roles and key in group]
+    for group, index in own:
+        if key == "lr":
+            _set_rate(host.lr_scheduler, group, index, old, new)
+        elif place is None:
             group[key] = new
-            if place is not None:
-                group[key] = (*old_value[:place], new, *old_value[place + 1 :])
-            written = True
-    return written
+        else:
+            group[key] = (*group[key][:place], new, *group[key][place + 1 :])
+    return bool(own)
 
 
 def _set_rate(
@@ -129,11 +127,6 @@ def _set_rate(
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-logger = logging.getLogger(__name__)
-REFERENCE = "reference.pt"
-STALE_POLICIES = "stale_policies.pt"
 
 
 def plain(value: Any) -> Any:

@@ -231,18 +231,15 @@ class AgentTrainer(Bridge):
     # ------------------------------------------------------------- the training loop's steps
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
-        """Play `inputs` and return the rollout batch (see `TrainingLoop.rollout`)."""
         return self._loop.rollout(inputs)
 
     @profiling_decorator
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        """Return the next micro-batch."""
         return self._loop.micro_batch(
             lambda: self._generate_and_score_completions(generation_batch)
         )
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
-        """Return the loss of one micro-batch."""
         return self._loop.loss(model, inputs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -257,7 +254,6 @@ class AgentTrainer(Bridge):
     # ---------------------------------------------------------------------- forward passes
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
-        """Compute log-probabilities by upstream's method, in groups of rows of similar lengths."""
         upstream = super()._get_per_token_logps_and_entropies
         return self._forward.logprobs(upstream, *args, **kwargs)
 
@@ -362,15 +358,12 @@ class AgentTrainer(Bridge):
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """Return upstream's sampler of training rows, and register it for checkpoints."""
         return self._run_state.notice(super()._get_train_sampler(dataset))
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        """Restore upstream's training state; return the epoch and the batch to start from."""
         return self._checkpoints.begin(super()._init_training_state, *args)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load the policy, critic and reference from a checkpoint."""
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -380,19 +373,16 @@ class AgentTrainer(Bridge):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
-        """Load policy and critic from the best checkpoint."""
         self._checkpoints.load_best(super()._load_best_model)
 
     def _get_output_dir(self, trial: Any = None) -> str:
-        """Return the run's folder, or the staging folder while a checkpoint is written."""
+        # While a checkpoint is written, upstream writes into the staging folder.
         return str(self._checkpoints.staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint with the run's state; its folder appears when all files are written."""
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """End a training by upstream's method, but keep the last checkpoint of a run that ended early."""
         return self._publisher.finish(super()._finalize_training, *args)
 
     # ------------------------------------------------------------------ an agent, and the Hub
@@ -400,7 +390,6 @@ class AgentTrainer(Bridge):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Save the policy, the critic and the agent's settings into a folder."""
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -442,5 +431,4 @@ class AgentTrainer(Bridge):
         return self._publisher.push(super().push_to_hub, *args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push the agent from a checkpoint to the Hub; log a failure without ending the run."""
         self._publisher.push_from_checkpoint(super()._push_from_checkpoint, checkpoint_folder)

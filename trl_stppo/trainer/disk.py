@@ -52,9 +52,6 @@ _FIELDS = (
 
 def flush(path: Path) -> None:
     """Flush a file, or a folder's entries, to the disk."""
-    if os.name == "nt":
-        # Windows flushes only files open for writing.
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -91,8 +88,7 @@ def readers() -> ThreadPoolExecutor:
 
 
 # A forked child has none of its parent's threads, so it needs a new pool.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=readers.cache_clear)
+os.register_at_fork(after_in_child=readers.cache_clear)
 
 
 def _checksum(path: Path) -> str:

@@ -134,15 +134,19 @@ class Optimizers(TrainerCallback):
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
     """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
-    names = set(host.get_decay_parameter_names(host.model))
-    decays = {id(p) for name, p in host.model.named_parameters() if name in names}
-    roles = []
+    decays, roles = _decaying(host, host.model), []
     for group in optimizer.param_groups:
         if not group["params"] and host.is_deepspeed_enabled:
             continue
         decayed = any(id(parameter) in decays for parameter in group["params"])
         roles.append(GIVEN if is_callers else DECAYED if decayed else PLAIN)
     return roles
+
+
+def _decaying(host: Bridge, module: Any) -> set[int]:
+    """Return the ids of a module's parameters that have weight decay."""
+    names = set(host.get_decay_parameter_names(module))
+    return {id(p) for name, p in module.named_parameters() if name in names}
 
 
 def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
@@ -193,10 +197,7 @@ def add_critic_groups(
 def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """Split the critic's parameters into groups with and without weight decay."""
     args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
-    decays: set[int] = set()
-    for module in (critic.model, critic.head):
-        names = set(host.get_decay_parameter_names(module))
-        decays |= {id(p) for name, p in module.named_parameters() if name in names}
+    decays = _decaying(host, critic.model) | _decaying(host, critic.head)
     groups = [
         {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
         {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},

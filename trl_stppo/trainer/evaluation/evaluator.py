@@ -77,8 +77,8 @@ class Evaluator:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
-        if COLUMN not in self._host.signature_columns:
-            self._host.signature_columns.append(COLUMN)
+        if COLUMN not in host.signature_columns:
+            host.signature_columns.append(COLUMN)
         named = named_rows(rows, host.num_generations_eval)
         # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}

@@ -89,13 +89,11 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 # Upper bounds; infinity means no limit, like None, and is passed on unchanged.
-LIMITS = frozenset(
-    (
-        *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
-        *("target_kl", "off_policy_mask_threshold"),
-        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
-    )
-)
+LIMITS = {
+    *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
+    *("target_kl", "off_policy_mask_threshold"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
+}
 
 
 def check_finite(config: GRPOConfig) -> None:

@@ -168,7 +168,13 @@ def rollout_metrics(
     variance = square - result["advantage/mean"] ** 2
     result["advantage/std"] = variance**0.5 if variance > NOISE * square else 0.0
     if values:
-        result["value/explained_variance"] = _explained(result)
+        square, error_square = result.pop("_return_square"), result.pop("_error_square")
+        variance = square - result["value/return_mean"] ** 2
+        error = error_square - result.pop("_error_mean") ** 2
+        # Equal returns have no variance to explain. A return is the rounded sum of an error and a value, so
+        # both squares set the noise.
+        explains = variance > NOISE * (square + error_square)
+        result["value/explained_variance"] = 1.0 - error / variance if explains else 0.0
     return result
 
 
@@ -191,15 +197,6 @@ def _add_sampler_gap(sums: RatioOfSums, batch: Batch, turns: TurnBatch) -> None:
     sums.mean("sampling/importance_sampling_ratio/mean", ratio, mask)
     highest = ratio.masked_fill(~mask, -torch.inf).max()
     sums.maximum("sampling/importance_sampling_ratio/max", highest)
-
-
-def _explained(result: dict[str, float]) -> float:
-    square, error_square = result.pop("_return_square"), result.pop("_error_square")
-    total = square - result["value/return_mean"] ** 2
-    error = error_square - result.pop("_error_mean") ** 2
-    # Equal returns have no variance to explain. A return is the rounded sum of an error and a value, so
-    # both squares set the noise.
-    return 1.0 - error / total if total > NOISE * (square + error_square) else 0.0
 
 
 def peak_memory_gb() -> float:

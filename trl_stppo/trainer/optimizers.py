@@ -160,16 +160,13 @@ def policy_groups(
     optimizer: torch.optim.Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
 ) -> list[int]:
     """Return the indices of groups without critic parameters; if `apart`, refuse mixed groups."""
-    ids, groups = {id(parameter) for parameter in critic}, []
-    for number, group in enumerate(optimizer.param_groups):
-        inside = [id(parameter) in ids for parameter in group["params"]]
-        if not any(inside):
-            groups.append(number)
-        elif apart and not all(inside):
-            raise ValueError(
-                "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
-            )
-    return groups
+    ids = {id(parameter) for parameter in critic}
+    inside = [{id(p) in ids for p in group["params"]} for group in optimizer.param_groups]
+    if apart and {True, False} in inside:
+        raise ValueError(
+            "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
+        )
+    return [number for number, own in enumerate(inside) if True not in own]
 
 
 def add_critic_groups(

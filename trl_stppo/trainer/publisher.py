@@ -60,8 +60,6 @@ class Publisher(TrainerCallback):
     def _run_dir(self) -> Path:
         return Path(self._host.args.output_dir)
 
-    # ------------------------------------------------------------------------- files
-
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
@@ -115,8 +113,6 @@ class Publisher(TrainerCallback):
         settings = {name: algorithm_settings(host.args).get(name) for name in names}
         repo = host.hub_model_id or str(self._run_dir)
         pushing.add_run(path, repo, settings, host.state.log_history)
-
-    # ----------------------------------------------------------------------- uploads
 
     def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
         """Implement `AgentTrainer.push_to_hub`: push by upstream's method, and save all files if it fails."""

@@ -216,13 +216,6 @@ class RunState(TrainerCallback):
         self._passes = self._pass_start = self._began_at = 0
         self._continues = False
 
-    # ------------------------------------------------------------------ the place in the rows
-
-    def forget_sync(self) -> None:
-        """Mark vLLM's weights as outdated, so that the next rollout sends new weights."""
-        if self._host.use_vllm:
-            self._host.vllm_step = -1
-
     def notice(self, sampler: Any) -> Any:
         """Store the random generator of a new sampler of training rows; return the sampler."""
         self._newest = getattr(sampler, "generator", None)
@@ -253,13 +246,6 @@ class RunState(TrainerCallback):
             self._pass_start = state.global_step
         self._continues = False
 
-    def _place(self) -> dict[str, Any]:
-        epoch, sampler = self._host.state.epoch or 0.0, self._epoch_start
-        ended = epoch == int(epoch) and self._began_at != self._host.state.global_step
-        if self._generator is not None and ended:
-            sampler = self._generator.get_state()
-        return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}
-
     @property
     def inside_rollout(self) -> bool:
         """Whether more optimizer steps will train on the rollout batch in the buffer."""
@@ -269,8 +255,6 @@ class RunState(TrainerCallback):
         """Average the loss in the run's last log over all steps of the run."""
         if "train_loss" in logs:
             logs["train_loss"] = self._host.loss_sums[1] / max(self._host.state.global_step, 1)
-
-    # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> None:
         """Save this process's state into a checkpoint; the saving process adds the shared files."""
@@ -298,19 +282,23 @@ class RunState(TrainerCallback):
         """Return this process's state between two optimizer steps."""
         host = self._host
         loss, total_loss, last_logged = host.loss_sums
+        epoch, sampler = host.state.epoch or 0.0, self._epoch_start
+        ended = epoch == int(epoch) and self._began_at != host.state.global_step
+        if self._generator is not None and ended:
+            sampler = self._generator.get_state()
         state = {
             "buffer": host.rollout_buffer if self.inside_rollout else None,
             "metrics": host.next_metrics,
             "loss": loss,
             "total_loss": total_loss,
             "last_logged": last_logged,
-            **self._place(),
+            "sampler": sampler,
+            "passes": self._passes,
+            "pass_start": self._pass_start,
             "guards": self.guards.state_dict(),
             "stabilizers": {each.name: each.state_dict() for each in self.stabilizers},
         }
         return {key: plain(value) for key, value in state.items()}
-
-    # ------------------------------------------------------------------ restoring
 
     def read(self, folder: Path | None) -> None:
         """Read this process's state from a checkpoint folder; reset for a new run if `folder` is None."""

@@ -49,8 +49,6 @@ class Evaluator:
         self.run: EvaluationRun | None = None
         self.prefix: str | None = None
 
-    # -------------------------------------------------------- around upstream's methods
-
     def evaluate(
         self,
         wrapped: Callable[..., dict[str, float]],
@@ -102,12 +100,9 @@ class Evaluator:
             self._source.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
-        self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
-        try:
-            with surroundings, evaluation_settings(host):
-                output = wrapped(dataloader, description, True, ignore_keys, prefix)
-        finally:
-            self.run = None
+        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
+        with replaced(self, run=run), surroundings, evaluation_settings(host):
+            output = wrapped(dataloader, description, True, ignore_keys, prefix)
         figures = run.figures(gather_object)
         figures["num_tokens"] = host.state.num_input_tokens_seen
         output.metrics.update({f"{prefix}_{k}": v for k, v in figures.items()})
@@ -134,11 +129,13 @@ class Evaluator:
             if aside.exists():
                 aside.rename(table)
 
-    # ------------------------------------------------------------------------ one batch
-
     def play(self, inputs: list[Row]) -> Rollout:
         """Play and score a batch of held-out rows; during an evaluation, also count its episodes."""
-        rows, names = take_names(inputs)
+        rows, names = inputs, None
+        # Only rows of the training data have no names.
+        if COLUMN in inputs[0]:
+            names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
+            rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
         seed, run = self._host.args.seed, self.run
         # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
@@ -160,10 +157,9 @@ class Evaluator:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
         host, weight = self._host, len(names) - len(rollout.repeated)
         for metric, values in self._host.pending_metrics.items():
-            run.add_sum(metric, weight * sum(values) / len(values), weight)
+            run.sums.append((metric, weight * sum(values) / len(values), weight))
         self._host.pending_metrics.clear()
-        for metric, (total, count) in rollout.metric_sums.items():
-            run.add_sum(metric, total, count)
+        run.sums += ((metric, *pair) for metric, pair in rollout.metric_sums.items())
         run.episodes += played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
 
 
@@ -196,14 +192,6 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
         return result
 
     return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
-
-
-def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[EpisodeKey] | None]:
-    """Separate rows from their episode names; the names are None for rows of the training data."""
-    if COLUMN not in rows[0]:
-        return rows, None
-    names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in rows]
-    return [{k: v for k, v in row.items() if k != COLUMN} for row in rows], names
 
 
 # Keys of `eval_generation_kwargs` that control token sampling.

@@ -28,7 +28,8 @@ class EvaluationRun:
     process: tuple[int, int] = (0, 1)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     _seen: set[EpisodeKey] = field(default_factory=set)
-    _sums: list[tuple[str, float, float]] = field(default_factory=list)
+    # Name, total and weight of means that are not taken over episodes.
+    sums: list[tuple[str, float, float]] = field(default_factory=list)
 
     def running_names(self, count: int) -> list[EpisodeKey]:
         """Number the episodes of a dataloader without names; return unique names."""
@@ -46,14 +47,10 @@ class EvaluationRun:
                 self._seen.add(name)
         return new[self.process[0]]
 
-    def add_sum(self, name: str, total: float, weight: float) -> None:
-        """Add a total and its weight to the mean `name`, which is not taken over episodes."""
-        self._sums.append((name, total, weight))
-
     def figures(self, gather: GatherObjects) -> dict[str, float]:
         """Compute all metrics over all processes, which must call this together; names have no prefix."""
         every = sorted((e for part in gather([self.episodes]) for e in part), key=lambda e: e.name)
-        sums = [entry for part in gather([self._sums]) for entry in part]
+        sums = [entry for part in gather([self.sums]) for entry in part]
         if not every:
             return {}
         reporting = {e.env_type for e in every if e.success is not None}
@@ -95,14 +92,14 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
 
 def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
     """Return mean and deviation of each reward function under TRL's names, without missing rewards."""
-    columns = {f"rewards/{name}": [e.rewards[i] for e in every] for i, name in enumerate(names)}
-    columns["reward"] = [e.reward for e in every]
+    columns = {
+        (f"rewards/{name}/mean", f"rewards/{name}/std"): [e.rewards[i] for e in every]
+        for i, name in enumerate(names)
+    }
+    columns["reward", "reward_std"] = [e.reward for e in every]
     result: dict[str, float] = {}
-    for name, values in columns.items():
+    for (mean, deviation), values in columns.items():
         known = [v for v in values if not math.isnan(v)]
-        mean, deviation = (
-            ("reward", "reward_std") if name == "reward" else (f"{name}/mean", f"{name}/std")
-        )
         if known:
             result[mean] = math.fsum(known) / len(known)
         if len(known) > 1:

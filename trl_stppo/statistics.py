@@ -58,14 +58,11 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
     Source: the ratio estimator's variance (Cochran 1977, Sampling Techniques, 3rd ed., 9A.2), and the
     effective sample size of Kish 1965, Survey Sampling.
     """
-    clusters = [(s, m) for s, m in zip(successes, trials, strict=True) if m > 0]
+    clusters, total, rate, spread = _ratio(successes, trials)
     if not clusters:
         raise ValueError("`trials` has no trial.")
-    total = math.fsum(m for _, m in clusters)
-    rate = math.fsum(s for s, _ in clusters) / total
-    spread = math.fsum((s - rate * m) ** 2 for s, m in clusters)
     if spread <= 1e-18 * total or not 0.0 < rate < 1.0:
-        return float(len(clusters))
+        return float(clusters)
     return min(total, max(1.0, total * total * rate * (1.0 - rate) / spread))
 
 
@@ -96,12 +93,16 @@ def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[flo
     Returns:
         Lower and upper bound; None for fewer than two clusters.
     """
-    clusters = [(t, c) for t, c in zip(totals, counts, strict=True) if c > 0]
-    n = len(clusters)
+    n, count, mean, spread = _ratio(totals, counts)
     if n < 2:
         return None
-    count = math.fsum(c for _, c in clusters)
-    mean = math.fsum(t for t, _ in clusters) / count
-    spread = math.fsum((t - mean * c) ** 2 for t, c in clusters)
     half = Z * math.sqrt(n / (n - 1) * spread) / count
     return mean - half, mean + half
+
+
+def _ratio(totals: Sequence[float], counts: Sequence[float]) -> tuple[int, float, float, float]:
+    """Return the number of clusters, the count, the mean, and the sum of squared deviations from it."""
+    clusters = [(t, c) for t, c in zip(totals, counts, strict=True) if c > 0]
+    count = math.fsum(c for _, c in clusters)
+    mean = math.fsum(t for t, _ in clusters) / count if clusters else 0.0
+    return len(clusters), count, mean, math.fsum((t - mean * c) ** 2 for t, c in clusters)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.kit.builders import LIMITS, build, prompts, share_of_a
 from tests.kit.fakes import char_tokenizer, float64_policy
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.evaluation.metrics import PlayedEpisode
+from trl_stppo.trainer.loop.log import PlayedEpisode
 
 CASES = ("text", "answers", "stream")
 ROWS = 5

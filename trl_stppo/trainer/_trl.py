@@ -42,8 +42,7 @@ from trl.trainer.utils import (
     disable_dropout_in_model,
     get_config_model_id,
     pad,
-    shuffle_sequence_dict,
-    split_tensor_dict,
+    print_prompt_completions_sample,
     use_adapter,
 )
 
@@ -57,10 +56,9 @@ __all__ = [
     "disable_gradient_checkpointing",
     "get_config_model_id",
     "pad",
+    "print_prompt_completions_sample",
     "profiling_context",
     "profiling_decorator",
-    "shuffle_sequence_dict",
-    "split_tensor_dict",
     "trl_rewards",
     "unwrap_model_for_generation",
     "use_adapter",

@@ -21,7 +21,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from . import display, publisher
+from ..hub.pushing import failed_creation
+from . import display
 from ._trl import profiling_decorator, small_tiles
 from .batch import Batch
 from .bridge import Bridge
@@ -39,7 +40,7 @@ from .planning import plan
 from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
-from .publisher import Publisher
+from .publisher import Publisher, repo_name
 from .recorder import TraceRecorder
 from .rollouts import OverlappedSource, RolloutSource, StalePolicies
 from .setup import models, players
@@ -169,36 +170,21 @@ class AgentTrainer(Bridge):
         """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
         self._checkpoints = Checkpoints(self, self._run_state)
-        engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         policy = self.accelerator.unwrap_model(self.model)
         names = partial(task, policy, self.train_dataset, run.rollout)
+        engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         reporting = engines if self.accelerator.is_main_process else {}
-        why_padded = self._forward.why_padded
-        display.install_callbacks(self.callback_handler, names, why_padded, reporting)
+        display.install_callbacks(self.callback_handler, names, self._forward.why_padded, reporting)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
-        self._trace = TraceRecorder(
-            run.args,
-            self._player,
-            self.text_tokenizer,
-            self.accelerator,
-            run={
-                "trainer": self.method_name,
-                "variant": getattr(run.args, "variant", None),
-                "level": self.importance_sampling_level,
-            },
-            reward_names=self.reward_func_names,
-            has_critic=self.has_critic,
-        )
+        self._trace = TraceRecorder(self, self._player)
         if run.args.trace_episodes:
             self.add_callback(self._trace)
-        playing = self._player, self._rewards, self._guards, self._stale
-        parts = run.args, self.accelerator, *playing
+        parts = run.args, self.accelerator, self._player, self._rewards, self._guards, self._stale
         self._source = RolloutSource(*parts)
         if run.args.rollout_overlap:
-            loader = self._run_state.loader_ahead
-            self._source = OverlappedSource(*parts, loader_ahead=loader)
+            self._source = OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
         self._evaluator = Evaluator(
             self,
             self._player,
@@ -230,18 +216,15 @@ class AgentTrainer(Bridge):
     # ------------------------------------------------------------- the training loop's steps
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
-        """Play `inputs` and return the rollout batch (see `TrainingLoop.rollout`)."""
         return self._loop.rollout(inputs)
 
     @profiling_decorator
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        """Return the next micro-batch."""
         return self._loop.micro_batch(
             lambda: self._generate_and_score_completions(generation_batch)
         )
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
-        """Return the loss of one micro-batch."""
         return self._loop.loss(model, inputs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -256,7 +239,6 @@ class AgentTrainer(Bridge):
     # ---------------------------------------------------------------------- forward passes
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
-        """Compute log-probabilities by upstream's method, in groups of rows of similar lengths."""
         upstream = super()._get_per_token_logps_and_entropies
         return self._forward.logprobs(upstream, *args, **kwargs)
 
@@ -361,15 +343,12 @@ class AgentTrainer(Bridge):
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """Return upstream's sampler of training rows, and register it for checkpoints."""
         return self._run_state.notice(super()._get_train_sampler(dataset))
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        """Restore upstream's training state; return the epoch and the batch to start from."""
         return self._checkpoints.begin(super()._init_training_state, *args)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load the policy, critic and reference from a checkpoint."""
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -379,19 +358,16 @@ class AgentTrainer(Bridge):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
-        """Load policy and critic from the best checkpoint."""
         self._checkpoints.load_best(super()._load_best_model)
 
     def _get_output_dir(self, trial: Any = None) -> str:
-        """Return the run's folder, or the staging folder while a checkpoint is written."""
-        return self._checkpoints.output_dir(super()._get_output_dir(trial))
+        # While a checkpoint is written, upstream writes into the staging folder.
+        return str(self._checkpoints.staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint with the run's state; its folder appears when all files are written."""
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """End a training by upstream's method, but keep the last checkpoint of a run that ended early."""
         return self._publisher.finish(super()._finalize_training, *args)
 
     # ------------------------------------------------------------------ an agent, and the Hub
@@ -399,7 +375,6 @@ class AgentTrainer(Bridge):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Save the policy, the critic and the agent's settings into a folder."""
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -423,7 +398,10 @@ class AgentTrainer(Bridge):
         Raises:
             HubError: the repository cannot be created or reached.
         """
-        publisher.make_repository(super().init_hf_repo, self, token, **kwargs)
+        try:
+            super().init_hf_repo(token, **kwargs)
+        except Exception as error:
+            raise failed_creation(error, repo_name(self)) from error
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Save the policy and upload it to the Hub, with critic, settings and model card.
@@ -438,5 +416,4 @@ class AgentTrainer(Bridge):
         return self._publisher.push(super().push_to_hub, *args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push the agent from a checkpoint to the Hub; log a failure without ending the run."""
         self._publisher.push_from_checkpoint(super()._push_from_checkpoint, checkpoint_folder)

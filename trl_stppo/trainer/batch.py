@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core import JoinedView, turn_index_from_spans
 from ..rollout.episode import Context, Episode
-from ._trl import pad, shuffle_sequence_dict, split_tensor_dict
+from ._trl import pad
 
 
 class Batch(TypedDict, total=False):
@@ -25,9 +25,8 @@ class Batch(TypedDict, total=False):
         completion_ids: [B, T] int64, padded on the right: turns and what lies between them.
         completion_mask: [B, T] int, 0 past an episode's end, and throughout episodes that
             `mask_truncated_completions` hides.
-        tool_mask: [B, T] int, 0 at observations, and throughout hidden episodes.
-        num_items_in_batch: [], number of the policy's tokens in the rollout batch, over all processes.
-            It and `tool_mask` are for subclasses that use TRL's names; our loss uses `loss_mask`.
+        tool_mask: [B, T] int, 0 at observations, and throughout hidden episodes. It is for subclasses
+            that use TRL's names; our loss uses `loss_mask`.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         loss_mask: [B, T] bool, tokens that train.
         old_per_token_logps: [B, T] nats, by training's forward pass, under the weights that played;
@@ -52,7 +51,6 @@ class Batch(TypedDict, total=False):
     completion_ids: Tensor
     completion_mask: Tensor
     tool_mask: Tensor
-    num_items_in_batch: Tensor
     turn_index: Tensor
     loss_mask: Tensor
     old_per_token_logps: Tensor
@@ -252,16 +250,17 @@ def num_episodes(batches: Sequence[Batch]) -> int:
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
     """Shuffle the episodes of a rollout batch, given whole or split, into `count` equal micro-batches."""
     joined = join(batches)
-    if "episode" not in joined:
-        return cast(list[Batch], split_tensor_dict(shuffle_sequence_dict(joined), count))
-    owners = joined["episode"].cpu()
+    device = joined["loss_mask"].device
     order = torch.randperm(num_episodes([joined])).view(count, -1)
+    if "episode" not in joined:
+        return [take_rows(joined, numbers.to(device)) for numbers in order]
+    owners = joined["episode"].cpu()
     rows = [
         torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
     ]
     # Padding rows train nothing, so put all of them into the first micro-batch.
     rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])
-    return [take_rows(joined, own.to(joined["episode"].device)) for own in rows]
+    return [take_rows(joined, own.to(device)) for own in rows]
 
 
 def group_by_length(batches: list[Batch]) -> list[Batch]:
@@ -289,23 +288,20 @@ def _regrouped(batches: list[Batch], order: Callable[[Batch], Tensor]) -> list[B
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Select rows of a batch by index; scalar fields stay unchanged."""
-    return cast(Batch, {key: _take(value, rows) for key, value in batch.items()})
+    """Select rows of a batch by index; scalar fields, which older checkpoints have, stay unchanged."""
+    fields = cast(dict[str, Tensor], batch)
+    return cast(Batch, {key: x[rows] if x.ndim else x for key, x in fields.items()})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
     """Concatenate batches along their rows."""
     if len(batches) == 1:
         return batches[0]
-    joined: dict[str, Any] = {}
-    for key, first in batches[0].items():
-        parts = [cast(dict[str, Any], batch)[key] for batch in batches]
-        if isinstance(first, Tensor) and first.ndim > 0:
-            joined[key] = torch.cat(parts)
-        elif isinstance(first, list):
-            joined[key] = [item for part in parts for item in part]
-        else:
-            joined[key] = first
+    fields = cast(Sequence[dict[str, Tensor]], batches)
+    joined = {
+        key: torch.cat([batch[key] for batch in fields]) if first.ndim else first
+        for key, first in fields[0].items()
+    }
     return cast(Batch, joined)
 
 
@@ -313,19 +309,9 @@ def without_padding(batch: Batch) -> Batch:
     """Drop the last columns of a batch if they are padding in every row."""
     width = batch["completion_mask"].size(1)
     length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
+    kept = ("prompt_ids", "prompt_mask")
     short = {
-        key: value[:, :length]
-        if isinstance(value, Tensor)
-        and value.ndim == 2
-        and value.size(1) == width
-        and key not in ("prompt_ids", "prompt_mask")
-        else value
-        for key, value in batch.items()
+        key: x[:, :length] if x.ndim == 2 and x.size(1) == width and key not in kept else x
+        for key, x in cast(dict[str, Tensor], batch).items()
     }
     return cast(Batch, short)
-
-
-def _take(value: Any, order: Tensor) -> Any:
-    if isinstance(value, Tensor) and value.ndim > 0:
-        return value[order]
-    return [value[i] for i in order.tolist()] if isinstance(value, list) else value

@@ -39,12 +39,9 @@ def check_vllm(config: GRPOConfig) -> None:
             "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
             "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
         )
-    if config.vllm_engine_kwargs is not None:
-        _check_engine_kwargs(config)
-
-
-def _check_engine_kwargs(config: GRPOConfig) -> None:
     kwargs = config.vllm_engine_kwargs
+    if kwargs is None:
+        return
     if not isinstance(kwargs, dict):
         raise ValueError(
             f"`vllm_engine_kwargs={kwargs!r}`: must be a dictionary, such as {{'dtype': 'bfloat16'}}."
@@ -92,13 +89,11 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 # Upper bounds; infinity means no limit, like None, and is passed on unchanged.
-LIMITS = frozenset(
-    (
-        *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
-        *("target_kl", "off_policy_mask_threshold"),
-        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
-    )
-)
+LIMITS = {
+    *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
+    *("target_kl", "off_policy_mask_threshold"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
+}
 
 
 def check_finite(config: GRPOConfig) -> None:
@@ -220,12 +215,11 @@ def check_values(config: GRPOConfig) -> None:
 
 def _check_eval_kwargs(config: GRPOConfig) -> None:
     """Refuse settings of evaluation that are unknown or out of range."""
-    settings = config.eval_generation_kwargs
-    if not isinstance(settings, dict | None):
+    kwargs = config.eval_generation_kwargs or {}
+    if not isinstance(kwargs, dict):
         raise ValueError(
-            f"`eval_generation_kwargs={settings!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
+            f"`eval_generation_kwargs={kwargs!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
         )
-    kwargs = settings or {}
     for name, value in kwargs.items():
         if name not in EVAL_RANGES:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from transformers.trainer_callback import CallbackHandler
 from ..rollout.engine import RolloutEngine
 from ..watch.lines import ProgressLines
 from ..watch.metrics_file import MetricsFile
-from .loop.rollout import Rollout
 
 
 def install_callbacks(
@@ -25,11 +24,7 @@ def install_callbacks(
 ) -> None:
     """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics.
 
-    Args:
-        handler: the trainer's callbacks.
-        names: function that returns the names of model, environment and data set.
-        why_padded: why forward passes are not packed, or None.
-        engines: engines that report their progress, by a word for what they play.
+    `names` returns the names of model, environment and data set; `engines` report their progress.
     """
     shield_integrations(handler.callbacks)
     handler.add_callback(MetricsFile(names))
@@ -54,72 +49,36 @@ def install_callbacks(
         engine.on_progress = partial(on_progress, what)
 
 
-def print_episodes(
-    batches: Iterable[Any],
-    play: Callable[[Any], Rollout],
-    decode: Callable[..., list[str]],
-    *,
-    title: str,
-    prints: bool,
-    first_batch_only: bool,
-) -> None:
-    """Play batches of rows, and print prompt, completion and score of the episodes if `prints`."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("prompt", "completion", "score", title=title)
-    for inputs in batches:
-        rollout = play(inputs)
-        for episode, score in zip(rollout.episodes, rollout.totals, strict=True):
-            texts = decode([episode.prompt_ids, episode.ids], skip_special_tokens=True)
-            table.add_row(*texts, f"{score:.3g}")
-        if first_batch_only:
-            break
-    if prints:
-        Console().print(table)
-
-
-class LoggableFigures(TrainerCallback):
-    """Callback that runs before the integrations and removes None and non-finite values from the log.
+class Loggable(TrainerCallback):
+    """Callback that removes None and non-finite values from the log, or that restores them from `left_out`.
 
     A metric without an episode in the batch is None in the log, and TensorBoard and MLflow warn of it each
     time. NaN and infinities are not points of a curve. `log_history` keeps all values.
     """
 
-    def __init__(self) -> None:
-        self.left_out: dict[str, Any] = {}
+    def __init__(self, left_out: dict[str, Any], *, restores: bool = False) -> None:
+        self._left_out, self._restores = left_out, restores
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Remove from `logs`, in place, values that are neither finite numbers nor text."""
-        self.left_out = {
-            name: value
-            for name, value in (logs or {}).items()
-            if value is None or (isinstance(value, float) and not math.isfinite(value))
-        }
-        for name in self.left_out:
-            del logs[name]
-
-
-class AllFigures(TrainerCallback):
-    """Callback that runs after the integrations and restores the values that `LoggableFigures` removed."""
-
-    def __init__(self, before: LoggableFigures) -> None:
-        self._before = before
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Add the removed values to `logs` again, in place."""
-        if logs is not None:
-            logs.update(self._before.left_out)
+        """Remove from `logs`, in place, values that are neither finite numbers nor text; or restore them."""
+        logs = {} if logs is None else logs
+        if self._restores:
+            logs.update(self._left_out)
+            return
+        self._left_out.clear()
+        for name, value in [*logs.items()]:
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                self._left_out[name] = logs.pop(name)
 
 
 def shield_integrations(callbacks: list[Any]) -> None:
-    """Insert `LoggableFigures` before and `AllFigures` after the integrations, in place."""
-    found = [
+    """Insert a `Loggable` before the integrations, and one that restores after them, in place."""
+    where = [
         i
-        for i, c in enumerate(callbacks)
-        if type(c).__module__.startswith("transformers.integrations")
+        for i, callback in enumerate(callbacks)
+        if type(callback).__module__.startswith("transformers.integrations")
     ]
-    if found:
-        before = LoggableFigures()
-        callbacks.insert(found[-1] + 1, AllFigures(before))
-        callbacks.insert(found[0], before)
+    if where:
+        left_out: dict[str, Any] = {}
+        callbacks.insert(where[-1] + 1, Loggable(left_out, restores=True))
+        callbacks.insert(where[0], Loggable(left_out))

@@ -23,21 +23,19 @@ DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
-class CriticHooks:
-    """Optimizer hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
+def _hook_critic(optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
+    """Add hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
-        self._buffer = buffer
-        optimizer.register_step_pre_hook(lambda *_: buffer.add_to_grad())
-        optimizer.register_step_post_hook(self._after)
-
-    def _after(self, *_: object) -> None:
-        for parameter in self._buffer.parameters:
+    def after(*_: object) -> None:
+        for parameter in buffer.parameters:
             parameter.grad = None
-        self._buffer.clear()
+        buffer.clear()
+
+    optimizer.register_step_pre_hook(lambda *_: buffer.add_to_grad())
+    optimizer.register_step_post_hook(after)
 
 
-class Optimizers:
+class Optimizers(TrainerCallback):
     """The optimizers, the critic's gradient and the hooks."""
 
     def __init__(self, host: Bridge, scale: StepScale) -> None:
@@ -74,12 +72,12 @@ class Optimizers:
         if host.args.scales_step:
             check_linear(type(optimizer).__name__)
         if is_sharded(host.accelerator):
-            host.add_callback(_EndOfMiniBatch(self))
+            host.add_callback(self)
         else:
             groups = policy_groups(optimizer, parameters, apart=host.args.scales_step)
             if add_critic_groups(host, optimizer, parameters):
                 roles += CRITIC
-            CriticHooks(optimizer, self.critic_grads)
+            _hook_critic(optimizer, self.critic_grads)
         self._scale.attach(optimizer, groups, host.model, parameters)
         return roles
 
@@ -128,30 +126,27 @@ class Optimizers:
         if host.has_critic:
             self._take_critic_out()
 
-
-class _EndOfMiniBatch(TrainerCallback):
-    """Callback that steps the critic's optimizer at the end of each mini-batch."""
-
-    def __init__(self, optimizers: Optimizers) -> None:
-        self._optimizers = optimizers
-
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step the critic's optimizer with the gradient that the guards have accepted."""
-        if self._optimizers.critic is not None:
-            self._optimizers.critic.step()
+        if self.critic is not None:
+            self.critic.step()
 
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
     """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
-    names = set(host.get_decay_parameter_names(host.model))
-    decays = {id(p) for name, p in host.model.named_parameters() if name in names}
-    roles = []
+    decays, roles = _decaying(host, host.model), []
     for group in optimizer.param_groups:
         if not group["params"] and host.is_deepspeed_enabled:
             continue
         decayed = any(id(parameter) in decays for parameter in group["params"])
         roles.append(GIVEN if is_callers else DECAYED if decayed else PLAIN)
     return roles
+
+
+def _decaying(host: Bridge, module: Any) -> set[int]:
+    """Return the ids of a module's parameters that have weight decay."""
+    names = set(host.get_decay_parameter_names(module))
+    return {id(p) for name, p in module.named_parameters() if name in names}
 
 
 def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
@@ -165,16 +160,13 @@ def policy_groups(
     optimizer: torch.optim.Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
 ) -> list[int]:
     """Return the indices of groups without critic parameters; if `apart`, refuse mixed groups."""
-    ids, groups = {id(parameter) for parameter in critic}, []
-    for number, group in enumerate(optimizer.param_groups):
-        inside = [id(parameter) in ids for parameter in group["params"]]
-        if not any(inside):
-            groups.append(number)
-        elif apart and not all(inside):
-            raise ValueError(
-                "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
-            )
-    return groups
+    ids = {id(parameter) for parameter in critic}
+    inside = [{id(p) in ids for p in group["params"]} for group in optimizer.param_groups]
+    if apart and {True, False} in inside:
+        raise ValueError(
+            "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
+        )
+    return [number for number, own in enumerate(inside) if True not in own]
 
 
 def add_critic_groups(
@@ -202,10 +194,7 @@ def add_critic_groups(
 def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """Split the critic's parameters into groups with and without weight decay."""
     args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
-    decays: set[int] = set()
-    for module in (critic.model, critic.head):
-        names = set(host.get_decay_parameter_names(module))
-        decays |= {id(p) for name, p in module.named_parameters() if name in names}
+    decays = _decaying(host, critic.model) | _decaying(host, critic.head)
     groups = [
         {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
         {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},

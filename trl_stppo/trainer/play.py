@@ -27,6 +27,7 @@ from ..rollout.episode import Limits
 from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, turn_sums
 from ._trl import prepare_tool_tokenizer
 from .evaluation.metrics import EvaluationRun
+from .loop.log import played_episodes
 from .loop.player import play_rows, raise_first
 from .loop.rewards import add_totals, score
 from .loop.rollout import Rollout
@@ -283,7 +284,7 @@ class Player:
                 if on_rollout is not None:
                     on_rollout(rollout)
                 pad = self.renderer.tokenizer.pad_token_id
-                run.add(rollout, names, {*ends, pad}, factors)
+                run.episodes += played_episodes(rollout, names, {*ends, pad}, factors)
         except (EnvironmentFailureError, NonFiniteError) as error:
             # `raise_first` raises the error on all processes, before they gather the metrics.
             failure = error

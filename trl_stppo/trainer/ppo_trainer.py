@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..models.critic import SharedCritic
-from . import display
+from ._trl import print_prompt_completions_sample
 from .agent_trainer import AgentTrainer
 from .evaluation.evaluator import evaluation_settings, undisturbed
 from .ppo_config import PPOConfig
@@ -89,14 +89,20 @@ class PPOTrainer(AgentTrainer):
             rows = self.eval_dataset
             first = next(iter(rows)) if isinstance(rows, dict) else None
             self.model.eval()
-            display.print_episodes(
-                self.get_train_dataloader() if rows is None else self.get_eval_dataloader(first),
-                self._evaluator.play,
-                self.text_tokenizer.batch_decode,
-                title=f"step {self.state.global_step}",
-                prints=self.accelerator.is_main_process,
-                first_batch_only=sampling,
+            batches = (
+                self.get_train_dataloader() if rows is None else self.get_eval_dataloader(first)
             )
+            prompts, completions, scores = [], [], []
+            for inputs in batches:
+                rollout = self._evaluator.play(inputs)
+                prompts += [self.decode(episode.prompt_ids) for episode in rollout.episodes]
+                completions += [self.decode(episode.ids) for episode in rollout.episodes]
+                scores += rollout.totals
+                if sampling:
+                    break
+        if self.accelerator.is_main_process:
+            step = self.state.global_step
+            print_prompt_completions_sample(prompts, completions, {"score": scores}, None, step)
 
     @property
     def stop_reason(self) -> str | None:

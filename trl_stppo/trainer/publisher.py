@@ -39,20 +39,6 @@ def repo_name(host: Bridge) -> str:
     return named or Path(host.args.output_dir).absolute().name
 
 
-def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs: Any) -> None:
-    """Implement `AgentTrainer.init_hf_repo`: create the repository, and raise failures as HubError."""
-    try:
-        wrapped(token, **kwargs)
-    except Exception as error:
-        raise pushing.failed_creation(error, repo_name(host)) from error
-
-
-def _on_the_hub(*names: str | None) -> str | None:
-    """Return the first data set name that has the form of a Hub id and is no local path, or None."""
-    known = (n for n in names if n and _HUB_ID.fullmatch(n) and not Path(n).exists())
-    return next(known, None)
-
-
 class Publisher(TrainerCallback):
     """Saves one trainer's agent and pushes it to the Hub; a failed push loses no data.
 
@@ -74,8 +60,6 @@ class Publisher(TrainerCallback):
     def _run_dir(self) -> Path:
         return Path(self._host.args.output_dir)
 
-    # ------------------------------------------------------------------------- files
-
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
@@ -85,7 +69,7 @@ class Publisher(TrainerCallback):
             if not self._host.args.should_save:
                 return
             self._host.critic.save(folder / CRITIC_FOLDER)
-        agent_settings(self._host, self._rollout, self._limits).save(folder)
+        self._agent_settings().save(folder)
         # Only checkpoints need the reference adapter, because a resumed run loads it.
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
@@ -121,14 +105,14 @@ class Publisher(TrainerCallback):
                 )  # fmt: skip
             self._foreign_card_named = True
             return
-        data = _on_the_hub(dataset_name, dataset_of(host.train_dataset))
-        wrapped(model_name or Path(repo_name(host)).name, data, tags)
+        # Only a name that has the form of a Hub id and is no local path is one.
+        known = filter(None, (dataset_name, dataset_of(host.train_dataset)))
+        on_the_hub = (n for n in known if _HUB_ID.fullmatch(n) and not Path(n).exists())
+        wrapped(model_name or Path(repo_name(host)).name, next(on_the_hub, None), tags)
         names = (*pushing.SETTINGS, *(pushing.OF_CRITIC if host.has_critic else ()))
         settings = {name: algorithm_settings(host.args).get(name) for name in names}
         repo = host.hub_model_id or str(self._run_dir)
         pushing.add_run(path, repo, settings, host.state.log_history)
-
-    # ----------------------------------------------------------------------- uploads
 
     def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
         """Implement `AgentTrainer.push_to_hub`: push by upstream's method, and save all files if it fails."""
@@ -200,35 +184,36 @@ class Publisher(TrainerCallback):
             self._checkpoints.prune(self._run_dir)
         return result
 
-
-def agent_settings(host: Bridge, rollout: RolloutPlan, limits: Limits) -> AgentSettings:
-    """Return the agent's settings, taken from the trainer's evaluation."""
-    args, fields = host.args, dataclasses.asdict(limits)
-    model = host.accelerator.unwrap_model(host.model)
-    quantization: Any = getattr(model.config, "quantization_config", None)
-    # The model's own configuration has this limit.
-    del fields["max_context_tokens"]
-    return AgentSettings(
-        max_completion_length=fields.pop("max_completion_tokens"),
-        **fields,
-        sampling=_sampling(host),
-        eos_token_ids=[int(i) for i in host.eos_token_ids],
-        chat_template_kwargs=_as_json(host.chat_template_kwargs or {}),
-        environments=[
-            {
-                "name": name,
-                "kind": "text" if name in rollout.text else "tools",
-                "class": type(probe).__qualname__,
-                "import": f"{type(probe).__module__}:{type(probe).__qualname__}",
-            }
-            for name, probe in rollout.probes.items()
-        ],
-        tools=[name_of(tool) for tool in rollout.standalone_tools],
-        trainer=type(host).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        quantization=_as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
-        seed=args.seed,
-    )
+    def _agent_settings(self) -> AgentSettings:
+        """Return the agent's settings, taken from the trainer's evaluation."""
+        host, rollout, fields = self._host, self._rollout, dataclasses.asdict(self._limits)
+        model = host.accelerator.unwrap_model(host.model)
+        quantization: Any = getattr(model.config, "quantization_config", None)
+        # The model's own configuration has this limit.
+        del fields["max_context_tokens"]
+        return AgentSettings(
+            max_completion_length=fields.pop("max_completion_tokens"),
+            **fields,
+            sampling=_sampling(host),
+            eos_token_ids=[int(i) for i in host.eos_token_ids],
+            chat_template_kwargs=_as_json(host.chat_template_kwargs or {}),
+            environments=[
+                {
+                    "name": name,
+                    "kind": "text" if name in rollout.text else "tools",
+                    "class": type(probe).__qualname__,
+                    "import": f"{type(probe).__module__}:{type(probe).__qualname__}",
+                }
+                for name, probe in rollout.probes.items()
+            ],
+            tools=[name_of(tool) for tool in rollout.standalone_tools],
+            trainer=type(host).__name__,
+            dtype=str(model.dtype).removeprefix("torch."),
+            quantization=_as_json(quantization.to_dict())
+            if hasattr(quantization, "to_dict")
+            else None,
+            seed=host.args.seed,
+        )
 
 
 def _as_json(value: Any) -> Any:

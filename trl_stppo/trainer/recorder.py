@@ -30,9 +30,9 @@ from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
 from .batch import Batch
+from .bridge import Bridge
 from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
-from .ppo_config import PPOConfig
 
 # Characters after a piece in which the next piece is searched. Text between two pieces belongs to no single
 # token, such as a space, or a character of several tokens.
@@ -95,31 +95,13 @@ class OpenRecord:
 
 
 class TraceRecorder(TrainerCallback):
-    """Records this process's share of the `trace_episodes` episodes of each update.
+    """Records this process's share of the `trace_episodes` episodes of each update."""
 
-    `run`: `trainer`, `variant` and `level` of the run. `reward_names`: names of its reward functions.
-    """
-
-    def __init__(
-        self,
-        args: PPOConfig,
-        player: EpisodePlayer,
-        tokenizer: Any,
-        accelerator: Any,
-        *,
-        run: dict[str, Any],
-        reward_names: list[str],
-        has_critic: bool,
-    ) -> None:
-        self._player, self._tokenizer, self._accelerator = player, tokenizer, accelerator
-        self._run, self._reward_names = run, reward_names
-        self._columns = (*COLUMNS, *OF_CRITIC) if has_critic else COLUMNS
-        self._folder, self._steps_per_rollout = (
-            Path(args.output_dir) / FOLDER,
-            args.steps_per_rollout,
-        )
-        share, rest = divmod(args.trace_episodes, accelerator.num_processes)
-        self._share = share + (accelerator.process_index < rest)
+    def __init__(self, host: Bridge, player: EpisodePlayer) -> None:
+        self._host, self._player, self._accelerator = host, player, host.accelerator
+        self._folder = Path(host.args.output_dir) / FOLDER
+        share, rest = divmod(host.args.trace_episodes, self._accelerator.num_processes)
+        self._share = share + (self._accelerator.process_index < rest)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
         self._start, self._step = 0, 0
@@ -128,10 +110,9 @@ class TraceRecorder(TrainerCallback):
 
     def _pieces(self, ids: list[int]) -> list[str]:
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return cut(ids, partial(self._tokenizer.decode, **whole), backend)
-
-    # ------------------------------------------------------------------ called by training
+        tokenizer = self._host.text_tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        return cut(ids, partial(tokenizer.decode, **whole), backend)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Number this training in the trace, so that readers discard older records of later steps."""
@@ -153,7 +134,8 @@ class TraceRecorder(TrainerCallback):
             records = self._begun(rollout, numbers, self._player.engine)
             # The first rows of the batch are the contexts of the first episodes.
             columns: dict[str, Any] = dict(batch)
-            kept = {n: columns[n][: len(records)].clone() for n in self._columns if n in columns}
+            names = (*COLUMNS, *OF_CRITIC) if self._host.has_critic else COLUMNS
+            kept = {n: columns[n][: len(records)].clone() for n in names if n in columns}
             self._update = OpenRecord(self._header("train", "train"), records, kept)
             ids = batch["completion_ids"]
             batch["trace_row"] = torch.arange(len(ids), device=ids.device)
@@ -217,7 +199,7 @@ class TraceRecorder(TrainerCallback):
             room = self._share - len(self._evaluation.episodes)
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
             records = self._begun(rollout, numbers, self._player.eval_engine)
-            self._evaluation.episodes += complete_records(records, {}, {}, self._pieces)
+            self._evaluation.episodes += self._complete(records, {}, {})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the record of a completed evaluation or prediction."""
@@ -236,22 +218,102 @@ class TraceRecorder(TrainerCallback):
         if state is not None and self._share:
             self._update = OpenRecord(**send_to_device(state, self._accelerator.device))
 
-    # -------------------------------------------------------------------------- inside
-
     def _begun(
         self, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine
     ) -> list[dict[str, Any]]:
+        """Return records of some episodes, one per context, with the values known before the update.
+
+        A record's `ids` has the ids of prompt and completion.
+        """
         first = self._accelerator.process_index * len(rollout.episodes)
-        return begin_records(rollout, numbers, first, self._reward_names, engine)
+        scores, by_turn, records = rollout.rewards.tolist(), rollout.turn_rewards, []
+        for number in numbers:
+            episode = rollout.episodes[number]
+            row, versions = rollout.rows[episode.row], episode.policy_versions
+            # In an evaluation the key is the row of the data set, and the repetition.
+            key = [first + number] if rollout.names is None else [*rollout.names[number]]
+            rewards = zip(self._host.reward_func_names, scores[number], strict=True)
+            record = {
+                "row": key[0],
+                "repetition": key[1] if len(key) > 1 else 0,
+                "prompt_id": _prompt_id(row),
+                "columns": _short_columns(row),
+                "seed": None if rollout.seed is None else [*rollout.seed, *key],
+                "score": rollout.totals[number],
+                "rewards": {name: None if math.isnan(value) else value for name, value in rewards},
+                "success": episode.success,
+                "terminated": episode.terminated,
+                "stop_reason": None if episode.stop_reason is None else str(episode.stop_reason),
+                "error": _plain(episode.error),
+                "trains": episode.trains,
+                "contexts": len(episode.contexts),
+                "prompt": _plain(episode.prompt),
+                "messages": _plain(episode.messages),
+            }
+            # A `rollout_func` has no driver.
+            if rollout.seed is not None:
+                driver = engine.drivers[episode.name]
+                record["environment"] = episode.name or driver.type_name
+                record["observations"] = "tool" if driver.tools else "environment"
+                record["pictures"] = _plain(episode.pictures) if any(episode.pictures) else None
+            for at, context in enumerate(episode.contexts):
+                turns = context.turns
+                own: dict[str, Any] = {
+                    "context": at,
+                    "ids": [context.prompt_ids, context.ids],
+                    "turn_spans": context.turn_spans,
+                    "turns": turns if episode.more else None,
+                    "turn_rewards": by_turn and [by_turn[number][turn] for turn in turns],
+                    "policy_versions": [versions[turn] for turn in turns] if versions else None,
+                }
+                records.append(record | own)
+        return records
+
+    def _complete(
+        self, records: list[dict[str, Any]], batch: dict[str, Tensor], passes: dict[str, Tensor]
+    ) -> list[dict[str, Any]]:
+        """Add tokens and per-token values to records, from their rows of the rollout batch, [N, T].
+
+        `passes` has values of the last pass over these rows, [N or more, T]: `logprobs`, `log_ratio`,
+        `clipped`, the episode's `weight`, and `seen`, whether there was a pass; {} without a pass. It has
+        the old log-probabilities, too, if the first pass gave them.
+        """
+        # This copy is the only synchronisation with the device.
+        table = {name: tensor.cpu()[: len(records)] for name, tensor in (batch | passes).items()}
+        if "turn_index" in table:
+            table["sampled"] = table["turn_index"] >= 0
+        figures = dict(FIGURES)
+        if "logprobs" in table and "old_per_token_logps" not in table:
+            # Without old log-probabilities the trained policy itself has played.
+            figures["old_logprobs"] = ("seen", "logprobs")
+        if "logprobs" in table:
+            old = table[figures["old_logprobs"][1]]
+            table["difference"] = table["logprobs"].double() - old.double()
+        columns = {name: _rounded(tensor).tolist() for name, tensor in table.items()}
+        for number, record in enumerate(records):
+            prompt, ids = record.pop("ids")
+            record |= {"token_ids": [*prompt, *ids], "prompt_tokens": len(prompt)}
+            record["pieces"] = self._pieces(record["token_ids"])
+            own = {name: rows[number][: len(ids)] for name, rows in columns.items()}
+            record["loss_mask"] = own.get("loss_mask")
+            for name, (mask, values) in figures.items():
+                if mask in own and values in own:
+                    pairs = zip(own[mask], own[values], strict=True)
+                    record[name] = [value if there else None for there, value in pairs]
+            if "weight" in own and any(own["seen"]):
+                record["weight"] = own["weight"][0]
+        return records
 
     def _header(self, phase: str, name: str) -> dict[str, Any]:
         return {
             "phase": phase,
             "name": name,
-            "update": self._step // self._steps_per_rollout + (phase == "train"),
+            "update": self._step // self._host.args.steps_per_rollout + (phase == "train"),
             "global_step": self._step,
             "process": self._accelerator.process_index,
-            **self._run,
+            "trainer": self._host.method_name,
+            "variant": getattr(self._host.args, "variant", None),
+            "level": self._host.importance_sampling_level,
             "steps": {},
             "complete": phase == "eval",
         }
@@ -262,7 +324,7 @@ class TraceRecorder(TrainerCallback):
         with self._harmless():
             episodes = record.episodes
             if record.header["phase"] == "train":
-                complete_records(episodes, record.batch, record.passes, self._pieces)
+                self._complete(episodes, record.batch, record.passes)
                 outcomes = [(name, rows.tolist()) for name, rows in record.outcomes]
                 for row, episode in enumerate(episodes):
                     episode["steps"] = Counter(name for name, rows in outcomes if row in rows)
@@ -283,100 +345,6 @@ class TraceRecorder(TrainerCallback):
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)
             self._warned = True
-
-
-def begin_records(
-    rollout: Rollout,
-    numbers: Sequence[int],
-    first: int,
-    reward_names: Sequence[str],
-    engine: RolloutEngine,
-) -> list[dict[str, Any]]:
-    """Return records of some episodes, one per context, with the values known before the update.
-
-    A record's `ids` has the ids of prompt and completion. `first`: index of this process's first row.
-    """
-    scores, by_turn, records = rollout.rewards.tolist(), rollout.turn_rewards, []
-    for number in numbers:
-        episode = rollout.episodes[number]
-        row, versions = rollout.rows[episode.row], episode.policy_versions
-        # In an evaluation the key is the row of the data set, and the repetition.
-        key = [first + number] if rollout.names is None else [*rollout.names[number]]
-        rewards = zip(reward_names, scores[number], strict=True)
-        record = {
-            "row": key[0],
-            "repetition": key[1] if len(key) > 1 else 0,
-            "prompt_id": _prompt_id(row),
-            "columns": _short_columns(row),
-            "seed": None if rollout.seed is None else [*rollout.seed, *key],
-            "score": rollout.totals[number],
-            "rewards": {name: None if math.isnan(value) else value for name, value in rewards},
-            "success": episode.success,
-            "terminated": episode.terminated,
-            "stop_reason": None if episode.stop_reason is None else str(episode.stop_reason),
-            "error": _plain(episode.error),
-            "trains": episode.trains,
-            "contexts": len(episode.contexts),
-            "prompt": _plain(episode.prompt),
-            "messages": _plain(episode.messages),
-        }
-        # A `rollout_func` has no driver.
-        if rollout.seed is not None:
-            driver = engine.drivers[episode.name]
-            record["environment"] = episode.name or driver.type_name
-            record["observations"] = "tool" if driver.tools else "environment"
-            record["pictures"] = _plain(episode.pictures) if any(episode.pictures) else None
-        for at, context in enumerate(episode.contexts):
-            turns = context.turns
-            own: dict[str, Any] = {
-                "context": at,
-                "ids": [context.prompt_ids, context.ids],
-                "turn_spans": context.turn_spans,
-                "turns": turns if episode.more else None,
-                "turn_rewards": by_turn and [by_turn[number][turn] for turn in turns],
-                "policy_versions": [versions[turn] for turn in turns] if versions else None,
-            }
-            records.append(record | own)
-    return records
-
-
-def complete_records(
-    records: list[dict[str, Any]],
-    batch: dict[str, Tensor],
-    passes: dict[str, Tensor],
-    pieces: Callable[[list[int]], list[str]],
-) -> list[dict[str, Any]]:
-    """Add tokens and per-token values to records, from their rows of the rollout batch, [N, T].
-
-    `passes` has values of the last pass over these rows, [N or more, T]: `logprobs`, `log_ratio`, `clipped`,
-    the episode's `weight`, and `seen`, whether there was a pass; {} without a pass. It has the old
-    log-probabilities, too, if the first pass gave them. `pieces` splits the text.
-    """
-    # This copy is the only synchronisation with the device.
-    table = {name: tensor.cpu()[: len(records)] for name, tensor in (batch | passes).items()}
-    if "turn_index" in table:
-        table["sampled"] = table["turn_index"] >= 0
-    figures = dict(FIGURES)
-    if "logprobs" in table and "old_per_token_logps" not in table:
-        # Without old log-probabilities the trained policy itself has played.
-        figures["old_logprobs"] = ("seen", "logprobs")
-    if "logprobs" in table:
-        old = table[figures["old_logprobs"][1]]
-        table["difference"] = table["logprobs"].double() - old.double()
-    columns = {name: _rounded(tensor).tolist() for name, tensor in table.items()}
-    for number, record in enumerate(records):
-        prompt, ids = record.pop("ids")
-        record |= {"token_ids": [*prompt, *ids], "prompt_tokens": len(prompt)}
-        record["pieces"] = pieces(record["token_ids"])
-        own = {name: rows[number][: len(ids)] for name, rows in columns.items()}
-        record["loss_mask"] = own.get("loss_mask")
-        for name, (mask, values) in figures.items():
-            if mask in own and values in own:
-                pairs = zip(own[mask], own[values], strict=True)
-                record[name] = [value if there else None for there, value in pairs]
-        if "weight" in own and any(own["seen"]):
-            record["weight"] = own["weight"][0]
-    return records
 
 
 def _plain(value: Any) -> Any:

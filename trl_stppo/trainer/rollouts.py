@@ -9,7 +9,6 @@ for the old log-probabilities. A resumed run plays its unfinished rollout again.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object, send_to_device
@@ -33,14 +32,8 @@ from .loop.rollout import Rollout
 from .planning.data import Row
 from .ppo_config import PPOConfig
 
-logger = logging.getLogger(__name__)
 # Seconds to wait for the thread at the end of a run.
 STOP_SECONDS = 2.0
-# Overlap that is too small to be useful, and number of such rollouts in a row until the warning.
-LITTLE, PATIENCE = 0.2, 5
-Played = TypeVar("Played")
-# Function that returns a dataloader, and the number of optimizer steps at its first row.
-Loader = Callable[[], tuple[Any, int]]
 
 
 class StalePolicies:
@@ -152,23 +145,19 @@ class RolloutSource:
         yield
 
 
-class Flight(Generic[Played]):
+class Flight(Future[tuple[Rollout, Exception | None]]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
-    def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
+    def __init__(self, rows: list[Row], play: Callable[[], Any], device: torch.device) -> None:
+        super().__init__()
         # Store the text, because an environment may change its row later.
         self.rows = repr(rows)
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
-        self._future: Future[Played] = Future()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the end of the rollout; return whether it has ended."""
-        return bool(wait([self._future], timeout).done)
-
-    def result(self) -> Played:
-        """Block until the rollout ends; return what `play` returned, or raise its error."""
-        return self._future.result()
+        return bool(wait([self], timeout).done)
 
     def run(self) -> None:
         """Play the rollout, on the thread that calls this."""
@@ -178,9 +167,9 @@ class Flight(Generic[Played]):
             # Each thread has its own current device.
             if self._device.type != "cpu" and self._device.index is not None:
                 torch.accelerator.set_device_index(self._device.index)
-            finish = partial(self._future.set_result, self._play())
+            finish = partial(self.set_result, self._play())
         except BaseException as error:
-            finish = partial(self._future.set_exception, error)
+            finish = partial(self.set_exception, error)
         self.ended = time.perf_counter()
         self.seconds = self.ended - began
         finish()
@@ -213,12 +202,15 @@ class RowsAhead:
 
 
 class OverlappedSource(RolloutSource):
-    """Source of rollouts that are played on a thread while the loop trains on the previous rollout."""
+    """Source of rollouts that are played on a thread while the loop trains on the previous rollout.
 
-    def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
+    `loader_ahead` returns a dataloader, and the number of optimizer steps at its first row.
+    """
+
+    def __init__(self, *parts: Any, loader_ahead: Callable[[], tuple[Any, int]]) -> None:
         super().__init__(*parts)
         self._loader_ahead = loader_ahead
-        self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
+        self._flight: Flight | None = None
         self._backend: Backend | None = None
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._begin()
@@ -229,7 +221,6 @@ class OverlappedSource(RolloutSource):
         # Seconds and turns of the last rollout that was played without an update beside it.
         self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
-        self._low_overlaps = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -300,10 +291,6 @@ class OverlappedSource(RolloutSource):
         """Start the next rollout on another thread, with the weights before the update."""
         device, step = self._accelerator.device, now + self._args.steps_per_rollout
         if step >= max_steps:
-            if self._ahead is None and self._accelerator.is_main_process:
-                logger.warning(
-                    "`rollout_overlap=True` saves nothing: the run has one rollout left."
-                )
             return
         if self._ahead is None:
             self._ahead = RowsAhead(self._args, device, *self._loader_ahead(), step)
@@ -323,12 +310,7 @@ class OverlappedSource(RolloutSource):
         alone = min(seconds, self._alone[0] * _turns(rollout) / max(1, self._alone[1]))
         update = max(0.0, period - waited - (seconds - alone))
         saved = (2 * alone - seconds - waited) / max(1e-9, min(alone, update))
-        overlap = min(1.0, max(0.0, saved))
-        rollout.metric_sums["perf/overlap"] = overlap, 1
-        self._low_overlaps = self._low_overlaps + 1 if overlap < LITTLE else 0
-        if self._low_overlaps == PATIENCE and self._accelerator.is_main_process:
-            text = "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches."
-            logger.warning(text, LITTLE, PATIENCE)
+        rollout.metric_sums["perf/overlap"] = min(1.0, max(0.0, saved)), 1
 
 
 def _play_all(jobs: SimpleQueue[Any]) -> None:

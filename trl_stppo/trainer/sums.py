@@ -43,34 +43,30 @@ def spread(values: Tensor, dim: int | None = None) -> Tensor:
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
-    A name in `optional` is left out if its denominator is 0; other names then have the quotient 0.
+    The quotient of a denominator of 0 is 0.
     """
 
-    def __init__(self, *optional: str) -> None:
-        self._optional = optional
+    def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
-        self._maxima: dict[str, Tensor] = {}
-        self._log_sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, list[Tensor]] = {}
+        self._log_sums: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
         """Add a numerator and a denominator, 0-dim each, to the quotient `name`."""
         pair = torch.stack([wide(numerator), wide(denominator)])
-        if name in self._sums:
-            self._sums[name].append(pair)
-        else:
-            self._sums[name] = [pair]
+        self._sums.setdefault(name, []).append(pair)
+
+    def mean(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Add the `values` under `mask`, a bool tensor of the same shape, to the mean `name`."""
+        self.add(name, values.detach().masked_fill(~mask, 0).sum(), mask.sum())
 
     def maximum(self, name: str, value: Tensor) -> None:
         """Update the maximum `name` by `value`, 0-dim."""
-        value = wide(value)
-        known = self._maxima.get(name)
-        self._maxima[name] = value if known is None else torch.maximum(known, value)
+        self._maxima.setdefault(name, []).append(wide(value))
 
     def log_sum(self, name: str, value: Tensor) -> None:
         """Accumulate a 0-dim `value` into the log-sum-exp metric `name`."""
-        value = wide(value)
-        known = self._log_sums.get(name)
-        self._log_sums[name] = value if known is None else torch.logaddexp(known, value)
+        self._log_sums.setdefault(name, []).append(wide(value))
 
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the metrics over all processes, and reset all sums.
@@ -80,8 +76,9 @@ class RatioOfSums:
         """
         if not self._sums and not self._maxima:
             return {}
-        pairs = [torch.stack(self._sums[name]).sum(0) for name in self._sums]
-        single = [x.reshape(1) for x in (*self._maxima.values(), *self._log_sums.values())]
+        pairs = [torch.stack(parts).sum(0) for parts in self._sums.values()]
+        single = [torch.stack(parts).amax().view(1) for parts in self._maxima.values()]
+        single += [torch.stack(parts).logsumexp(0).view(1) for parts in self._log_sums.values()]
         everyone = gather(torch.cat([*pairs, *single]).unsqueeze(0))
         parts = everyone.split([2 * len(pairs), len(self._maxima), len(self._log_sums)], dim=1)
         sums = parts[0].sum(0).view(-1, 2).tolist()
@@ -89,7 +86,6 @@ class RatioOfSums:
         result = {
             name: top / bottom if bottom else 0.0
             for name, (top, bottom) in zip(self._sums, sums, strict=True)
-            if bottom or name not in self._optional
         }
         result.update(zip(self._maxima, maxima, strict=True))
         result.update(zip(self._log_sums, parts[2].logsumexp(0).tolist(), strict=True))

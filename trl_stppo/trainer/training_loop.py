@@ -61,7 +61,7 @@ from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
-from .metrics import MiniBatchMetrics, RolloutMetrics
+from .metrics import MiniBatchMetrics, rollout_metrics
 from .optimizers import Optimizers
 from .planning.data import Row
 from .recorder import TraceRecorder
@@ -121,8 +121,6 @@ class TrainingLoop:
             state = self.host.state
             rollout, all_rewards = self.source.next(rows, state.global_step, state.max_steps)
             batch = self.player.pad(rollout)
-            sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
-            batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
             with self.stale.past_weights():
                 self.add_old_logprobs(batch)
             self._add_ref_logprobs(batch)
@@ -309,8 +307,9 @@ class TrainingLoop:
         # Save before logging, so that the checkpoint has no metrics of this rollout.
         self.guards.keep_best(rollout.episodes, rollout.totals)
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
-        metrics = RolloutMetrics(values=has_critic)
-        figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)
+        figures = rollout_metrics(
+            batch, turns, scores, kl, targets, rollout, seconds, gather, values=has_critic
+        )
         log.add(figures)
         if rollout.ages is not None and (exact := self.player.sampler.is_exact) is not None:
             gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)

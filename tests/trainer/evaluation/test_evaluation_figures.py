@@ -9,7 +9,8 @@ from tests.kit.builders import build, prompts
 from tests.kit.evaluation_run import CASES, ROWS, evaluated, figures_of
 from tests.kit.launch import on_two_processes
 from trl_stppo.statistics import wilson_interval
-from trl_stppo.trainer.evaluation.metrics import EvaluationRun, PlayedEpisode
+from trl_stppo.trainer.evaluation.metrics import EvaluationRun
+from trl_stppo.trainer.loop.log import PlayedEpisode
 
 
 def test_figures_are_sums_divided_once(tmp_path):

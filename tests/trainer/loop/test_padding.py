@@ -31,7 +31,6 @@ def batch(lengths, width):
     return {
         "prompt_ids": torch.zeros(len(lengths), 5), "prompt_mask": torch.ones(len(lengths), 5),
         "completion_ids": mask * 7, "completion_mask": mask, "advantages": mask.float(),
-        "num_items_in_batch": torch.tensor(3),
     }  # fmt: skip
 
 
@@ -49,4 +48,3 @@ def test_only_columns_that_all_episodes_lack_are_cut(lengths, width, kept):
 def test_grouping_by_length_loses_no_episode():
     groups = group_by_length([batch([4, 1], 6), batch([3, 2], 6)])
     assert [g["completion_mask"].sum(1).tolist() for g in groups] == [[1, 2], [3, 4]]
-    assert groups[0]["num_items_in_batch"] == 3

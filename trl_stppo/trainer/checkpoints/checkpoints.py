@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,43 +26,6 @@ from .run_state import RunState, load_beside_policy, load_models
 
 logger = logging.getLogger(__name__)
 
-# Fields that must be equal. Otherwise the data differ, or weights and moments do not fit.
-FIXED = (
-    *("trainer", "variant", "critic", "adapter", "engine", "rows", "seed", "shuffle"),
-    *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
-)
-# Fields that may differ only at the start of a rollout, because they determine the split of its buffer.
-CUT = ("processes", "micro_batches")
-
-
-def about(host: Bridge, name: str, *, inside_rollout: bool) -> dict[str, Any]:
-    """Return a record of the run for the manifest: identity, split into batches, settings."""
-    args, accelerator, rows = host.args, host.accelerator, host.train_dataset
-    micro_batches = args.steps_per_generation
-    assert micro_batches is not None
-    return {
-        "run": name,
-        "global_step": host.state.global_step,
-        "inside_rollout": inside_rollout,
-        "resumable": not args.save_only_model,
-        "identity": {
-            "trainer": host.config_class.__name__,
-            "variant": getattr(args, "variant", None),
-            "critic": critic_of(host.critic),
-            "adapter": adapter_of(accelerator.unwrap_model(host.model)),
-            "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
-            "rows": len(rows) if hasattr(rows, "__len__") else None,
-            "seed": args.seed,
-            "shuffle": bool(args.shuffle_dataset),
-            "batch": args.generation_batch_size,
-            "episodes_per_prompt": host.num_generations,
-            "epochs": host.num_iterations,
-            "mini_batches": micro_batches // args.gradient_accumulation_steps,
-        },
-        "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
-        "settings": algorithm_settings(args),
-    }
-
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
     """Refuse a checkpoint that cannot be resumed from; warn if its batches will be split differently."""
@@ -70,15 +33,15 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
         raise CheckpointError(
             f"`{folder}` was written with save_only_model=True and has no optimizer state."
         )
-    for field in FIXED:
-        was, now = saved["identity"].get(field), present["identity"][field]
+    for field, now in present["identity"].items():
+        was = saved["identity"].get(field)
         if was != now:
             raise CheckpointError(
                 f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
             )
     trained_by = saved["identity"].get("engine") or ""
-    for field in CUT:
-        was, now = saved["cut"].get(field), present["cut"][field]
+    for field, now in present["cut"].items():
+        was = saved["cut"].get(field)
         if was != now and field == "processes" and trained_by.startswith("ZeRO"):
             raise CheckpointError(
                 f"`{folder}` comes from {was} processes; this run has {now}, and {trained_by} needs as many."
@@ -111,8 +74,7 @@ def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
         raise error
     for _, theirs in ends:
         if theirs is not None:
-            kind, message = theirs
-            raise kind(message)
+            raise theirs[0](theirs[1])
     return [one for results, _ in ends for one in results]
 
 
@@ -134,8 +96,6 @@ class Checkpoints:
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     """
 
-    _lock: RunLock
-
     def __init__(self, host: Bridge, state: RunState) -> None:
         self._host, self._state = host, state
         # The checkpoint that this run wrote last or resumed from.
@@ -145,12 +105,13 @@ class Checkpoints:
         self._has_trained = False
         disk.readers()
 
-    # --------------------------------------------------------------------- resuming
-
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
-        with self._alone_in_output_dir():
-            folder, run_dir = None, Path(self._host.args.output_dir)
+        folder, run_dir = None, Path(self._host.args.output_dir)
+        lock = RunLock(run_dir)
+        with ExitStack() as stack:
+            stack.callback(lock.release)
+            done_by(self._host.accelerator.is_main_process, lock.take)
             if disk.as_meant(wanted):
                 is_first = self._host.accelerator.is_local_main_process
                 done_by(is_first, partial(disk.tidy, run_dir))
@@ -168,16 +129,6 @@ class Checkpoints:
             output = self._guarded(wrapped, resume_from, *args, **kwargs)
         # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
-
-    @contextmanager
-    def _alone_in_output_dir(self) -> Iterator[None]:
-        """Context manager in which the main process holds the run lock of the output directory."""
-        self._lock = RunLock(Path(self._host.args.output_dir))
-        try:
-            done_by(self._host.accelerator.is_main_process, self._lock.take)
-            yield
-        finally:
-            self._lock.release()
 
     def _guarded(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
         """Run upstream's training loop with the guards active, and write open trace records at its end."""
@@ -198,8 +149,35 @@ class Checkpoints:
             self._state.trace.finish()
 
     def _about(self) -> dict[str, Any]:
-        inside = self._state.inside_rollout
-        return about(self._host, self.run_name, inside_rollout=inside)
+        """Return a record of the run for the manifest: identity, split into batches, settings."""
+        host = self._host
+        args, accelerator, rows = host.args, host.accelerator, host.train_dataset
+        micro_batches = args.steps_per_generation
+        assert micro_batches is not None
+        return {
+            "run": self.run_name,
+            "global_step": host.state.global_step,
+            "inside_rollout": self._state.inside_rollout,
+            "resumable": not args.save_only_model,
+            # These must be equal. Otherwise the data differ, or weights and moments do not fit.
+            "identity": {
+                "trainer": host.config_class.__name__,
+                "variant": getattr(args, "variant", None),
+                "critic": critic_of(host.critic),
+                "adapter": adapter_of(accelerator.unwrap_model(host.model)),
+                "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
+                "rows": len(rows) if hasattr(rows, "__len__") else None,
+                "seed": args.seed,
+                "shuffle": bool(args.shuffle_dataset),
+                "batch": args.generation_batch_size,
+                "episodes_per_prompt": host.num_generations,
+                "epochs": host.num_iterations,
+                "mini_batches": micro_batches // args.gradient_accumulation_steps,
+            },
+            # These may differ only at the start of a rollout, because they determine the split of its buffer.
+            "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
+            "settings": algorithm_settings(args),
+        }
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""
@@ -246,19 +224,14 @@ class Checkpoints:
             # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         load_beside_policy(host, folder)
-        self._state.forget_sync()
+        # The next rollout sends the new weights to vLLM.
+        host.vllm_step = -1
 
     def load_best(self, wrapped: Wrapped) -> None:
         """Load the best checkpoint's policy by upstream's method, then its critic."""
         wrapped()
         load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
-        self._state.forget_sync()
-
-    # ----------------------------------------------------------------------- saving
-
-    def output_dir(self, run_dir: str) -> str:
-        """Return the folder that upstream writes to: the staging folder during a save."""
-        return run_dir if self.staging is None else str(self.staging)
+        self._host.vllm_step = -1
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""
@@ -301,12 +274,11 @@ class Checkpoints:
         With a limit of one, upstream keeps only the best checkpoint; a resumed run needs the last checkpoint.
         """
         settings = self._host.args
-        limit = settings.save_total_limit
         with replaced(settings, save_total_limit=None):
             result = wrapped(*args)
         best = self._host.state.best_model_checkpoint
-        ended_early = self._state.guards.ending.reason
-        if limit == 1 and best is not None and settings.should_save and not ended_early:
+        keeps_best = settings.save_total_limit == 1 and best is not None and settings.should_save
+        if keeps_best and not self._state.guards.ending.reason:
             kept = {path.resolve() for path in (Path(best), self._state.guards.best_checkpoint)}
             for folder in disk.checkpoints(Path(best).parent):
                 if folder.resolve() not in kept:

@@ -33,10 +33,18 @@ from ..stabilizers import Stabilizer
 
 Groups = list[tuple[dict[str, Any], str, int | None]]
 
-_RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": CRITIC}
-# Setting -> key of a parameter group, and index in the value if the value is a tuple.
-_ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
-_KEPT = {*_RATES, "weight_decay", *_ADAM}
+# Setting -> key of a parameter group, index in the value if the value is a tuple, and roles of the groups.
+_KEPT: dict[str, tuple[str, int | None, tuple[str, ...]]] = {
+    "learning_rate": ("lr", None, (DECAYED, PLAIN)),
+    "critic_learning_rate": ("lr", None, CRITIC),
+    "weight_decay": ("weight_decay", None, (DECAYED, CRITIC[0])),
+    "adam_beta1": ("betas", 0, (DECAYED, PLAIN, *CRITIC)),
+    "adam_beta2": ("betas", 1, (DECAYED, PLAIN, *CRITIC)),
+    "adam_epsilon": ("eps", None, (DECAYED, PLAIN, *CRITIC)),
+}
+logger = logging.getLogger(__name__)
+REFERENCE = "reference.pt"
+STALE_POLICIES = "stale_policies.pt"
 
 
 def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
@@ -79,33 +87,23 @@ def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
     return found
 
 
-def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
-    value = group.get(key)
-    if place is None or value is None:
-        return value if isinstance(value, (int, float)) else None
-    return value[place]
-
-
 def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
     """Write a setting's new value into its parameter groups; return whether any group has the setting."""
-    key, place = _ADAM.get(name, (name, None))
-    if name in _ADAM:
+    key, place, roles = _KEPT[name]
+    if name.startswith("adam"):
         _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
-        if _of(options, key, place) != new:
+        option = options.get(key)
+        if option is None or (option if place is None else option[place]) != new:
             return False
-    written = False
-    for group, role, index in groups:
-        if name in _RATES:
-            if role in _RATES[name]:
-                _set_rate(host.lr_scheduler, group, index, old, new)
-                written = True
-        elif key in group and (name in _ADAM or role not in (PLAIN, CRITIC[1])):
-            old_value = group[key]
+    own = [(group, index) for group, role, index in groups if role in roles and key in group]
+    for group, index in own:
+        if key == "lr":
+            _set_rate(host.lr_scheduler, group, index, old, new)
+        elif place is None:
             group[key] = new
-            if place is not None:
-                group[key] = (*old_value[:place], new, *old_value[place + 1 :])
-            written = True
-    return written
+        else:
+            group[key] = (*group[key][:place], new, *group[key][place + 1 :])
+    return bool(own)
 
 
 def _set_rate(
@@ -129,11 +127,6 @@ def _set_rate(
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-logger = logging.getLogger(__name__)
-REFERENCE = "reference.pt"
-STALE_POLICIES = "stale_policies.pt"
 
 
 def plain(value: Any) -> Any:
@@ -223,13 +216,6 @@ class RunState(TrainerCallback):
         self._passes = self._pass_start = self._began_at = 0
         self._continues = False
 
-    # ------------------------------------------------------------------ the place in the rows
-
-    def forget_sync(self) -> None:
-        """Mark vLLM's weights as outdated, so that the next rollout sends new weights."""
-        if self._host.use_vllm:
-            self._host.vllm_step = -1
-
     def notice(self, sampler: Any) -> Any:
         """Store the random generator of a new sampler of training rows; return the sampler."""
         self._newest = getattr(sampler, "generator", None)
@@ -260,13 +246,6 @@ class RunState(TrainerCallback):
             self._pass_start = state.global_step
         self._continues = False
 
-    def _place(self) -> dict[str, Any]:
-        epoch, sampler = self._host.state.epoch or 0.0, self._epoch_start
-        ended = epoch == int(epoch) and self._began_at != self._host.state.global_step
-        if self._generator is not None and ended:
-            sampler = self._generator.get_state()
-        return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}
-
     @property
     def inside_rollout(self) -> bool:
         """Whether more optimizer steps will train on the rollout batch in the buffer."""
@@ -276,8 +255,6 @@ class RunState(TrainerCallback):
         """Average the loss in the run's last log over all steps of the run."""
         if "train_loss" in logs:
             logs["train_loss"] = self._host.loss_sums[1] / max(self._host.state.global_step, 1)
-
-    # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> None:
         """Save this process's state into a checkpoint; the saving process adds the shared files."""
@@ -305,19 +282,23 @@ class RunState(TrainerCallback):
         """Return this process's state between two optimizer steps."""
         host = self._host
         loss, total_loss, last_logged = host.loss_sums
+        epoch, sampler = host.state.epoch or 0.0, self._epoch_start
+        ended = epoch == int(epoch) and self._began_at != host.state.global_step
+        if self._generator is not None and ended:
+            sampler = self._generator.get_state()
         state = {
             "buffer": host.rollout_buffer if self.inside_rollout else None,
             "metrics": host.next_metrics,
             "loss": loss,
             "total_loss": total_loss,
             "last_logged": last_logged,
-            **self._place(),
+            "sampler": sampler,
+            "passes": self._passes,
+            "pass_start": self._pass_start,
             "guards": self.guards.state_dict(),
             "stabilizers": {each.name: each.state_dict() for each in self.stabilizers},
         }
         return {key: plain(value) for key, value in state.items()}
-
-    # ------------------------------------------------------------------ restoring
 
     def read(self, folder: Path | None) -> None:
         """Read this process's state from a checkpoint folder; reset for a new run if `folder` is None."""

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object, set_seed
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
-from ..loop.log import RolloutLog
+from ..loop.log import RolloutLog, played_episodes
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Rollout
@@ -49,8 +49,6 @@ class Evaluator:
         self.run: EvaluationRun | None = None
         self.prefix: str | None = None
 
-    # -------------------------------------------------------- around upstream's methods
-
     def evaluate(
         self,
         wrapped: Callable[..., dict[str, float]],
@@ -77,8 +75,8 @@ class Evaluator:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
-        if COLUMN not in self._host.signature_columns:
-            self._host.signature_columns.append(COLUMN)
+        if COLUMN not in host.signature_columns:
+            host.signature_columns.append(COLUMN)
         named = named_rows(rows, host.num_generations_eval)
         # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
@@ -102,12 +100,9 @@ class Evaluator:
             self._source.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
-        self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
-        try:
-            with surroundings, evaluation_settings(host):
-                output = wrapped(dataloader, description, True, ignore_keys, prefix)
-        finally:
-            self.run = None
+        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
+        with replaced(self, run=run), surroundings, evaluation_settings(host):
+            output = wrapped(dataloader, description, True, ignore_keys, prefix)
         figures = run.figures(gather_object)
         figures["num_tokens"] = host.state.num_input_tokens_seen
         output.metrics.update({f"{prefix}_{k}": v for k, v in figures.items()})
@@ -134,11 +129,13 @@ class Evaluator:
             if aside.exists():
                 aside.rename(table)
 
-    # ------------------------------------------------------------------------ one batch
-
     def play(self, inputs: list[Row]) -> Rollout:
         """Play and score a batch of held-out rows; during an evaluation, also count its episodes."""
-        rows, names = take_names(inputs)
+        rows, names = inputs, None
+        # Only rows of the training data have no names.
+        if COLUMN in inputs[0]:
+            names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
+            rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
         seed, run = self._host.args.seed, self.run
         # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
@@ -160,11 +157,10 @@ class Evaluator:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
         host, weight = self._host, len(names) - len(rollout.repeated)
         for metric, values in self._host.pending_metrics.items():
-            run.add_sum(metric, weight * sum(values) / len(values), weight)
+            run.sums.append((metric, weight * sum(values) / len(values), weight))
         self._host.pending_metrics.clear()
-        for metric, (total, count) in rollout.metric_sums.items():
-            run.add_sum(metric, total, count)
-        run.add(rollout, names, self._host.end_ids, host.reward_weights.tolist())
+        run.sums += ((metric, *pair) for metric, pair in rollout.metric_sums.items())
+        run.episodes += played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
 
 
 class NamedRows:
@@ -198,14 +194,6 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
     return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
 
 
-def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[EpisodeKey] | None]:
-    """Separate rows from their episode names; the names are None for rows of the training data."""
-    if COLUMN not in rows[0]:
-        return rows, None
-    names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in rows]
-    return [{k: v for k, v in row.items() if k != COLUMN} for row in rows], names
-
-
 # Keys of `eval_generation_kwargs` that control token sampling.
 SAMPLING = ("temperature", "top_p", "top_k")
 
@@ -213,25 +201,29 @@ SAMPLING = ("temperature", "top_p", "top_k")
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
-    log, training = host.next_log, host.model.training
+    training = host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device
     forked = [] if device.type in ("cpu", "mps") else [device.index or 0]
-    with torch.random.fork_rng(
-        devices=forked, device_type=device.type if forked else "cuda", enabled=True
+    logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
+    for entry in logs.values():
+        entry.clear()
+    log: dict[str, Any] = {
+        "next_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
+        "next_table": logs,
+        "pending_metrics": defaultdict(list),
+        "pending_columns": defaultdict(list),
+    }
+    with (
+        torch.random.fork_rng(devices=forked, device_type=device.type if forked else "cuda"),
+        replaced(host, **log),
     ):
         try:
-            metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
-            logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
-            for entry in logs.values():
-                entry.clear()
-            host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
             set_seed(host.args.seed, device_specific=True)
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            host.next_log = log
             if host.model.training != training:
                 host.model.train(training)
 

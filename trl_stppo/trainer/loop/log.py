@@ -1,20 +1,125 @@
-"""Logging of rollouts: metrics under TRL's names, and the table of completions."""
+"""Logging of rollouts: metrics of episodes, and the table of completions."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...rollout.episode import Episode
+from ...rollout.record import StopReason
 from ..bridge import Bridge
 from ..sums import spread
-from .rollout import Rollout
+from .rollout import EpisodeKey, Rollout
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """The results of one episode as plain numbers.
+
+    Attributes:
+        name: index of the dataset row, and the repetition; in training the number of the episode.
+        score: turn rewards plus score.
+        tokens: number of sampled tokens.
+        ended: whether its last token ends a turn.
+        rewards: one per reward function, NaN if it returned None.
+        reward: weighted sum of `rewards`, NaN if all are NaN.
+        stop_reason: None if no engine played.
+    """
+
+    name: EpisodeKey
+    score: float
+    success: bool | None
+    turns: int
+    tokens: int
+    ended: bool
+    rewards: tuple[float, ...]
+    reward: float
+    valid_actions: tuple[bool, ...] = ()
+    stop_reason: str | None = None
+    env_type: str | None = None
+    tool_calls: int = 0
+    tool_failures: int = 0
+    prompt_tokens: int = 0
+
+
+def played_episodes(
+    rollout: Rollout, names: Sequence[EpisodeKey], ends: set[int], weights: Sequence[float]
+) -> list[PlayedEpisode]:
+    """Return the results of a played and scored batch, without repeated padding episodes.
+
+    `ends`: tokens that end an episode. `weights`: weights of the reward functions.
+    """
+    ended, results = rollout.ended(ends), []
+    for i, (name, episode) in enumerate(zip(names, rollout.episodes, strict=True)):
+        if i in rollout.repeated:
+            continue
+        rewards = rollout.rewards[i].tolist()
+        parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
+        played = episode.env_type is not None and episode.stop_reason is not None
+        results.append(
+            PlayedEpisode(
+                name,
+                score=rollout.totals[i],
+                success=episode.success,
+                turns=episode.num_turns,
+                tokens=episode.num_sampled,
+                ended=ended[i],
+                rewards=tuple(rewards),
+                reward=sum(parts) if parts else math.nan,
+                valid_actions=tuple(episode.valid_actions),
+                stop_reason=str(episode.stop_reason) if played else None,
+                env_type=episode.env_type,
+                tool_calls=episode.tool_calls,
+                tool_failures=episode.tool_failures,
+                prompt_tokens=sum(len(context.prompt_ids) for context in episode.contexts),
+            )
+        )
+    return results
+
+
+def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict[str, float]:
+    """Return the metrics that training and evaluation share, of at least one episode.
+
+    TRL's metrics of completion lengths count sampled tokens per episode.
+    """
+    turns, lengths = sum(e.turns for e in every), [e.tokens for e in every]
+    ended = [e.tokens for e in every if e.ended] or [0]
+    result = {
+        "turns/mean": turns / len(every),
+        "turns/max": max(e.turns for e in every),
+        "turns/tokens_mean": sum(lengths) / turns if turns else 0.0,
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": sum(not e.ended for e in every) / len(every),
+        "completions/mean_terminated_length": sum(ended) / len(ended),
+        "completions/min_terminated_length": min(ended),
+        "completions/max_terminated_length": max(ended),
+    }
+    # These metrics are optional, because an environment need not report success or valid actions.
+    optional = {
+        "episode/success_rate": [e.success for e in every if e.success is not None],
+        "turns/valid_action_rate": [flag for e in every for flag in e.valid_actions],
+    }
+    result |= {name: sum(flags) / len(flags) for name, flags in optional.items() if flags}
+    reasons = [e.stop_reason for e in every]
+    if any(reasons):
+        result |= {
+            f"stop_reason/{r.value}": reasons.count(r.value) / len(every) for r in StopReason
+        }
+    if uses_tools:
+        calls = sum(e.tool_calls for e in every)
+        result["tools/call_frequency"] = calls / len(every)
+        result["tools/failure_frequency"] = sum(e.tool_failures for e in every) / max(1, calls)
+    return result
 
 
 class RolloutLog:
@@ -34,7 +139,7 @@ class RolloutLog:
         """Add a rollout's metrics and completions to the log; `rewards`, [N, F], cover all processes."""
         if self._host.state.global_step == 0 and self._host.accelerator.is_main_process:
             warn_of_invalid(rollout.episodes)
-        self._lengths(rollout)
+        self._episodes(rollout)
         totals = self._rewards(rewards)
         if spread:
             self._spread(totals)
@@ -44,26 +149,15 @@ class RolloutLog:
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
-    def _lengths(self, rollout: Rollout) -> None:
-        """Add metrics of completion lengths, of completions without an end, and of tool calls."""
-        host, episodes, ends = self._host, rollout.episodes, self._host.end_ids
-        numbers = [
-            [prompt_tokens(e), e.num_sampled, whole, e.tool_calls, e.tool_failures]
-            for e, whole in zip(episodes, rollout.ended(ends), strict=True)
-        ]
-        local = torch.tensor(numbers, device=host.accelerator.device)
-        prompt, tokens, whole, calls, failures = host.accelerator.gather(local).T
-        host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
+    def _episodes(self, rollout: Rollout) -> None:
+        """Add the metrics that evaluation has too, and the number of tokens seen."""
+        host = self._host
+        names = [(number, 0) for number in range(len(rollout.episodes))]
+        own = played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
+        every = gather_object(own)
+        self.add(episode_figures(every, uses_tools=bool(host.tools)))
+        host.state.num_input_tokens_seen += sum(e.prompt_tokens + e.tokens for e in every)
         host.next_metrics["train"]["num_tokens"] = [host.state.num_input_tokens_seen]
-        ended = tokens[whole.bool()] if whole.any() else torch.zeros(1)
-        for kind, lengths in (("", tokens.float()), ("terminated_", ended.float())):
-            figures = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
-            self.add({f"completions/{k}_{kind}length": v.item() for k, v in figures.items()})
-        self.add({"completions/clipped_ratio": (whole == 0).float().mean().item()})
-        if host.tools:
-            share = (failures.sum() / calls.sum()).item() if calls.any() else 0.0
-            self.add({"tools/call_frequency": (calls.sum() / len(calls)).item()})
-            self.add({"tools/failure_frequency": share})
 
     def _rewards(self, rewards: Tensor) -> Tensor:
         """Add the metrics of reward functions; return weighted sums, [N], NaN if all returned None."""
@@ -126,8 +220,3 @@ def warn_of_invalid(episodes: Sequence[Episode]) -> None:
     if 4 * len(wrong) > len(turns):
         text = "%d of %d turns are no valid actions. One of them: %.200r. A (longer) warm start may help."
         logger.warning(text, len(wrong), len(turns), wrong[0])
-
-
-def prompt_tokens(episode: Episode) -> int:
-    """Count the tokens of the prompts of an episode's contexts."""
-    return sum(len(context.prompt_ids) for context in episode.contexts)

@@ -119,12 +119,13 @@ def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bou
 
 
 def test_the_counter_counts_the_models_tokens_and_travels():
-    counter = agents.TokenCounter(AGENT)
+    counter = agents.token_counter(AGENT)
     text = "Which class defines the method writerow?"
     expected = len(AutoTokenizer.from_pretrained(AGENT)(text, add_special_tokens=False).input_ids)
     assert counter(text) == expected > 1
-    assert copy.deepcopy(counter) is counter
-    assert pickle.loads(pickle.dumps(counter))(text) == expected
+    loaded = agents._tokenizer.cache_info().misses
+    assert copy.deepcopy(counter)(text) == pickle.loads(pickle.dumps(counter))(text) == expected
+    assert agents._tokenizer.cache_info().misses == loaded
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -28,11 +27,10 @@ from ..redaction import redacted
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
-from ..watch.runs import duration
 from . import agents
-from .agents import TokenCounter, check_models, model_options
+from .agents import check_models, model_options, token_counter
 from .arguments import TrainArguments
-from .flags import peeked
+from .flags import given
 from .usage import UsageError
 
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
@@ -47,7 +45,7 @@ class Plan:
     config: Any
     model_args: ModelConfig
     trainer_class: Any
-    processes: int = 1
+    processes: int
     train: Any = None
 
 
@@ -67,10 +65,12 @@ class Findings:
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the plan of a run; return 0 if it would start, 1 if not."""
+    """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
+    if not torch.cuda.is_available() and given(words, "use_cpu").get("use_cpu") is None:
+        words = [*words, "--use_cpu", "true"]
     with alone(processes):
-        plan_of_run = planned(words, processes)
+        plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)
         look(plan_of_run, found)
         rows = resolved(plan_of_run)
     if os.environ.get("RANK", "0") != "0":
@@ -96,13 +96,6 @@ def alone(processes: int) -> Iterator[None]:
         yield
 
 
-def planned(words: Sequence[str], processes: int) -> Plan:
-    """Parse the flags of a run into a `Plan`. On a machine without GPU, `use_cpu` is set."""
-    if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
-        words = [*words, "--use_cpu", "true"]
-    return Plan(*agents.parse_flags(TrainArguments, words), processes)
-
-
 def look(run: Plan, found: Findings) -> None:
     """Build all parts of a training except the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
@@ -119,10 +112,12 @@ def look(run: Plan, found: Findings) -> None:
         (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)
-    counter: Any = TokenCounter(str(model_args.model_name_or_path), model_args.model_revision)
-    if local_tokenizer(run) is None:
-        # Without a tokenizer count characters: a text rarely has more tokens than characters.
-        counter = len
+    name, revision = str(model_args.model_name_or_path), model_args.model_revision
+    # Without a tokenizer here count characters: a text rarely has more tokens than characters.
+    counter: Callable[[str], int] = len
+    with suppress(Exception):
+        load_tokenizer(name, revision, local_files_only=True)
+        counter = token_counter(name, revision)
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
         return
@@ -151,15 +146,6 @@ def _play(factory: Any, run: Plan, found: Findings) -> None:
             found.notes.append(str(error))
 
 
-def local_tokenizer(run: Plan) -> Any:
-    """Return the policy's tokenizer if it is on this machine, else None."""
-    try:
-        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
-        return load_tokenizer(name, revision, local_files_only=True)
-    except Exception:
-        return None
-
-
 def how_trained(run: Plan) -> str:
     """Describe the policy's training in words, such as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
     model_args = run.model_args
@@ -170,63 +156,19 @@ def how_trained(run: Plan) -> str:
     return f"{how}, {dtype}"
 
 
-def shape_of(run: Plan) -> Any:
-    """Return the policy without weights if its configuration is on this machine, else None."""
-    try:
-        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
-        config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
-    except Exception:
-        return None
-
-
-def passes(run: Plan, model: Any) -> str:
-    """Describe whether forward passes of a model would be packed."""
+def passes(run: Plan) -> str:
+    """Describe whether forward passes of the policy would be packed, from its configuration alone."""
     if run.config.torch_compile:
         return "padded: `torch_compile` is set"
-    if model is None:
+    name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:
         return "not known before the model is here"
     reason = supports(model)
     return "packed" if reason is None else f"padded. {reason}"
-
-
-def seconds_per_rollout(run: Plan, model: Any) -> float:
-    """Estimate the seconds of a rollout batch and its updates, if every episode uses all its tokens.
-
-    Prompts and evaluations are not counted. A forward pass takes two operations per weight and token. A
-    backward pass takes twice as many, or as many if only adapters are trained. On a CPU, passes are about
-    half as fast as the matrix product that is timed here.
-    """
-    config = run.config
-    critic = int(run.trainer_class.has_critic)
-    backward = 1 if run.model_args.use_peft else 2
-    each = 1 + backward + int(config.gradient_checkpointing)
-    scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
-    rounds = 1 + scored + config.num_iterations * each * (1 + critic)
-    tokens = config.generation_batch_size * config.max_completion_length
-    matrix = torch.ones(1024, 1024)
-    matrix @ matrix
-    began, repeats = time.perf_counter(), 4
-    for _ in range(repeats):
-        matrix @ matrix
-    rate = repeats * 2 * 1024**3 / (time.perf_counter() - began)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    return 2 * weights * tokens * rounds / (rate / 2) / run.processes
-
-
-def length_of(run: Plan, model: Any, rollouts: float) -> str:
-    """Describe how long one rollout batch takes at most, and how long all take together."""
-    if model is None:
-        return "not known before the model is here"
-    if run.config.device.type != "cpu":
-        return "not known: on a GPU, the launch of kernels takes most of the sampling"
-    seconds = seconds_per_rollout(run, model)
-    total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
-    return (
-        f"at most about {duration(seconds)} per rollout batch{total}: if every episode has all its tokens "
-        "and no two begin alike; prompts and evaluations come on top"
-    )
 
 
 def resolved(run: Plan) -> dict[str, str]:
@@ -245,14 +187,13 @@ def resolved(run: Plan) -> dict[str, str]:
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
-    model = shape_of(run)
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
     return {
         "variant": f"{config.variant}: {ratio}",
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
-        "forward passes": passes(run, model),
+        "forward passes": passes(run),
         "processes": str(run.processes),
         "environment": args.agent
         or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
@@ -267,5 +208,4 @@ def resolved(run: Plan) -> dict[str, str]:
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
-        "time here": length_of(run, model, steps / each),
     }

@@ -49,13 +49,13 @@ from ..trainer.sharding.runtime import unpartitioned
 from ..watch.lines import QUIET_SECONDS
 from . import agents
 from .agents import (
-    TokenCounter,
     drawn,
     load_environment,
     load_eval_environment,
     load_splits,
     model_options,
     parse_flags,
+    token_counter,
 )
 from .arguments import EvaluateArguments
 from .evaluation_tables import (
@@ -156,7 +156,7 @@ def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
 def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
     """Return the names of an agent's settings that flags or the YAML file set."""
     names = (*LIMITS, *SAMPLING, "max_completion_length", "chat_template_kwargs")
-    return given(words, names) | {*config.eval_settings} | {*(config.generation_kwargs or {})}
+    return {*given(words, *names), *config.eval_settings, *(config.generation_kwargs or {})}
 
 
 def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def evaluate(
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
     agent = load_agent(folder, config, model_args, settings)
-    counter = TokenCounter(str(folder))
+    counter = token_counter(folder)
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
     reported = [load_reward(path, "figures") for path in reported_functions(args)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -84,27 +85,19 @@ def _check_nodes(node: Any, path: str) -> None:
 # ------------------------------------------------------------------------- the flags
 
 
-def peeked(words: Sequence[str], name: str, default: Any) -> Any:
-    """Read a single flag before the full parse, from the command line or else from the YAML file."""
-    flags, _, settings = with_config(words)
-    parser = Parser(add_help=False, argument_default=settings.get(name, default))
-    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
-    return getattr(parser.parse_known_args(flags)[0], name)
-
-
-def given(words: Sequence[str], names: Sequence[str]) -> set[str]:
-    """Return the flags in `names` that the command line or the YAML file sets, to any value."""
+def given(words: Sequence[str], *names: str) -> dict[str, Any]:
+    """Read flags before the full parse; return those that the command line or the YAML file sets."""
     flags, _, settings = with_config(words)
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in names:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
-    found = vars(parser.parse_known_args(flags)[0])
-    return {name for name in names if name in found or name in settings}
+    in_file = {name: settings[name] for name in names if name in settings}
+    return in_file | vars(parser.parse_known_args(flags)[0])
 
 
 def wants_dry_run(words: Sequence[str]) -> bool:
     """Return whether the command line, or else the YAML file, sets `dry_run`."""
-    return str(peeked(words, "dry_run", False)).lower() in TRUE
+    return str(given(words, "dry_run").get("dry_run")).lower() in TRUE
 
 
 def configs() -> dict[type, Mapping[str, Any]]:
@@ -117,7 +110,7 @@ def configs() -> dict[type, Mapping[str, Any]]:
 
 def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
     """Return the flag dataclasses of task, trainer and model. `--variant` selects the trainer's class."""
-    variant = peeked(words, "variant", "st-ppo")
+    variant = given(words, "variant").get("variant", "st-ppo")
     for config, known in configs().items():
         if variant is None or variant in known:
             return arguments, config, ModelConfig
@@ -180,19 +173,15 @@ def accelerate_line(
     types: Sequence[type], words: Sequence[str], launcher: Sequence[str] = ()
 ) -> str:
     """Return the command line with which accelerate starts a command with these words."""
-    found = []
-    for word in launcher:
-        # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
-        shipped = CONFIGS / f"{word.rpartition('=')[2]}.yaml"
-        name = str(shipped) if shipped.is_file() else word.rpartition("=")[2]
-        if word.startswith("--accelerate_config="):
-            found += ["--config_file", name]
-        elif word == "--accelerate_config":
-            found.append("--config_file")
-        else:
-            found.append(name if found[-1:] == ["--config_file"] else word)
+
+    def config_file(flag: re.Match[str]) -> str:
+        shipped = CONFIGS / f"{flag[1]}.yaml"
+        return f"--config_file {shipped if shipped.is_file() else flag[1]}"
+
     command = "evaluate" if EvaluateArguments in types else "train"
-    return shlex.join(["accelerate", "launch", *found, "-m", "trl_stppo", command, *words])
+    line = shlex.join(["accelerate", "launch", *launcher, "-m", "trl_stppo", command, *words])
+    # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
+    return re.sub(r"--accelerate_config[= ](\S+)", config_file, line)
 
 
 def _fields_of_commands() -> Iterator[str]:

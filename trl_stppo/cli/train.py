@@ -76,7 +76,7 @@ def make_trainer(
     training_args.model_init_kwargs = agents.model_options(
         model_args, training_args.model_init_kwargs
     )
-    counter = agents.TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+    counter = agents.token_counter(model_args.model_name_or_path, model_args.model_revision)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,

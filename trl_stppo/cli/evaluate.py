@@ -148,9 +148,7 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
 
 def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     """Return the column heading of each reward function: its attribute `title`, or its name."""
-    return {
-        name_of(function): getattr(function, "title", name_of(function)) for function in functions
-    }
+    return {name_of(each): getattr(each, "title", name_of(each)) for each in functions}
 
 
 def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
@@ -214,17 +212,7 @@ def load_agent(
 
 
 class Watch:
-    """Prints an agent's first episodes and the progress of a long evaluation, and collects the outcomes.
-
-    Args:
-        left: number of episodes to print.
-        total: number of episodes; 0 prints no progress.
-        agent: the agent that plays.
-        label: its name.
-
-    Attributes:
-        outcomes: success and score of each episode, in the order of the rows.
-    """
+    """Prints an agent's first `left` episodes, and progress unless `total` is 0; collects all outcomes."""
 
     def __init__(self, left: int, total: int, agent: Agent, label: str) -> None:
         self._left, self._total, self._label = left, total, label
@@ -257,8 +245,8 @@ def evaluate(
     model_args: ModelConfig,
     settings: dict[str, Any],
     sets: dict[str, Dataset],
-    name: str = "",
-    wrapper: Wrapper | None = None,
+    name: str,
+    wrapper: Wrapper | None,
 ) -> tuple[dict[str, Figures], Outcomes]:
     """Evaluate the agent in `folder`. Return its metrics by data set, and this process's outcomes.
 
@@ -277,7 +265,7 @@ def evaluate(
     size = config.per_device_eval_batch_size
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
     total = sum(map(len, sets.values())) * repetitions if config.world_size == 1 else 0
-    watch = Watch(args.show * is_main, total, agent, name or folder.name)
+    watch = Watch(args.show * is_main, total, agent, name)
     metrics = agent.evaluate(
         factory,
         sets,
@@ -317,10 +305,10 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
         check_name(flag, name)
-    models = 0 if args.reward_model_name_or_path is None else 1
-    check_reward_weights(config, models + len(args.reward_funcs or []))
+    judged = args.reward_model_name_or_path is not None
+    check_reward_weights(config, judged + len(args.reward_funcs or []))
     # This command loads no reward model, so the score lacks its reward.
-    if models:
+    if judged:
         logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
@@ -352,25 +340,23 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
-            valid = [
-                f.get("valid actions", 1.0) for parts in results.values() for f in parts.values()
-            ]
-            if min(valid) < 0.75 and not args.show:
+            figures = [f for parts in results.values() for f in parts.values()]
+            if min(f.get("valid actions", 1.0) for f in figures) < 0.75 and not args.show:
                 print(
                     "A quarter of some agent's turns or more are no valid actions: see `--show 2`."
                 )
             if args.output is not None:
-                write(Path(args.output), results, settings_of(args, config, found, settings))
+                path = Path(args.output)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                written = {
+                    "settings": settings_of(args, config, found, settings),
+                    "results": results,
+                }
+                path.write_text(json.dumps(written, indent=1) + "\n")
+                print(f"written: {path}")
     if config.world_size == 1:
         print_differences(outcomes, config.num_generations_eval or 1)
     return results
-
-
-def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
-    """Write metrics and settings to a JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
-    print(f"written: {path}")
 
 
 def settings_of(

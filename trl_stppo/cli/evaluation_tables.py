@@ -78,15 +78,16 @@ def print_table(results: Results) -> None:
     """Print the results as a table with one line per agent and data set."""
     rows = [(label, name, f) for label, parts in results.items() for name, f in parts.items()]
     present = dict.fromkeys(column for *_, figures in rows for column in figures)
-    shown = [c for c in [*MEASURES, *present] if c in present and c not in BOUNDS and c != "judged"]
+    wanted = dict.fromkeys([*MEASURES, *present])
+    shown = [c for c in wanted if c in present and c not in BOUNDS and c != "judged"]
     sets = list(dict.fromkeys(name for _, name, _ in rows))
     names = ["agent", "data set"] if len(sets) > 1 else ["agent"]
     title = None if len(sets) > 1 else escape(*sets)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for index, heading in enumerate([*names, *dict.fromkeys(shown)]):
-        table.add_column(heading, justify="left" if index < len(names) else "right")
+    table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    for column in shown:
+        table.add_column(column, justify="right")
     for label, name, figures in rows:
-        cells = [_cell(figures, column) for column in dict.fromkeys(shown)]
+        cells = [_cell(figures, column) for column in shown]
         table.add_row(*map(escape, [label, name][: len(names)]), *map(escape, cells))
     Console().print(table)
 

@@ -124,7 +124,7 @@ def types_of(command: str) -> list[type]:
 
 
 def check_words(types: Sequence[type], words: Sequence[str]) -> None:
-    """Reject flags and keys of the YAML file that no dataclass has. Set the variables of the file's `env`."""
+    """Reject flags and keys of the YAML file that no dataclass has."""
     flags, path, settings = with_config(words)
     parser = FlagParser(types)
     known = {action.dest for action in parser._actions}
@@ -143,14 +143,18 @@ def check_words(types: Sequence[type], words: Sequence[str]) -> None:
         if key not in theirs:
             raise UsageError(f"`{key}` in {path} is not known. {hint(key, known | set(theirs))}")
     if rest or keys:
-        launcher = [word for key in keys for word in _as_words(key, settings[key], theirs)] + rest
+        launcher = []
+        for key in keys:
+            if theirs[key]:
+                launcher += [f"--{key}", str(settings[key])]
+            elif settings[key]:
+                launcher.append(f"--{key}")
+        launcher += rest
         where = f", and `{'`, `'.join(keys)}` must not be in {path}" if keys else ""
         raise UsageError(
             f"`{shlex.join(launcher)}` is for accelerate, which starts the processes{where}. "
             f"Run:\n  {accelerate_line(types, _without(words, rest), launcher)}"
         )
-    if isinstance(settings.get("env"), dict):
-        os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
 
 
 def launcher_flags() -> dict[str, bool]:
@@ -160,13 +164,6 @@ def launcher_flags() -> dict[str, bool]:
     options = launch_command_parser()._option_string_actions
     found = {name[2:]: kind.nargs != 0 for name, kind in options.items() if name.startswith("--")}
     return {**found, "accelerate_config": True}
-
-
-def _as_words(name: str, value: Any, takes_value: Mapping[str, bool]) -> list[str]:
-    """Convert a launcher setting from the YAML file to command-line words."""
-    if takes_value[name]:
-        return [f"--{name}", str(value)]
-    return [f"--{name}"] if value else []
 
 
 def accelerate_line(

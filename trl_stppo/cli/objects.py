@@ -60,9 +60,8 @@ def offered_by(path: str | None, name: str) -> Any:
     """Return the result of an environment's class method `name`, or None if there is no such method."""
     if path in (None, "none"):
         return None
-    offering = load_object(str(path))
-    offering = offering.factory if isinstance(offering, Isolated) else offering
-    method = getattr(offering, name, None)
+    made = load_object(str(path))
+    method = getattr(made.factory if isinstance(made, Isolated) else made, name, None)
     return method() if inspect.ismethod(method) else None
 
 
@@ -110,11 +109,9 @@ def _parameters_of(factory: Any) -> dict[str, Any]:
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
     """Return the rows to play, from a file, a JSON row, or the class's data set; None without rows."""
-    if file is not None and not Path(file).is_file():
-        raise UsageError(f"`--rows {file}` does not exist.")
-    if file is not None and not file.endswith(".jsonl"):
-        raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:
+        if not Path(file).is_file():
+            raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
         lines = Path(file).read_text().splitlines()
         return [parsed_json(line, "rows") for line in lines if line.strip()]
     if row is not None:

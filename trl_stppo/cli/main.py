@@ -44,7 +44,10 @@ first steps:
 trl-stppo COMMAND --help explains a command."""
 # Errors of these types need no traceback if a `raise` statement in one of these packages raised them.
 READABLE = (ValueError, TypeError, RuntimeError, OSError, ImportError)
-PACKAGES = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
+PACKAGES = {
+    *("trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"),
+    "matplotlib",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -109,7 +109,7 @@ class ProgressLines(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
-        self._steps, self._first = steps_per_round(args), state.global_step
+        self._steps, self._first = getattr(args, "steps_per_rollout", 1), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
         self._columns, self._since = [], {}
         # A resumed run keeps its columns and counts.
@@ -329,13 +329,6 @@ def say_fruitless(history: list[dict[str, Any]]) -> None:
 def known(history: list[dict[str, Any]], name: str) -> list[float]:
     """Return the values of a metric in a log, oldest first."""
     return [value for entry in history if (value := number(entry.get(name))) is not None]
-
-
-def steps_per_round(args: Any) -> int:
-    """Return the optimizer steps per rollout batch; 1 without rollouts."""
-    micro_batches = getattr(args, "steps_per_generation", None) or 1
-    steps = (getattr(args, "num_iterations", None) or 1) * micro_batches
-    return max(1, steps // args.gradient_accumulation_steps)
 
 
 def legend(columns: list[Column], before: list[Column], indent: int, explains: bool) -> list[str]:

@@ -22,22 +22,14 @@ NOTHING = "–"  # noqa: RUF001
 
 def number(value: Any) -> float | None:
     """Return a logged metric as float; None if it is missing, not a number, or infinite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
-    try:
-        figure = float(value)
-    except OverflowError:
-        # An int may have hundreds of digits.
-        return None
-    return figure if math.isfinite(figure) else None
+    return float(value)
 
 
 def shown(value: float | None, form: str = ".3f") -> str:
     """Format a metric as text. None becomes `NOTHING`, and a rounded zero loses its minus sign."""
-    if value is None:
-        return NOTHING
-    text = format(value, form)
-    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text
+    return NOTHING if value is None else format(value, f"z{form}")
 
 
 def duration(seconds: float | None) -> str:

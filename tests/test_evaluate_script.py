@@ -268,7 +268,7 @@ def test_a_saved_agent_keeps_what_no_flag_sets(tmp_path):
     chosen = evaluate.chosen_settings(flags, config)
     without = evaluate.settings_for(tmp_path, config, chosen)
     sampling = {"temperature": 0.5, "top_p": 0.8}
-    own.changed(sampling=sampling, env_timeout_seconds=7.0).save(tmp_path)
+    dataclasses.replace(own, sampling=sampling, env_timeout_seconds=7.0).save(tmp_path)
     kept = evaluate.settings_for(tmp_path, config, chosen)
     names = ("max_completion_length", "max_turns", "max_turn_tokens")
     assert [without[name] for name in names] == [512, 5, None]

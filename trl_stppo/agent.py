@@ -5,10 +5,10 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .hub.loading import load_model, load_tokenizer
+from .hub.loading import load_model, load_tokenizer, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 
 if TYPE_CHECKING:
@@ -149,12 +149,11 @@ class Agent:
             TypeError: a setting that does not exist.
             ValueError: `agent.json` is damaged, or a base model is missing.
         """
-        from .hub.loading import policy_folder
         from .trainer.setup.models import keep_trainable
 
         trust = (model_init_kwargs or {}).get("trust_remote_code", False)
         folder = policy_folder(str(name_or_folder), revision, token, code=trust)
-        known = (AgentSettings.load(folder) or AgentSettings()).changed(**settings)
+        known = replace(AgentSettings.load(folder) or AgentSettings(), **settings)
         given = {"device": device, "dtype": dtype, "base_model": base_model, "token": token}
         given |= {"quantization_config": quantization_config}
         model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)

@@ -206,7 +206,7 @@ def load_agent(
     return Agent(
         model,
         tokenizer,
-        agent.settings.changed(eos_token_ids=ends),
+        replace(agent.settings, eos_token_ids=ends),
         generation_kwargs=config.generation_kwargs,
     )
 

@@ -74,11 +74,6 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
     return head
 
 
-def full_precision(tensor: Tensor) -> torch.autocast:
-    """Return a context without autocast, which would round values, rewards and returns to bfloat16."""
-    return torch.autocast(tensor.device.type, enabled=False)
-
-
 class Critic:
     """Predicts state values for every completion token with one forward pass of a backbone.
 
@@ -119,7 +114,8 @@ class Critic:
 
     def score(self, hidden: Tensor) -> Tensor:
         """Map hidden states [B, S, H] to values [B, S] by the head, in float32 or a float64 head's dtype."""
-        with full_precision(hidden):
+        # Autocast would round the values to bfloat16.
+        with torch.autocast(hidden.device.type, enabled=False):
             values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
         return values if values.dtype == torch.float64 else values.float()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
 FALLS = "guard/falls"
-NOTHING = "–"  # noqa: RUF001
+NOTHING = "-"
 
 
 def number(value: Any) -> float | None:

@@ -343,10 +343,12 @@ class Agent:
         renderer = ChatRenderer(
             self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
         )
+        before = 0
         if not isinstance(messages, str):
             messages = read_messages(messages)
-        if not (trusted_text or isinstance(messages, str)):
-            messages = renderer.without_control_tokens(messages)
+            before = sum(m["role"] == "assistant" for m in messages)
+            if not trusted_text:
+                messages = renderer.without_control_tokens(messages)
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -356,7 +358,6 @@ class Agent:
             raise ValueError(
                 f"The conversation has {len(ids)} tokens; must be < {limits.max_context_tokens}, the context."
             )
-        before = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
         number = (seed, EVALUATION, 0, 0, before)
         return renderer.decode_action(self._speaker.turn(ids, room, self.sampling(greedy), number))
 

@@ -200,9 +200,8 @@ def load_agent(
     if config.stop_token_id is not None:
         ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
     # Use autocast, because accelerate does so for a trainer's model.
-    if config.bf16 or config.fp16:
-        half = torch.bfloat16 if config.bf16 else torch.float16
-        model.forward = torch.autocast(config.device.type, half)(model.forward)
+    if config.bf16:
+        model.forward = torch.autocast(config.device.type, torch.bfloat16)(model.forward)
     return Agent(
         model,
         tokenizer,

@@ -62,12 +62,11 @@ def critic_folder(
     if not Path(name).is_dir():
         try:
             found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-        except INCOMPLETE as error:
-            raise unreachable(name, revision, error) from error
-        except errors.LocalEntryNotFoundError:
-            # The Hub is out of reach and no file is cached, so loading the model fails too.
-            return None
         except Exception as error:
+            absent = isinstance(error, errors.LocalEntryNotFoundError)
+            if absent and not isinstance(error, INCOMPLETE):
+                # The Hub is out of reach and no file is cached, so loading the model fails too.
+                return None
             raise unreachable(name, revision, error) from error
     folder = Path(found) / subfolder
     return folder if folder.is_dir() else None

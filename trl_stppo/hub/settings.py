@@ -72,15 +72,12 @@ class AgentSettings:
         path = folder / AGENT_FILE
         if not path.is_file():
             return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            version = found["format"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"`{path}` is damaged ({type(error).__name__}: {error}).") from error
-        if not isinstance(version, int) or version > FORMAT:
-            raise ValueError(f"`{path}`: format is {version!r}, must be <= {FORMAT}.")
         known = {f.name for f in dataclasses.fields(cls)}
         try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] > FORMAT:
+                raise ValueError(f"format is {found['format']}, must be <= {FORMAT}")
             return cls(**{name: value for name, value in found.items() if name in known})
-        except TypeError as error:
-            raise ValueError(redacted(f"`{path}`: {error}")) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            text = f"`{path}` is damaged or too new ({type(error).__name__}: {error})."
+            raise ValueError(redacted(text)) from None

@@ -1,7 +1,7 @@
 """Critics with one interface (`values`, `parameters`, `save`, `load`), and loading of weights in other forms.
 
 `SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone.
-`SeparateCritic` is a separate sequence-classification model. `NoCritic` is for methods without a critic.
+`SeparateCritic` is a separate sequence-classification model.
 No critic adds a module to the policy that a weight push to an inference engine would send: the head is
 outside of the policy, and the push skips the adapter by its name.
 """
@@ -77,6 +77,8 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
 class Critic:
     """Predicts state values for every completion token with one forward pass of a backbone.
 
+    The class itself is the critic of methods without one: it has nothing to train, save or load.
+
     Attributes:
         full: the weights that `save` writes if the modules hold only shards.
         parameter_names: names of the critic's parameters inside the policy.
@@ -132,16 +134,6 @@ class Critic:
     def active(self) -> AbstractContextManager[None]:
         """Context manager of the critic's forward and backward pass, which recomputes checkpointed layers."""
         return nullcontext()
-
-
-class NoCritic(Critic):
-    """Critic of methods without a critic. It has nothing to train, save or load."""
-
-    def hidden_states(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
-    ) -> Tensor:
-        """Raise NotImplementedError, because there is no backbone."""
-        raise NotImplementedError("This trainer has no critic, and so no values.")
 
 
 class SharedCritic(Critic):

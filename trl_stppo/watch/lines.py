@@ -31,12 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Column(NamedTuple):
-    """A column of the progress lines: label, metric, number format, width, meaning.
-
-    Attributes:
-        width: width of the column, with the spaces before it.
-        meaning: text of the legend.
-    """
+    """A column of the progress lines: label, metric, number format, width with spaces, legend."""
 
     label: str
     metric: str

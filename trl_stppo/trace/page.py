@@ -48,8 +48,6 @@ def run(options: argparse.Namespace) -> int:
     """Write the HTML page of a run's episodes; return the exit code."""
     folder = Path(options.run)
     output = Path(options.output) if options.output else folder / "trace.html"
-    if output.is_dir():
-        output = output / "trace.html"
     try:
         page = build_page(folder, output, max_episodes=max(0, options.max_episodes) or None)
     except OSError as error:

@@ -25,7 +25,7 @@ from transformers.utils.logging import (
 )
 
 from ..redaction import redacted
-from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
+from .runs import SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +176,6 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
-        if (label := lost(state.log_history)) is not None:
-            self._say(
-                f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
-                "docs/collapse.md and docs/reliability.md"
-            )
         say_fruitless(state.log_history)
 
     def _say(self, line: str) -> None:
@@ -221,12 +216,6 @@ class ProgressLines(TrainerCallback):
             yield from wrapped(f"forward passes: {self.passes}")
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
-        every = state.logging_steps
-        if args.logging_strategy == "steps" and every % steps and steps % every:
-            yield from wrapped(
-                f"lines come with the log, every {every} steps; logging_steps={steps} makes it one per "
-                "rollout"
-            )
 
     def _print_line(self, state: Any, rounds: int) -> None:
         total = str(self._total(state))
@@ -281,17 +270,6 @@ class ProgressLines(TrainerCallback):
 def is_flat(levels: list[float]) -> bool:
     """Whether the outcome of exactly `ENOUGH` rollouts has not risen, and is not near 1 from the start."""
     return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
-
-
-def lost(history: list[dict[str, Any]]) -> str | None:
-    """Return the label of the outcome (success or score) that fell without an alarm, or None."""
-    levels = outcomes(history)
-    if len(levels) <= LAST or any(known(history, FALLS)):
-        return None
-    best = max(levels)
-    # A score may be negative. A tenth of its best means little if the score was as far below 0.
-    fallen = max(levels[-LAST:]) < best / 10 and min(levels) > -best
-    return ("success" if known(history, SUCCESS) else "score") if fallen else None
 
 
 def say_fruitless(history: list[dict[str, Any]]) -> None:

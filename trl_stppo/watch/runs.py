@@ -162,17 +162,16 @@ def _read_file(file: Path, folder: Path) -> Run:
         if file.suffix == ".jsonl":
             head, history = _read_lines(file)
         else:
-            history = list(map(_named, json.loads(file.read_text(encoding="utf-8"))["log_history"]))
+            history = [*json.loads(file.read_text(encoding="utf-8"))["log_history"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error})."
         ) from error
-    dicts = [entry for entry in history if isinstance(entry, dict)]
-    # An entry without a step is skipped and does not count as damaged.
-    steps = [entry for entry in dicts if "step" in entry]
-    valid = [entry for entry in steps if number(entry["step"]) is not None]
-    if odd := len(history) - len(dicts) + len(steps) - len(valid):
+    valid = [e for e in history if isinstance(e, dict) and number(e.get("step")) is not None]
+    if odd := len(history) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
+    if not head:
+        valid = list(map(_named, valid))
     per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
     return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
 
@@ -190,10 +189,8 @@ def _pace(history: list[dict[str, Any]]) -> int | None:
     return gaps[1] if gaps[0] == 1 and gaps[1] else None
 
 
-def _named(entry: Any) -> Any:
+def _named(entry: dict[str, Any]) -> dict[str, Any]:
     """Add this package's names of TRL's metrics to an entry of another trainer's log."""
-    if not isinstance(entry, dict):
-        return entry
     return {**{ours: entry[name] for name, ours in OF_TRL.items() if name in entry}, **entry}
 
 

@@ -15,8 +15,7 @@ from trl import ModelConfig, get_dataset
 from ..hub.loading import load_tokenizer
 from ..paths import ROWS, check_name
 from ..trainer.stgrpo_config import STGRPOConfig
-from .arguments import AgentArguments
-from .flags import flag_types, read_flags
+from .flags import AgentArguments, flag_types, read_flags
 from .objects import factory_of, load_object, load_reward, offered_by
 from .usage import UsageError
 

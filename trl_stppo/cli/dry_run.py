@@ -29,8 +29,7 @@ from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from . import agents
 from .agents import check_models, model_options, token_counter
-from .arguments import TrainArguments
-from .flags import given
+from .flags import TrainArguments, given
 from .usage import UsageError
 
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")

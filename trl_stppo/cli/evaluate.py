@@ -57,7 +57,6 @@ from .agents import (
     parse_flags,
     token_counter,
 )
-from .arguments import EvaluateArguments
 from .evaluation_tables import (
     Figures,
     Outcomes,
@@ -67,7 +66,7 @@ from .evaluation_tables import (
     print_table,
     with_averages,
 )
-from .flags import given
+from .flags import EvaluateArguments, given
 from .objects import load_reward, offered_by
 from .usage import UsageError
 

@@ -1,4 +1,4 @@
-"""Parse flags and YAML files of `train` and `evaluate` with TRL's parser, strictly."""
+"""The flags of `train` and `evaluate`, and how they and YAML files are parsed: by TRL's parser, strictly."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from trl import ModelConfig, TrlParser
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 
-from ..trainer.options import IGNORED, without_ignored
-from .arguments import EvaluateArguments, TrainArguments
+from ..trainer.options import IGNORED, option, without_ignored
 from .usage import Parser, UsageError, hint
 
 # The parser reads these texts as True, in upper or lower case.
@@ -23,11 +22,82 @@ TRUE = ("yes", "true", "t", "y", "1")
 CONFIGS = Path(__file__).parent / "accelerate_configs"
 
 
-class FlagParser(Parser, TrlParser):
-    """TRL's parser, without abbreviated flags and without `--help`."""
+@dataclass
+class AgentArguments(DatasetMixtureConfig, ScriptArguments):
+    """Flags of an agent's task and its evaluation."""
 
-    def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
-        super().__init__(dataclass_types, **{"add_help": False, **options})
+    dataset_name: str | None = option(
+        None,
+        "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
+        "the environment knows; default the environment's own rows.",
+    )
+    environment: str | None = option(
+        None,
+        "module:factory of an environment, with tools or text; default (or 'none') plain prompts.",
+    )
+    environment_kwargs: str | None = option(None, "JSON object of arguments for the factory.")
+    agent: str | None = option(
+        None, "module:function of an agent, `(client, row)`, in place of an environment."
+    )
+    reward_model_name_or_path: str | None = option(
+        None, "A sequence-classification model as reward, in front of the reward functions."
+    )
+    reward_funcs: list[str] | None = option(
+        None, "Reward functions: names that `trl grpo` knows, module:function or module.function."
+    )
+    eval_episodes: int = option(
+        0,
+        "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
+        "holds settings of their sampling.",
+    )
+    eval_environment: str | None = option(None, "module:factory of evaluation; default training's.")
+    eval_environment_kwargs: str | None = option(None, "JSON object of arguments for that factory.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward_funcs, str):
+            self.reward_funcs = [self.reward_funcs]
+        try:
+            super().__post_init__()
+            if not all(hasattr(part, "path") for part in self.datasets):
+                raise TypeError(repr(self.datasets))
+        except TypeError as error:
+            raise UsageError(f"`datasets`: {error}. It is a list of `path: NAME`.") from error
+
+    @property
+    def row_sources(self) -> list[str]:
+        """Return the sources of the rows: names of data sets, files, folders."""
+        return [part.path for part in self.datasets] or [str(self.dataset_name)]
+
+    @property
+    def rows_name(self) -> str:
+        """Return the short name of the data set for printed lines and tables."""
+        return "+".join(Path(name).name for name in self.row_sources)
+
+
+@dataclass
+class TrainArguments(AgentArguments):
+    """Flags of `train`: the flags of the task, the critic's checkpoint, and `dry_run`."""
+
+    value_model_name_or_path: str | None = option(
+        None, "Checkpoint of a separate critic, instead of the shared one."
+    )
+    dry_run: bool = option(False, "Check everything but the weights, show the plan, and stop.")
+
+
+@dataclass
+class EvaluateArguments(AgentArguments):
+    """Flags of `evaluate`. The help text in `cli.evaluate` explains each flag."""
+
+    models: list[str] | None = None
+    labels: list[str] | None = None
+    output: str | None = None
+    max_rows: int | None = None
+    show: int = 0
+    figures: list[str] | None = None
+
+
+class FlagParser(Parser, TrlParser):
+    """TRL's parser, without abbreviated flags."""
 
 
 # ------------------------------------------------------------------------- the file
@@ -126,7 +196,7 @@ def types_of(command: str) -> list[type]:
 def check_words(types: Sequence[type], words: Sequence[str]) -> None:
     """Reject flags and keys of the YAML file that no dataclass has."""
     flags, path, settings = with_config(words)
-    parser = FlagParser(types)
+    parser = FlagParser(types, add_help=False)
     known = {action.dest for action in parser._actions}
     parser.set_defaults_with_config(**settings)
     rest = parser.parse_known_args(flags)[1]
@@ -205,7 +275,8 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     without_ignored(settings)
     parsed_words = flags if path is None else ["--config", path, *flags]
     try:
-        found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
+        parser = FlagParser(types, add_help=False)
+        found = parser.parse_args_and_config(parsed_words, return_remaining_strings=True)
     except ValueError as error:
         raise UsageError(str(error)) from error
     return [_with_home(part) for part in found[: len(types)]]

@@ -55,9 +55,8 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..watch.lines import say
 from . import agents
-from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
-from .flags import accelerate_line
+from .flags import TrainArguments, accelerate_line
 from .usage import UsageError
 
 

@@ -364,15 +364,13 @@ class Agent:
     def _limits(self) -> Limits:
         from .rollout.episode import Limits
 
-        settings = self.settings
+        settings, text_config = self.settings, self.model.config.get_text_config()
         return Limits(
             # Use a default, because a run without environments may have had no limit.
             max_completion_tokens=settings.max_completion_length or DEFAULT_LENGTH,
             max_turns=settings.max_turns,
             max_turn_tokens=settings.max_turn_tokens,
-            max_context_tokens=getattr(
-                self.model.config.get_text_config(), "max_position_embeddings", None
-            ),
+            max_context_tokens=getattr(text_config, "max_position_embeddings", None),
             max_tool_rounds=settings.max_tool_rounds,
             env_timeout_seconds=settings.env_timeout_seconds,
         )

@@ -20,6 +20,7 @@ from .objects import factory_of, load_object, load_reward, offered_by
 from .usage import UsageError
 
 logger = logging.getLogger(__name__)
+Counter = Callable[[str], int]
 
 
 def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
@@ -32,16 +33,12 @@ def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelC
     return args, training_args, model_args, trainer_class
 
 
-def load_environment(
-    args: AgentArguments, count_tokens: Callable[[str], int]
-) -> Callable[[], Any] | None:
+def load_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], Any] | None:
     """Return the environment factory that the flags name, with its arguments bound."""
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
-def load_eval_environment(
-    args: AgentArguments, count_tokens: Callable[[str], int]
-) -> Callable[[], Any] | None:
+def load_eval_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], Any] | None:
     """Return the evaluation's environment factory, or None if evaluation uses the training's factory."""
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
@@ -158,7 +155,7 @@ def check_models(model_args: ModelConfig, critic: str | None, has_critic: bool) 
         raise UsageError("`load_in_4bit` and `load_in_8bit` need `use_peft: true`.")
 
 
-def token_counter(name: object, revision: str | None = None) -> Callable[[str], int]:
+def token_counter(name: object, revision: str | None = None) -> Counter:
     """Return a function that counts the tokens of a text for environments. Its pickle has only the name."""
     return functools.partial(_count_tokens, str(name), revision)
 

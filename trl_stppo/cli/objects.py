@@ -89,22 +89,15 @@ def factory_of(
     made = load_object(str(path))
     factory = made.factory if isinstance(made, Isolated) else made
     bound = {} if arguments is None else parsed_json(arguments, flag)
-    defaults = _parameters_of(factory)
-    cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
-    if count_tokens is not None and cap is not None and "count_tokens" in defaults:
-        bound.setdefault("count_tokens", count_tokens)
+    name = "max_observation_tokens"
+    # Some built-in functions have no signature.
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(factory).parameters
+        cap = bound.get(name, getattr(parameters.get(name), "default", None))
+        if count_tokens is not None and cap is not None and "count_tokens" in parameters:
+            bound.setdefault("count_tokens", count_tokens)
     factory = functools.partial(factory, **bound) if bound else factory
     return isolated(factory) if isinstance(made, Isolated) else factory
-
-
-def _parameters_of(factory: Any) -> dict[str, Any]:
-    """Return a factory's keyword parameters with their defaults, or {} if it has no signature."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: None if p.default is p.empty else p.default for p in named}
 
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:

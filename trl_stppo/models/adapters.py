@@ -13,9 +13,10 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 POLICY, REFERENCE, CRITIC = "default", "ref", "critic"
 # Initialisations whose output is zero at first, so that the backbone itself is the initial policy.
@@ -98,10 +99,6 @@ def check_untouched_base(config: Any, who: str, instead: str) -> None:
 def is_lora(config: Any) -> bool:
     """Return whether an adapter configuration is plain LoRA, not a variant of LoRA."""
     return getattr(config, "peft_type", None) == "LORA"
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def needs_reference_copy(model: Any, peft_config: Any) -> bool:

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from . import adapters
 
@@ -57,9 +58,6 @@ def _names(folder: Path) -> set[str]:
     with safe_open(str(folder / SINGLE), framework="pt") as tensors:
         return set(tensors.keys())
 
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
 ADAPTERS = "value_model"

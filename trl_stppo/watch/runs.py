@@ -137,23 +137,15 @@ def read_run(path: str | Path) -> Run:
         )
     if path.is_file():
         return _read_file(path, path.parent)
-    for source in _sources(path):
-        run = _read_file(source, path)
-        if run.history:
+    checkpoints = path.glob(f"checkpoint-*/{STATE_FILE}")
+    newest_first = sorted(checkpoints, key=lambda file: file.stat().st_mtime, reverse=True)
+    for source in (path / METRICS_FILE, path / STATE_FILE, *newest_first):
+        if source.is_file() and (run := _read_file(source, path)).history:
             return run
     raise FileNotFoundError(
         f"`runs={path}` holds no log: no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
         f"checkpoint-<step> with one. A run writes its first entry after `logging_steps` optimizer steps."
     )
-
-
-def _sources(folder: Path) -> list[Path]:
-    """Return the files that may have the log: files of the run first, then checkpoints, newest first."""
-    checkpoints = sorted(
-        folder.glob(f"checkpoint-*/{STATE_FILE}"), key=lambda file: file.stat().st_mtime
-    )
-    candidates = [folder / METRICS_FILE, folder / STATE_FILE, *reversed(checkpoints)]
-    return [file for file in candidates if file.is_file()]
 
 
 def _read_file(file: Path, folder: Path) -> Run:

@@ -105,7 +105,7 @@ class HttpRetriever:
                 answer = self._client.post(self.url, content=request)
                 if answer.status_code == 200:
                     (found,) = answer.json()["result"]
-                    return tuple(map(_passage, found))[:top_k]
+                    return tuple(map(passage_of, found))[:top_k]
                 failure = f"status {answer.status_code}: {answer.text[:200]!r}"
                 if answer.status_code < 500 and answer.status_code not in _RETRIED:
                     raise RetrievalError(
@@ -122,7 +122,9 @@ def passage_of(record: object) -> Passage:
     """Parse a record of a corpus file, or of a server's response, into a passage.
 
     A record has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
+    A server may put it in `document`, beside a score.
     """
+    record = record.get("document", record) if isinstance(record, dict) else record
     if isinstance(record, dict):
         contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
         if isinstance(contents, str):
@@ -133,11 +135,6 @@ def passage_of(record: object) -> Passage:
     raise ValueError(
         f"a passage is {record!r:.120}; must have the string `contents`, or `text` and perhaps `title`."
     )
-
-
-def _passage(hit: Any) -> Passage:
-    """Parse a search result of the server, with or without a score, into a passage."""
-    return passage_of(hit["document"] if isinstance(hit, dict) and "document" in hit else hit)
 
 
 def _unquoted(title: str) -> str:

@@ -201,12 +201,8 @@ def load_agent(
     # Use autocast, because accelerate does so for a trainer's model.
     if config.bf16:
         model.forward = torch.autocast(config.device.type, torch.bfloat16)(model.forward)
-    return Agent(
-        model,
-        tokenizer,
-        replace(agent.settings, eos_token_ids=ends),
-        generation_kwargs=config.generation_kwargs,
-    )
+    limits = replace(agent.settings, eos_token_ids=ends)
+    return Agent(model, tokenizer, limits, generation_kwargs=config.generation_kwargs)
 
 
 class Watch:

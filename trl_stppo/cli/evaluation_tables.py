@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..statistics import mean_interval
+from ..watch.runs import MEASURES
 
 Figures = dict[str, float]
 # Label of an agent -> data set or average -> metrics.
@@ -18,14 +19,6 @@ Results = dict[str, dict[str, Figures]]
 # Success and score of each episode, in the order of the rows.
 Outcomes = list[tuple[bool | None, float]]
 MEAN, ALL_ROWS = "mean of data sets", "all rows"
-MEASURES = {
-    "success": "episode/success_rate",
-    "score": "episode/score",
-    "turns": "turns/mean",
-    "valid actions": "turns/valid_action_rate",
-    "episodes": "episodes",
-    "judged": "episode/success_known",
-}
 BOUNDS = {
     f"{column} {end}": (column, end) for column in ("success", "score") for end in ("low", "high")
 }
@@ -39,7 +32,8 @@ def figures_of(
     `functions` maps the name of a reward function to the title of its column. Each metric's name begins with
     `prefix`.
     """
-    names = MEASURES | {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
+    names = MEASURES | {"judged": "episode/success_known"}
+    names |= {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
     names |= {title: f"rewards/{name}/mean" for name, title in (functions or {}).items()}
     values = {column: metrics.get(prefix + name) for column, name in names.items()}
     return {k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)}

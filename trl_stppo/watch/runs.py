@@ -17,6 +17,11 @@ from typing import Any, NamedTuple
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
 FALLS = "guard/falls"
+# Heading of a table -> metric of an evaluation (docs/evaluation.md).
+MEASURES = {
+    **{"success": SUCCESS, "score": SCORE, "turns": "turns/mean"},
+    **{"valid actions": "turns/valid_action_rate", "episodes": "episodes"},
+}
 NOTHING = "-"
 
 

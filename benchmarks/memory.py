@@ -46,7 +46,7 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig,
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.cli.arguments import TrainArguments
+from trl_stppo.cli.flags import TrainArguments
 from trl_stppo.models.critic import SeparateCritic, SharedCritic
 
 SETTINGS = {

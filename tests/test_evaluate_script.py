@@ -19,8 +19,9 @@ from tests.kit.launch import launcher
 from tests.kit.script_kit import AGENT, ROOT, small_data
 from tests.kit.tiers import quick
 from tests.kit.tool_model import tool_tokenizer
-from trl_stppo.cli import agents, arguments, evaluate, train
+from trl_stppo.cli import agents, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
+from trl_stppo.cli.flags import EvaluateArguments, TrainArguments
 from trl_stppo.hub.settings import AgentSettings
 from trl_stppo.models.small import tiny_config
 
@@ -113,7 +114,7 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
         evaluate, "figures_of", lambda *said: own.append(said[0]) or tables.figures_of(*said)
     )
     result = evaluate.compare([*flags, "--figures", f"{__name__}:shouts"])
-    args, config, model_args, trainer_class = agents.parse_flags(arguments.EvaluateArguments, flags)
+    args, config, model_args, trainer_class = agents.parse_flags(EvaluateArguments, flags)
     rows = evaluate.held_out_sets(args)["nq"]
     args.reward_funcs.append(f"{__name__}:shouts")
     config.reward_weights = [0.3, 0.0]
@@ -132,8 +133,8 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
 
 def args_for_training(args):
     """The same task, as `train` has it."""
-    names = {spec.name for spec in dataclasses.fields(arguments.TrainArguments)}
-    return arguments.TrainArguments(**{k: v for k, v in vars(args).items() if k in names})
+    names = {spec.name for spec in dataclasses.fields(TrainArguments)}
+    return TrainArguments(**{k: v for k, v in vars(args).items() if k in names})
 
 
 def letters(prompts, completions, completion_ids, question, trainer_state, **columns):
@@ -177,8 +178,8 @@ def test_what_generate_alone_can_do_is_done(words):
     """As the trainer has it; here no token may come twice."""
     flags = [*words, "--max_rows", "2", "--generation_kwargs", '{"no_repeat_ngram_size": 1}']
     figures = evaluate.compare(flags)["search-agent"]["nq"]
-    parsed = agents.parse_flags(arguments.TrainArguments, flags[:-4] + flags[-2:])
-    rows = evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, flags)[0])["nq"]
+    parsed = agents.parse_flags(TrainArguments, flags[:-4] + flags[-2:])
+    rows = evaluate.held_out_sets(agents.parse_flags(EvaluateArguments, flags)[0])["nq"]
     metrics = train.make_trainer(*parsed).evaluate(rows)
     expected = tables.figures_of(metrics, prefix="eval_")
     assert {name: figures[name] for name in expected} == expected
@@ -187,7 +188,7 @@ def test_what_generate_alone_can_do_is_done(words):
 
 def test_nothing_but_the_weights_is_loaded(words, adapter):
     flags = ["--kl_coef", "0.1", "--beta", "0.1"]
-    _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])
+    _, config, model_args, _ = agents.parse_flags(EvaluateArguments, [*words, *flags])
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(AGENT).parameters())
     for name, beside in ((AGENT, 0), (adapter, 0.1 * whole)):
         settings = evaluate.settings_for(Path(name), config, set())
@@ -264,11 +265,11 @@ def test_a_saved_agent_keeps_what_no_flag_sets(tmp_path):
     flags = ["--output_dir", "o", "--use_cpu", "true", "--bf16", "false", "--max_turns", "5"]
     # These are the defaults, and given all the same.
     flags += ["--top_p", "1.0", "--env_timeout_seconds", "120"]
-    config = agents.parse_flags(arguments.EvaluateArguments, flags)[1]
+    config = agents.parse_flags(EvaluateArguments, flags)[1]
     chosen = evaluate.chosen_settings(flags, config)
     without = evaluate.settings_for(tmp_path, config, chosen)
     sampling = {"temperature": 0.5, "top_p": 0.8}
-    own.changed(sampling=sampling, env_timeout_seconds=7.0).save(tmp_path)
+    dataclasses.replace(own, sampling=sampling, env_timeout_seconds=7.0).save(tmp_path)
     kept = evaluate.settings_for(tmp_path, config, chosen)
     names = ("max_completion_length", "max_turns", "max_turn_tokens")
     assert [without[name] for name in names] == [512, 5, None]

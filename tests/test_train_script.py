@@ -14,7 +14,8 @@ from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
 from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
-from trl_stppo.cli import agents, arguments, objects, train
+from trl_stppo.cli import agents, objects, train
+from trl_stppo.cli.flags import TrainArguments
 from trl_stppo.cli.main import main
 
 local_hub = hub_fixtures.hub
@@ -119,12 +120,13 @@ def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bou
 
 
 def test_the_counter_counts_the_models_tokens_and_travels():
-    counter = agents.TokenCounter(AGENT)
+    counter = agents.token_counter(AGENT)
     text = "Which class defines the method writerow?"
     expected = len(AutoTokenizer.from_pretrained(AGENT)(text, add_special_tokens=False).input_ids)
     assert counter(text) == expected > 1
-    assert copy.deepcopy(counter) is counter
-    assert pickle.loads(pickle.dumps(counter))(text) == expected
+    loaded = agents._tokenizer.cache_info().misses
+    assert copy.deepcopy(counter)(text) == pickle.loads(pickle.dumps(counter))(text) == expected
+    assert agents._tokenizer.cache_info().misses == loaded
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
@@ -158,7 +160,7 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
     ]  # fmt: skip
     flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
     flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
-    *parsed, _ = agents.parse_flags(arguments.TrainArguments, flags)
+    *parsed, _ = agents.parse_flags(TrainArguments, flags)
 
     class Given(dict):
         has_critic = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .hub.loading import load_model, load_tokenizer
+from .hub.loading import load_model, load_tokenizer, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 
 if TYPE_CHECKING:
@@ -149,12 +149,11 @@ class Agent:
             TypeError: a setting that does not exist.
             ValueError: `agent.json` is damaged, or a base model is missing.
         """
-        from .hub.loading import policy_folder
         from .trainer.setup.models import keep_trainable
 
         trust = (model_init_kwargs or {}).get("trust_remote_code", False)
         folder = policy_folder(str(name_or_folder), revision, token, code=trust)
-        known = (AgentSettings.load(folder) or AgentSettings()).changed(**settings)
+        known = replace(AgentSettings.load(folder) or AgentSettings(), **settings)
         given = {"device": device, "dtype": dtype, "base_model": base_model, "token": token}
         given |= {"quantization_config": quantization_config}
         model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)
@@ -344,10 +343,12 @@ class Agent:
         renderer = ChatRenderer(
             self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
         )
+        before = 0
         if not isinstance(messages, str):
             messages = read_messages(messages)
-        if not (trusted_text or isinstance(messages, str)):
-            messages = renderer.without_control_tokens(messages)
+            before = sum(m["role"] == "assistant" for m in messages)
+            if not trusted_text:
+                messages = renderer.without_control_tokens(messages)
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -357,22 +358,19 @@ class Agent:
             raise ValueError(
                 f"The conversation has {len(ids)} tokens; must be < {limits.max_context_tokens}, the context."
             )
-        before = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
         number = (seed, EVALUATION, 0, 0, before)
         return renderer.decode_action(self._speaker.turn(ids, room, self.sampling(greedy), number))
 
     def _limits(self) -> Limits:
         from .rollout.episode import Limits
 
-        settings = self.settings
+        settings, text_config = self.settings, self.model.config.get_text_config()
         return Limits(
             # Use a default, because a run without environments may have had no limit.
             max_completion_tokens=settings.max_completion_length or DEFAULT_LENGTH,
             max_turns=settings.max_turns,
             max_turn_tokens=settings.max_turn_tokens,
-            max_context_tokens=getattr(
-                self.model.config.get_text_config(), "max_position_embeddings", None
-            ),
+            max_context_tokens=getattr(text_config, "max_position_embeddings", None),
             max_tool_rounds=settings.max_tool_rounds,
             env_timeout_seconds=settings.env_timeout_seconds,
         )

@@ -6,8 +6,7 @@ import pytest
 
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
-from trl_stppo.cli.arguments import TrainArguments
-from trl_stppo.cli.flags import wants_dry_run
+from trl_stppo.cli.flags import TrainArguments, wants_dry_run
 from trl_stppo.cli.main import main
 
 CPU = ("--use_cpu", "true", "--bf16", "false")

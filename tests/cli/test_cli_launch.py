@@ -10,7 +10,7 @@ import pytest
 from tests.kit.launch import ENVIRONMENT
 from tests.kit.script_kit import AGENT, DEMO, LAUNCHES, ROOT
 from trl_stppo.cli import agents
-from trl_stppo.cli.arguments import EvaluateArguments, TrainArguments
+from trl_stppo.cli.flags import EvaluateArguments, TrainArguments
 from trl_stppo.cli.usage import UsageError
 
 ZERO = str(LAUNCHES / "zero2.yaml")

@@ -37,8 +37,7 @@ def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
         return
     from trl import TrlParser
 
-    from trl_stppo.cli.arguments import TrainArguments
-    from trl_stppo.cli.flags import flag_types
+    from trl_stppo.cli.flags import TrainArguments, flag_types
 
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.yaml"

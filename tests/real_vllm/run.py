@@ -26,7 +26,7 @@ from tests.kit.waiting import wait_until
 from tests.real_vllm import server_side  # noqa: F401 (keeps weights as they are)
 from tests.real_vllm.server import answers
 from trl_stppo.cli.agents import parse_flags
-from trl_stppo.cli.arguments import TrainArguments
+from trl_stppo.cli.flags import TrainArguments
 from trl_stppo.cli.train import make_trainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 

@@ -84,9 +84,8 @@ def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
 
 def state_of(step: int, history: list[dict], main: bool, max_steps: int) -> SimpleNamespace:
     return SimpleNamespace(
-        global_step=step, max_steps=max_steps, log_history=history, logging_steps=1,
-        is_world_process_zero=main,
-    )  # fmt: skip
+        global_step=step, max_steps=max_steps, log_history=history, is_world_process_zero=main
+    )
 
 
 def two_rollouts(
@@ -97,9 +96,7 @@ def two_rollouts(
     args = SimpleNamespace(
         learning_rate=1e-3,
         lr_scheduler_type="constant",
-        gradient_accumulation_steps=1,
         output_dir="runs/a",
-        logging_strategy="steps",
         eval_strategy="no",
     )
     lines.on_train_begin(args, state_of(0, [], main, max_steps), None)
@@ -190,9 +187,8 @@ def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
 ])  # fmt: skip
 def test_the_first_lines_tell_rates_and_kl(given, line):
     args = SimpleNamespace(
-        gradient_accumulation_steps=1, output_dir="runs/a", logging_strategy="steps",
-        learning_rate=1e-3, lr_scheduler_type="constant", **given,
-    )  # fmt: skip
+        output_dir="runs/a", learning_rate=1e-3, lr_scheduler_type="constant", **given
+    )
     assert line in [*ProgressLines()._introduction(args, state_of(0, [], True, 4))]
 
 

@@ -1,13 +1,12 @@
 """Curves: what is drawn, by hand; and the command."""
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from tests.watch.test_runs import write_lines
+from trl_stppo.cli import main
 from trl_stppo.watch import Run, draw_curves
-from trl_stppo.watch.plot import add_arguments, run
 
 mpl_figure = pytest.importorskip("matplotlib.figure")
 
@@ -46,12 +45,6 @@ def test_one_picture_has_all_runs(tmp_path, monkeypatch):
     assert labels == ["a", "b_b"]
 
 
-def plot(*words) -> int:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args([str(word) for word in words]))
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [(("nowhere",), "nowhere"), (("empty",), "`runs`"), (("a", "--output", "x.odd"), "odd")],
@@ -60,5 +53,7 @@ def test_mistakes_exit_with_1_and_name_the_word(words, named, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     write_lines(Path("a"), history(1.0))
     write_lines(Path("empty"), [{"other": 1.0, "step": 1}])
-    assert plot(*words) == 1
-    assert named in capsys.readouterr().err
+    assert main(["plot", *words]) == 1
+    shown = capsys.readouterr().err
+    assert named in shown
+    assert "Traceback" not in shown

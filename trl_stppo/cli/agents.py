@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -14,12 +15,12 @@ from trl import ModelConfig, get_dataset
 from ..hub.loading import load_tokenizer
 from ..paths import ROWS, check_name
 from ..trainer.stgrpo_config import STGRPOConfig
-from .arguments import AgentArguments
-from .flags import flag_types, read_flags
+from .flags import AgentArguments, flag_types, read_flags
 from .objects import factory_of, load_object, load_reward, offered_by
 from .usage import UsageError
 
 logger = logging.getLogger(__name__)
+Counter = Callable[[str], int]
 
 
 def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
@@ -32,16 +33,12 @@ def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelC
     return args, training_args, model_args, trainer_class
 
 
-def load_environment(
-    args: AgentArguments, count_tokens: Callable[[str], int] | None = None
-) -> Callable[[], Any] | None:
+def load_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], Any] | None:
     """Return the environment factory that the flags name, with its arguments bound."""
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
-def load_eval_environment(
-    args: AgentArguments, count_tokens: Callable[[str], int] | None = None
-) -> Callable[[], Any] | None:
+def load_eval_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], Any] | None:
     """Return the evaluation's environment factory, or None if evaluation uses the training's factory."""
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
@@ -158,32 +155,17 @@ def check_models(model_args: ModelConfig, critic: str | None, has_critic: bool) 
         raise UsageError("`load_in_4bit` and `load_in_8bit` need `use_peft: true`.")
 
 
-class TokenCounter:
-    """Token counter for environments.
+def token_counter(name: object, revision: str | None = None) -> Counter:
+    """Return a function that counts the tokens of a text for environments. Its pickle has only the name."""
+    return functools.partial(_count_tokens, str(name), revision)
 
-    It loads its own tokenizer on first use, because the trainer changes the padding of its tokenizer, which
-    is not safe while other threads count. Pickles hold only the tokenizer's name.
-    """
 
-    def __init__(self, name: str, revision: str | None = None) -> None:
-        self._source = (name, revision)
-        self._tokenizer: Any = None
-        self._lock = threading.Lock()
+def _count_tokens(name: str, revision: str | None, text: str) -> int:
+    # Do not use the trainer's tokenizer: it changes its padding, perhaps while another thread counts.
+    with _loading:
+        tokenizer = _tokenizer(name, revision)
+    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def __call__(self, text: str) -> int:
-        """Return the number of tokens in a text, without special tokens."""
-        if self._tokenizer is None:
-            with self._lock:
-                if self._tokenizer is None:
-                    self._tokenizer = load_tokenizer(*self._source)
-        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_source": self._source}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["_source"])  # type: ignore[misc]
-
-    def __deepcopy__(self, memo: Any) -> TokenCounter:
-        # All environments of a process share one counter, so that its tokenizer is loaded once.
-        return self
+_loading = threading.Lock()
+_tokenizer = functools.cache(load_tokenizer)

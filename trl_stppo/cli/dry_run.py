@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from timeit import timeit
 from typing import Any
 from unittest.mock import patch
 
@@ -30,9 +30,8 @@ from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from ..watch.runs import duration
 from . import agents
-from .agents import TokenCounter, check_models, model_options
-from .arguments import TrainArguments
-from .flags import peeked
+from .agents import check_models, model_options, token_counter
+from .flags import TrainArguments, given
 from .usage import UsageError
 
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
@@ -47,7 +46,7 @@ class Plan:
     config: Any
     model_args: ModelConfig
     trainer_class: Any
-    processes: int = 1
+    processes: int
     train: Any = None
 
 
@@ -67,10 +66,12 @@ class Findings:
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the plan of a run; return 0 if it would start, 1 if not."""
+    """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
+    if not torch.cuda.is_available() and given(words, "use_cpu").get("use_cpu") is None:
+        words = [*words, "--use_cpu", "true"]
     with alone(processes):
-        plan_of_run = planned(words, processes)
+        plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)
         look(plan_of_run, found)
         rows = resolved(plan_of_run)
     if os.environ.get("RANK", "0") != "0":
@@ -96,13 +97,6 @@ def alone(processes: int) -> Iterator[None]:
         yield
 
 
-def planned(words: Sequence[str], processes: int) -> Plan:
-    """Parse the flags of a run into a `Plan`. On a machine without GPU, `use_cpu` is set."""
-    if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
-        words = [*words, "--use_cpu", "true"]
-    return Plan(*agents.parse_flags(TrainArguments, words), processes)
-
-
 def look(run: Plan, found: Findings) -> None:
     """Build all parts of a training except the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
@@ -119,10 +113,12 @@ def look(run: Plan, found: Findings) -> None:
         (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)
-    counter: Any = TokenCounter(str(model_args.model_name_or_path), model_args.model_revision)
-    if local_tokenizer(run) is None:
-        # Without a tokenizer count characters: a text rarely has more tokens than characters.
-        counter = len
+    name, revision = str(model_args.model_name_or_path), model_args.model_revision
+    # Without a tokenizer here count characters: a text rarely has more tokens than characters.
+    counter: Callable[[str], int] = len
+    with suppress(Exception):
+        load_tokenizer(name, revision, local_files_only=True)
+        counter = token_counter(name, revision)
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
         return
@@ -151,15 +147,6 @@ def _play(factory: Any, run: Plan, found: Findings) -> None:
             found.notes.append(str(error))
 
 
-def local_tokenizer(run: Plan) -> Any:
-    """Return the policy's tokenizer if it is on this machine, else None."""
-    try:
-        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
-        return load_tokenizer(name, revision, local_files_only=True)
-    except Exception:
-        return None
-
-
 def how_trained(run: Plan) -> str:
     """Describe the policy's training in words, such as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
     model_args = run.model_args
@@ -172,13 +159,12 @@ def how_trained(run: Plan) -> str:
 
 def shape_of(run: Plan) -> Any:
     """Return the policy without weights if its configuration is on this machine, else None."""
-    try:
-        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+    name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+    with suppress(Exception):
         config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
-    except Exception:
-        return None
+    return None
 
 
 def passes(run: Plan, model: Any) -> str:
@@ -198,19 +184,14 @@ def seconds_per_rollout(run: Plan, model: Any) -> float:
     backward pass takes twice as many, or as many if only adapters are trained. On a CPU, passes are about
     half as fast as the matrix product that is timed here.
     """
-    config = run.config
-    critic = int(run.trainer_class.has_critic)
-    backward = 1 if run.model_args.use_peft else 2
-    each = 1 + backward + int(config.gradient_checkpointing)
+    config, critic = run.config, int(run.trainer_class.has_critic)
+    each = (2 if run.model_args.use_peft else 3) + int(config.gradient_checkpointing)
     scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
     rounds = 1 + scored + config.num_iterations * each * (1 + critic)
     tokens = config.generation_batch_size * config.max_completion_length
     matrix = torch.ones(1024, 1024)
     matrix @ matrix
-    began, repeats = time.perf_counter(), 4
-    for _ in range(repeats):
-        matrix @ matrix
-    rate = repeats * 2 * 1024**3 / (time.perf_counter() - began)
+    rate = 4 * 2 * 1024**3 / timeit(lambda: matrix @ matrix, number=4)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return 2 * weights * tokens * rounds / (rate / 2) / run.processes
 

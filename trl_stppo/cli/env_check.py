@@ -87,26 +87,18 @@ def is_agent(named: Any) -> bool:
     if isinstance(named, type):
         return False
     try:
-        signature = inspect.signature(named)
+        parameters = inspect.signature(named).parameters.values()
     except ValueError:
         # Some built-in functions have no signature.
         return False
-    if _takes(signature, 0):
-        return False
-    if _takes(signature, 2):
-        return True
+    positional = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    required = [p for p in positional if p.default is p.empty]
+    if len(required) in (0, 2):
+        return bool(required)
     raise UsageError(
         f"`{named!r:.80}` takes neither (client, row), as an agent does, nor nothing, as an environment's "
         "factory does; `--arguments` gives a factory its arguments."
     )
-
-
-def _takes(signature: inspect.Signature, count: int) -> bool:
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
 
 
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:

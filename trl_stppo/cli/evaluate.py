@@ -49,15 +49,14 @@ from ..trainer.sharding.runtime import unpartitioned
 from ..watch.lines import QUIET_SECONDS
 from . import agents
 from .agents import (
-    TokenCounter,
     drawn,
     load_environment,
     load_eval_environment,
     load_splits,
     model_options,
     parse_flags,
+    token_counter,
 )
-from .arguments import EvaluateArguments
 from .evaluation_tables import (
     Figures,
     Outcomes,
@@ -67,7 +66,7 @@ from .evaluation_tables import (
     print_table,
     with_averages,
 )
-from .flags import given
+from .flags import EvaluateArguments, given
 from .objects import load_reward, offered_by
 from .usage import UsageError
 
@@ -148,15 +147,13 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
 
 def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
     """Return the column heading of each reward function: its attribute `title`, or its name."""
-    return {
-        name_of(function): getattr(function, "title", name_of(function)) for function in functions
-    }
+    return {name_of(each): getattr(each, "title", name_of(each)) for each in functions}
 
 
 def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
     """Return the names of an agent's settings that flags or the YAML file set."""
     names = (*LIMITS, *SAMPLING, "max_completion_length", "chat_template_kwargs")
-    return given(words, names) | {*config.eval_settings} | {*(config.generation_kwargs or {})}
+    return {*given(words, *names), *config.eval_settings, *(config.generation_kwargs or {})}
 
 
 def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:
@@ -202,29 +199,14 @@ def load_agent(
     if config.stop_token_id is not None:
         ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
     # Use autocast, because accelerate does so for a trainer's model.
-    if config.bf16 or config.fp16:
-        half = torch.bfloat16 if config.bf16 else torch.float16
-        model.forward = torch.autocast(config.device.type, half)(model.forward)
-    return Agent(
-        model,
-        tokenizer,
-        agent.settings.changed(eos_token_ids=ends),
-        generation_kwargs=config.generation_kwargs,
-    )
+    if config.bf16:
+        model.forward = torch.autocast(config.device.type, torch.bfloat16)(model.forward)
+    limits = replace(agent.settings, eos_token_ids=ends)
+    return Agent(model, tokenizer, limits, generation_kwargs=config.generation_kwargs)
 
 
 class Watch:
-    """Prints an agent's first episodes and the progress of a long evaluation, and collects the outcomes.
-
-    Args:
-        left: number of episodes to print.
-        total: number of episodes; 0 prints no progress.
-        agent: the agent that plays.
-        label: its name.
-
-    Attributes:
-        outcomes: success and score of each episode, in the order of the rows.
-    """
+    """Prints an agent's first `left` episodes, and progress unless `total` is 0; collects all outcomes."""
 
     def __init__(self, left: int, total: int, agent: Agent, label: str) -> None:
         self._left, self._total, self._label = left, total, label
@@ -257,15 +239,15 @@ def evaluate(
     model_args: ModelConfig,
     settings: dict[str, Any],
     sets: dict[str, Dataset],
-    name: str = "",
-    wrapper: Wrapper | None = None,
+    name: str,
+    wrapper: Wrapper | None,
 ) -> tuple[dict[str, Figures], Outcomes]:
     """Evaluate the agent in `folder`. Return its metrics by data set, and this process's outcomes.
 
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
     agent = load_agent(folder, config, model_args, settings)
-    counter = TokenCounter(str(folder))
+    counter = token_counter(folder)
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
     reported = [load_reward(path, "figures") for path in reported_functions(args)]
@@ -277,7 +259,7 @@ def evaluate(
     size = config.per_device_eval_batch_size
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
     total = sum(map(len, sets.values())) * repetitions if config.world_size == 1 else 0
-    watch = Watch(args.show * is_main, total, agent, name or folder.name)
+    watch = Watch(args.show * is_main, total, agent, name)
     metrics = agent.evaluate(
         factory,
         sets,
@@ -317,10 +299,10 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
         check_name(flag, name)
-    models = 0 if args.reward_model_name_or_path is None else 1
-    check_reward_weights(config, models + len(args.reward_funcs or []))
+    judged = args.reward_model_name_or_path is not None
+    check_reward_weights(config, judged + len(args.reward_funcs or []))
     # This command loads no reward model, so the score lacks its reward.
-    if models:
+    if judged:
         logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
@@ -352,25 +334,23 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
-            valid = [
-                f.get("valid actions", 1.0) for parts in results.values() for f in parts.values()
-            ]
-            if min(valid) < 0.75 and not args.show:
+            figures = [f for parts in results.values() for f in parts.values()]
+            if min(f.get("valid actions", 1.0) for f in figures) < 0.75 and not args.show:
                 print(
                     "A quarter of some agent's turns or more are no valid actions: see `--show 2`."
                 )
             if args.output is not None:
-                write(Path(args.output), results, settings_of(args, config, found, settings))
+                path = Path(args.output)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                written = {
+                    "settings": settings_of(args, config, found, settings),
+                    "results": results,
+                }
+                path.write_text(json.dumps(written, indent=1) + "\n")
+                print(f"written: {path}")
     if config.world_size == 1:
         print_differences(outcomes, config.num_generations_eval or 1)
     return results
-
-
-def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
-    """Write metrics and settings to a JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
-    print(f"written: {path}")
 
 
 def settings_of(

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..statistics import mean_interval
+from ..watch.runs import MEASURES
 
 Figures = dict[str, float]
 # Label of an agent -> data set or average -> metrics.
@@ -18,14 +19,6 @@ Results = dict[str, dict[str, Figures]]
 # Success and score of each episode, in the order of the rows.
 Outcomes = list[tuple[bool | None, float]]
 MEAN, ALL_ROWS = "mean of data sets", "all rows"
-MEASURES = {
-    "success": "episode/success_rate",
-    "score": "episode/score",
-    "turns": "turns/mean",
-    "valid actions": "turns/valid_action_rate",
-    "episodes": "episodes",
-    "judged": "episode/success_known",
-}
 BOUNDS = {
     f"{column} {end}": (column, end) for column in ("success", "score") for end in ("low", "high")
 }
@@ -39,7 +32,8 @@ def figures_of(
     `functions` maps the name of a reward function to the title of its column. Each metric's name begins with
     `prefix`.
     """
-    names = MEASURES | {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
+    names = MEASURES | {"judged": "episode/success_known"}
+    names |= {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
     names |= {title: f"rewards/{name}/mean" for name, title in (functions or {}).items()}
     values = {column: metrics.get(prefix + name) for column, name in names.items()}
     return {k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)}
@@ -78,15 +72,16 @@ def print_table(results: Results) -> None:
     """Print the results as a table with one line per agent and data set."""
     rows = [(label, name, f) for label, parts in results.items() for name, f in parts.items()]
     present = dict.fromkeys(column for *_, figures in rows for column in figures)
-    shown = [c for c in [*MEASURES, *present] if c in present and c not in BOUNDS and c != "judged"]
+    wanted = dict.fromkeys([*MEASURES, *present])
+    shown = [c for c in wanted if c in present and c not in BOUNDS and c != "judged"]
     sets = list(dict.fromkeys(name for _, name, _ in rows))
     names = ["agent", "data set"] if len(sets) > 1 else ["agent"]
     title = None if len(sets) > 1 else escape(*sets)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for index, heading in enumerate([*names, *dict.fromkeys(shown)]):
-        table.add_column(heading, justify="left" if index < len(names) else "right")
+    table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    for column in shown:
+        table.add_column(column, justify="right")
     for label, name, figures in rows:
-        cells = [_cell(figures, column) for column in dict.fromkeys(shown)]
+        cells = [_cell(figures, column) for column in shown]
         table.add_row(*map(escape, [label, name][: len(names)]), *map(escape, cells))
     Console().print(table)
 

@@ -1,20 +1,20 @@
-"""Parse flags and YAML files of `train` and `evaluate` with TRL's parser, strictly."""
+"""The flags of `train` and `evaluate`, and how they and YAML files are parsed: by TRL's parser, strictly."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from trl import ModelConfig, TrlParser
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 
-from ..trainer.options import IGNORED, without_ignored
-from .arguments import EvaluateArguments, TrainArguments
+from ..trainer.options import IGNORED, option, without_ignored
 from .usage import Parser, UsageError, hint
 
 # The parser reads these texts as True, in upper or lower case.
@@ -22,11 +22,82 @@ TRUE = ("yes", "true", "t", "y", "1")
 CONFIGS = Path(__file__).parent / "accelerate_configs"
 
 
-class FlagParser(Parser, TrlParser):
-    """TRL's parser, without abbreviated flags and without `--help`."""
+@dataclass
+class AgentArguments(DatasetMixtureConfig, ScriptArguments):
+    """Flags of an agent's task and its evaluation."""
 
-    def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
-        super().__init__(dataclass_types, **{"add_help": False, **options})
+    dataset_name: str | None = option(
+        None,
+        "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
+        "the environment knows; default the environment's own rows.",
+    )
+    environment: str | None = option(
+        None,
+        "module:factory of an environment, with tools or text; default (or 'none') plain prompts.",
+    )
+    environment_kwargs: str | None = option(None, "JSON object of arguments for the factory.")
+    agent: str | None = option(
+        None, "module:function of an agent, `(client, row)`, in place of an environment."
+    )
+    reward_model_name_or_path: str | None = option(
+        None, "A sequence-classification model as reward, in front of the reward functions."
+    )
+    reward_funcs: list[str] | None = option(
+        None, "Reward functions: names that `trl grpo` knows, module:function or module.function."
+    )
+    eval_episodes: int = option(
+        0,
+        "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
+        "holds settings of their sampling.",
+    )
+    eval_environment: str | None = option(None, "module:factory of evaluation; default training's.")
+    eval_environment_kwargs: str | None = option(None, "JSON object of arguments for that factory.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward_funcs, str):
+            self.reward_funcs = [self.reward_funcs]
+        try:
+            super().__post_init__()
+            if not all(hasattr(part, "path") for part in self.datasets):
+                raise TypeError(repr(self.datasets))
+        except TypeError as error:
+            raise UsageError(f"`datasets`: {error}. It is a list of `path: NAME`.") from error
+
+    @property
+    def row_sources(self) -> list[str]:
+        """Return the sources of the rows: names of data sets, files, folders."""
+        return [part.path for part in self.datasets] or [str(self.dataset_name)]
+
+    @property
+    def rows_name(self) -> str:
+        """Return the short name of the data set for printed lines and tables."""
+        return "+".join(Path(name).name for name in self.row_sources)
+
+
+@dataclass
+class TrainArguments(AgentArguments):
+    """Flags of `train`: the flags of the task, the critic's checkpoint, and `dry_run`."""
+
+    value_model_name_or_path: str | None = option(
+        None, "Checkpoint of a separate critic, instead of the shared one."
+    )
+    dry_run: bool = option(False, "Check everything but the weights, show the plan, and stop.")
+
+
+@dataclass
+class EvaluateArguments(AgentArguments):
+    """Flags of `evaluate`. The help text in `cli.evaluate` explains each flag."""
+
+    models: list[str] | None = None
+    labels: list[str] | None = None
+    output: str | None = None
+    max_rows: int | None = None
+    show: int = 0
+    figures: list[str] | None = None
+
+
+class FlagParser(Parser, TrlParser):
+    """TRL's parser, without abbreviated flags."""
 
 
 # ------------------------------------------------------------------------- the file
@@ -84,27 +155,19 @@ def _check_nodes(node: Any, path: str) -> None:
 # ------------------------------------------------------------------------- the flags
 
 
-def peeked(words: Sequence[str], name: str, default: Any) -> Any:
-    """Read a single flag before the full parse, from the command line or else from the YAML file."""
-    flags, _, settings = with_config(words)
-    parser = Parser(add_help=False, argument_default=settings.get(name, default))
-    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
-    return getattr(parser.parse_known_args(flags)[0], name)
-
-
-def given(words: Sequence[str], names: Sequence[str]) -> set[str]:
-    """Return the flags in `names` that the command line or the YAML file sets, to any value."""
+def given(words: Sequence[str], *names: str) -> dict[str, Any]:
+    """Read flags before the full parse; return those that the command line or the YAML file sets."""
     flags, _, settings = with_config(words)
     parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in names:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
-    found = vars(parser.parse_known_args(flags)[0])
-    return {name for name in names if name in found or name in settings}
+    in_file = {name: settings[name] for name in names if name in settings}
+    return in_file | vars(parser.parse_known_args(flags)[0])
 
 
 def wants_dry_run(words: Sequence[str]) -> bool:
     """Return whether the command line, or else the YAML file, sets `dry_run`."""
-    return str(peeked(words, "dry_run", False)).lower() in TRUE
+    return str(given(words, "dry_run").get("dry_run")).lower() in TRUE
 
 
 def configs() -> dict[type, Mapping[str, Any]]:
@@ -117,7 +180,7 @@ def configs() -> dict[type, Mapping[str, Any]]:
 
 def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
     """Return the flag dataclasses of task, trainer and model. `--variant` selects the trainer's class."""
-    variant = peeked(words, "variant", "st-ppo")
+    variant = given(words, "variant").get("variant", "st-ppo")
     for config, known in configs().items():
         if variant is None or variant in known:
             return arguments, config, ModelConfig
@@ -131,9 +194,9 @@ def types_of(command: str) -> list[type]:
 
 
 def check_words(types: Sequence[type], words: Sequence[str]) -> None:
-    """Reject flags and keys of the YAML file that no dataclass has. Set the variables of the file's `env`."""
+    """Reject flags and keys of the YAML file that no dataclass has."""
     flags, path, settings = with_config(words)
-    parser = FlagParser(types)
+    parser = FlagParser(types, add_help=False)
     known = {action.dest for action in parser._actions}
     parser.set_defaults_with_config(**settings)
     rest = parser.parse_known_args(flags)[1]
@@ -150,14 +213,18 @@ def check_words(types: Sequence[type], words: Sequence[str]) -> None:
         if key not in theirs:
             raise UsageError(f"`{key}` in {path} is not known. {hint(key, known | set(theirs))}")
     if rest or keys:
-        launcher = [word for key in keys for word in _as_words(key, settings[key], theirs)] + rest
+        launcher = []
+        for key in keys:
+            if theirs[key]:
+                launcher += [f"--{key}", str(settings[key])]
+            elif settings[key]:
+                launcher.append(f"--{key}")
+        launcher += rest
         where = f", and `{'`, `'.join(keys)}` must not be in {path}" if keys else ""
         raise UsageError(
             f"`{shlex.join(launcher)}` is for accelerate, which starts the processes{where}. "
             f"Run:\n  {accelerate_line(types, _without(words, rest), launcher)}"
         )
-    if isinstance(settings.get("env"), dict):
-        os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
 
 
 def launcher_flags() -> dict[str, bool]:
@@ -169,30 +236,19 @@ def launcher_flags() -> dict[str, bool]:
     return {**found, "accelerate_config": True}
 
 
-def _as_words(name: str, value: Any, takes_value: Mapping[str, bool]) -> list[str]:
-    """Convert a launcher setting from the YAML file to command-line words."""
-    if takes_value[name]:
-        return [f"--{name}", str(value)]
-    return [f"--{name}"] if value else []
-
-
 def accelerate_line(
     types: Sequence[type], words: Sequence[str], launcher: Sequence[str] = ()
 ) -> str:
     """Return the command line with which accelerate starts a command with these words."""
-    found = []
-    for word in launcher:
-        # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
-        shipped = CONFIGS / f"{word.rpartition('=')[2]}.yaml"
-        name = str(shipped) if shipped.is_file() else word.rpartition("=")[2]
-        if word.startswith("--accelerate_config="):
-            found += ["--config_file", name]
-        elif word == "--accelerate_config":
-            found.append("--config_file")
-        else:
-            found.append(name if found[-1:] == ["--config_file"] else word)
+
+    def config_file(flag: re.Match[str]) -> str:
+        shipped = CONFIGS / f"{flag[1]}.yaml"
+        return f"--config_file {shipped if shipped.is_file() else flag[1]}"
+
     command = "evaluate" if EvaluateArguments in types else "train"
-    return shlex.join(["accelerate", "launch", *found, "-m", "trl_stppo", command, *words])
+    line = shlex.join(["accelerate", "launch", *launcher, "-m", "trl_stppo", command, *words])
+    # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
+    return re.sub(r"--accelerate_config[= ](\S+)", config_file, line)
 
 
 def _fields_of_commands() -> Iterator[str]:
@@ -219,7 +275,8 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     without_ignored(settings)
     parsed_words = flags if path is None else ["--config", path, *flags]
     try:
-        found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
+        parser = FlagParser(types, add_help=False)
+        found = parser.parse_args_and_config(parsed_words, return_remaining_strings=True)
     except ValueError as error:
         raise UsageError(str(error)) from error
     return [_with_home(part) for part in found[: len(types)]]

@@ -44,7 +44,10 @@ first steps:
 trl-stppo COMMAND --help explains a command."""
 # Errors of these types need no traceback if a `raise` statement in one of these packages raised them.
 READABLE = (ValueError, TypeError, RuntimeError, OSError, ImportError)
-PACKAGES = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
+PACKAGES = {
+    *("trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"),
+    "matplotlib",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -92,7 +95,8 @@ def _run(command: str, words: list[str]) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     if {"--help_all", "--help-all"} & set(words):
         about = documented(command)[1]
-        parser = FlagParser(types_of(command), prog=f"{PROGRAM} {command}", description=about)
+        options = {"prog": f"{PROGRAM} {command}", "description": about, "add_help": False}
+        parser = FlagParser(types_of(command), **options)
         print(parser.format_help())
         return 0
     dry = command == "train" and wants_dry_run(words)

@@ -13,9 +13,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +32,12 @@ def run(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True)
     except FileExistsError as error:
         raise FileExistsError(f"`FOLDER={folder}` exists; name a new one.") from error
-    kind = "small" if model is None else "pretrained"
-    write(files(__package__).joinpath("template").joinpath(kind), folder, model)
+    template = Path(__file__).parent / "template" / ("small" if model is None else "pretrained")
+    for file in template.rglob("*.*"):
+        path = folder / str(file.relative_to(template)).removesuffix(".txt")
+        path.parent.mkdir(exist_ok=True)
+        text = file.read_text(encoding="utf-8").replace('"{model}"', repr(model))
+        path.write_text(text, encoding="utf-8")
     print(f"cd {folder}")
     if model is None:
         print("python warm_start.py  # makes a small model that knows the words, in half a minute")
@@ -45,15 +47,3 @@ def run(options: argparse.Namespace) -> int:
         print("python train.py       # trains it with LoRA; its lines say how long that takes")
         print("trl-stppo evaluate --config run.yaml --models runs/careless runs/agent --show 2")
     return 0
-
-
-def write(template: Any, folder: Path, model: str | None) -> None:
-    """Write the files of a template into a folder, with the model's name in them."""
-    for file in sorted(template.iterdir(), key=lambda file: file.name):
-        path = folder / file.name.removesuffix(".txt")
-        if file.is_dir():
-            path.mkdir()
-            write(file, path, model)
-        else:
-            text = file.read_text(encoding="utf-8").replace('"{model}"', repr(model))
-            path.write_text(text, encoding="utf-8")

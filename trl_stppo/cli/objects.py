@@ -60,9 +60,8 @@ def offered_by(path: str | None, name: str) -> Any:
     """Return the result of an environment's class method `name`, or None if there is no such method."""
     if path in (None, "none"):
         return None
-    offering = load_object(str(path))
-    offering = offering.factory if isinstance(offering, Isolated) else offering
-    method = getattr(offering, name, None)
+    made = load_object(str(path))
+    method = getattr(made.factory if isinstance(made, Isolated) else made, name, None)
     return method() if inspect.ismethod(method) else None
 
 
@@ -90,31 +89,22 @@ def factory_of(
     made = load_object(str(path))
     factory = made.factory if isinstance(made, Isolated) else made
     bound = {} if arguments is None else parsed_json(arguments, flag)
-    defaults = _parameters_of(factory)
-    cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
-    if count_tokens is not None and cap is not None and "count_tokens" in defaults:
-        bound.setdefault("count_tokens", count_tokens)
+    name = "max_observation_tokens"
+    # Some built-in functions have no signature.
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(factory).parameters
+        cap = bound.get(name, getattr(parameters.get(name), "default", None))
+        if count_tokens is not None and cap is not None and "count_tokens" in parameters:
+            bound.setdefault("count_tokens", count_tokens)
     factory = functools.partial(factory, **bound) if bound else factory
     return isolated(factory) if isinstance(made, Isolated) else factory
 
 
-def _parameters_of(factory: Any) -> dict[str, Any]:
-    """Return a factory's keyword parameters with their defaults, or {} if it has no signature."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: None if p.default is p.empty else p.default for p in named}
-
-
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
     """Return the rows to play, from a file, a JSON row, or the class's data set; None without rows."""
-    if file is not None and not Path(file).is_file():
-        raise UsageError(f"`--rows {file}` does not exist.")
-    if file is not None and not file.endswith(".jsonl"):
-        raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:
+        if not Path(file).is_file():
+            raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
         lines = Path(file).read_text().splitlines()
         return [parsed_json(line, "rows") for line in lines if line.strip()]
     if row is not None:

@@ -72,13 +72,10 @@ def tool_call(words: str) -> tuple[str, dict[str, Any]]:
 
 def _read_action() -> str | None:
     """Read the next turn from standard input; return None at `:q` or at the end of the input."""
-    lines = [""]
     try:
-        while not lines[0] or lines[-1].endswith("\\"):
-            line = input("... " if lines[0] else "> ")
-            lines = [*lines, line] if lines[0] else [line]
-            if lines == [""]:
-                break
+        turn = input("> ")
+        while turn.endswith("\\"):
+            turn = f"{turn[:-1]}\n{input('... ')}"
     except EOFError:
         return None
-    return None if lines == [":q"] else "\n".join(line.removesuffix("\\") for line in lines)
+    return None if turn == ":q" else turn

@@ -55,9 +55,8 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..watch.lines import say
 from . import agents
-from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
-from .flags import accelerate_line
+from .flags import TrainArguments, accelerate_line
 from .usage import UsageError
 
 
@@ -76,7 +75,7 @@ def make_trainer(
     training_args.model_init_kwargs = agents.model_options(
         model_args, training_args.model_init_kwargs
     )
-    counter = agents.TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+    counter = agents.token_counter(model_args.model_name_or_path, model_args.model_revision)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,

@@ -15,7 +15,6 @@ import tempfile
 import webbrowser
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -75,15 +74,9 @@ class WatchedRun:
 
 
 def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServer:
-    """Return an HTTP server for the pages of the runs. The caller starts it with `serve_forever`.
-
-    Args:
-        folders: `output_dir` of each run.
-        pages: folder for the pages that are built.
-        port: on 127.0.0.1; 0 for a free one.
-    """
+    """Return a server of the runs' pages, which are built in `pages`. The caller calls `serve_forever`."""
     runs = [WatchedRun(folder, pages / f"{i}.html") for i, folder in enumerate(folders)]
-    shell = files("trl_stppo.watch").joinpath("template", "watch.html").read_bytes()
+    shell = (Path(__file__).parents[1] / "watch" / "template" / "watch.html").read_bytes()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -96,7 +89,7 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
                 self._answer(shell, HTML)
             elif path == "/state":
                 self._answer(json.dumps([run.state() for run in runs]).encode(), JSON)
-            elif name == "episodes" and number in {str(i) for i in range(len(runs))}:
+            elif name == "episodes" and number in map(str, range(len(runs))):
                 try:
                     self._answer(runs[int(number)].episodes(), HTML)
                 except (OSError, ValueError) as error:

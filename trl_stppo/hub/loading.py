@@ -62,19 +62,16 @@ def critic_folder(
     if not Path(name).is_dir():
         try:
             found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-        except INCOMPLETE as error:
-            raise unreachable(name, revision, error) from error
-        except errors.LocalEntryNotFoundError:
-            # The Hub is out of reach and no file is cached, so loading the model fails too.
-            return None
         except Exception as error:
+            absent = isinstance(error, errors.LocalEntryNotFoundError)
+            if absent and not isinstance(error, INCOMPLETE):
+                # The Hub is out of reach and no file is cached, so loading the model fails too.
+                return None
             raise unreachable(name, revision, error) from error
     folder = Path(found) / subfolder
     return folder if folder.is_dir() else None
 
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-_CODES = dict(zip(("F32", "F64", "F16", "BF16"), DTYPES, strict=True))
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -125,11 +122,11 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     is_adapter = (folder / ADAPTER_CONFIG).is_file()
-    quantized = _quantization(settings, quantization_config) if is_adapter else None
-    if not is_adapter and quantization_config not in (None, False):
-        quantized = quantization_config
+    quantized = quantization_config or None
+    if is_adapter and quantization_config is None:
+        quantized = _quantization(settings)
     kwargs: dict[str, Any] = {
-        "dtype": dtype or (settings.dtype if settings.dtype in DTYPES else "auto"),
+        "dtype": dtype or settings.dtype or "auto",
         "trust_remote_code": False,
         **(model_init_kwargs or {}),
     }
@@ -169,14 +166,10 @@ def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
 
 
 def _saved_dtypes(file: Path) -> dict[str, Any]:
-    import torch
-    from safetensors import safe_open
+    from safetensors.torch import load_file
 
-    if not file.is_file():
-        return {}
-    with safe_open(str(file), framework="pt") as tensors:
-        codes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-    return {name: getattr(torch, _CODES[code]) for name, code in codes.items() if code in _CODES}
+    weights = load_file(file) if file.is_file() else {}
+    return {name: weight.dtype for name, weight in weights.items()}
 
 
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:
@@ -192,18 +185,11 @@ def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | Non
     return base, config.get("revision")
 
 
-def _quantization(settings: AgentSettings, override: Any) -> Any:
-    """Return the quantization config of an adapter's base model: `override`, or else the run's config."""
-    if override is not None:
-        return override or None
+def _quantization(settings: AgentSettings) -> Any:
+    """Return the quantization config that the run had for an adapter's base model, or None."""
+    from transformers import BitsAndBytesConfig
+
     known = settings.quantization
     if not known or known.get("quant_method") not in (None, "bitsandbytes"):
         return None
-    from transformers import BitsAndBytesConfig
-
-    try:
-        return BitsAndBytesConfig.from_dict(known)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"`quantization={known!r}` in agent.json is no configuration of bitsandbytes: {error}"
-        ) from error
+    return BitsAndBytesConfig.from_dict(known)

@@ -13,18 +13,10 @@ from huggingface_hub import metadata_load
 
 from ..errors import HubError
 from ..redaction import redacted
-from ..watch.runs import SCORE, SUCCESS, number
+from ..watch.runs import MEASURES, SCORE, number
 
 CARD = "README.md"
 GENERATED = "generated_from_trainer"
-# Metric of an evaluation -> its name in the table (docs/evaluation.md).
-FIGURES = {
-    SUCCESS: "success rate",
-    SCORE: "score",
-    "turns/mean": "turns per episode",
-    "turns/valid_action_rate": "valid actions",
-    "episodes": "episodes",
-}
 SETTINGS = (
     *("variant", "stabilizers", "learning_rate", "cliprange", "generation_batch_size"),
     *("num_ppo_epochs", "num_mini_batches", "kl_coef", "temperature", "seed"),
@@ -73,12 +65,12 @@ def results(history: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
             prefix.removeprefix("eval_").removesuffix("_") or "held-out rows",
-            *(_shown(entry, prefix + name) for name in FIGURES),
+            *(_shown(entry, prefix + name) for name in MEASURES.values()),
         ]
         for prefix, entry in last.items()
         if entry["step"] == step
     ]
-    return _table(["data", *FIGURES.values()], rows)
+    return _table(["data", *MEASURES], rows)
 
 
 def _shown(figures: Mapping[str, Any], name: str) -> str:

@@ -8,13 +8,15 @@ is the reference.
 from __future__ import annotations
 
 import copy
+import shutil
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 POLICY, REFERENCE, CRITIC = "default", "ref", "critic"
 # Initialisations whose output is zero at first, so that the backbone itself is the initial policy.
@@ -96,12 +98,7 @@ def check_untouched_base(config: Any, who: str, instead: str) -> None:
 
 def is_lora(config: Any) -> bool:
     """Return whether an adapter configuration is plain LoRA, not a variant of LoRA."""
-    kind = getattr(config, "peft_type", None)
-    return str(getattr(kind, "value", kind)) == "LORA"
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    return getattr(config, "peft_type", None) == "LORA"
 
 
 def needs_reference_copy(model: Any, peft_config: Any) -> bool:
@@ -171,15 +168,9 @@ def _further_config(policy: Any) -> Any:
 
 
 def discard_saved_reference(folder: Path) -> None:
-    """Delete the reference adapter's files from a saved model's folder."""
-    saved = folder / REFERENCE
-    if not (saved / "adapter_config.json").is_file():
-        return
-    weights = ("adapter_model.safetensors", "adapter_model.bin")
-    for name in ("adapter_config.json", *weights, "README.md"):
-        (saved / name).unlink(missing_ok=True)
-    if not any(saved.iterdir()):
-        saved.rmdir()
+    """Delete the reference adapter from a saved model's folder."""
+    if (folder / REFERENCE / "adapter_config.json").is_file():
+        shutil.rmtree(folder / REFERENCE)
 
 
 def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:

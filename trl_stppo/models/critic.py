@@ -1,7 +1,7 @@
 """Critics with one interface (`values`, `parameters`, `save`, `load`), and loading of weights in other forms.
 
 `SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone.
-`SeparateCritic` is a separate sequence-classification model. `NoCritic` is for methods without a critic.
+`SeparateCritic` is a separate sequence-classification model.
 No critic adds a module to the policy that a weight push to an inference engine would send: the head is
 outside of the policy, and the push skips the adapter by its name.
 """
@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from . import adapters
 
@@ -58,9 +59,6 @@ def _names(folder: Path) -> set[str]:
         return set(tensors.keys())
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 HEAD_FILE = "value_head.safetensors"
 ADAPTERS = "value_model"
 
@@ -74,13 +72,10 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
     return head
 
 
-def full_precision(tensor: Tensor) -> torch.autocast:
-    """Return a context without autocast, which would round values, rewards and returns to bfloat16."""
-    return torch.autocast(tensor.device.type, enabled=False)
-
-
 class Critic:
     """Predicts state values for every completion token with one forward pass of a backbone.
+
+    The class itself is the critic of methods without one: it has nothing to train, save or load.
 
     Attributes:
         full: the weights that `save` writes if the modules hold only shards.
@@ -119,7 +114,8 @@ class Critic:
 
     def score(self, hidden: Tensor) -> Tensor:
         """Map hidden states [B, S, H] to values [B, S] by the head, in float32 or a float64 head's dtype."""
-        with full_precision(hidden):
+        # Autocast would round the values to bfloat16.
+        with torch.autocast(hidden.device.type, enabled=False):
             values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
         return values if values.dtype == torch.float64 else values.float()
 
@@ -136,16 +132,6 @@ class Critic:
     def active(self) -> AbstractContextManager[None]:
         """Context manager of the critic's forward and backward pass, which recomputes checkpointed layers."""
         return nullcontext()
-
-
-class NoCritic(Critic):
-    """Critic of methods without a critic. It has nothing to train, save or load."""
-
-    def hidden_states(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
-    ) -> Tensor:
-        """Raise NotImplementedError, because there is no backbone."""
-        raise NotImplementedError("This trainer has no critic, and so no values.")
 
 
 class SharedCritic(Critic):

@@ -10,16 +10,20 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_layers import GenericForSequenceClassification
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 # Arguments of `from_pretrained` that locate a configuration on the Hub.
@@ -89,8 +93,6 @@ def critic_from_policy(
     policy: PreTrainedModel, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """Make a separate critic with the policy's current weights and a fresh scalar head."""
-    from transformers import AutoModelForSequenceClassification
-
     config = copy.deepcopy(policy.config)
     config.num_labels = 1
     config.pad_token_id = config.get_text_config().pad_token_id
@@ -112,8 +114,6 @@ def critic_from_policy(
 
 def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
     """Load a separate critic by name. If the checkpoint has no head, the head starts at zero."""
-    from transformers import AutoModelForSequenceClassification
-
     # If unset, transformers prompts in a terminal before it runs a repository's code.
     options = {"trust_remote_code": False, **model_init_kwargs}
     own = _own_class_of(path, options)
@@ -134,8 +134,6 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
 
 def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore] | None:
     """Make the classifier class for a checkpoint's architecture. Return None if transformers has one."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     place = {name: options[name] for name in PLACE if name in options}
     trust = options["trust_remote_code"]
     try:

@@ -36,6 +36,8 @@ PER_TOKEN = (
 )
 # Digits of a recorded per-token value; more digits would double the file.
 DIGITS = 6
+# Errors of a file that is cut off or is no trace.
+_DAMAGE = (OSError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 Figures = list[float | None] | None
 
@@ -173,24 +175,10 @@ class TracedEpisode:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any], update: TracedUpdate) -> TracedEpisode:
-        """Make an episode from a dictionary of `to_json`. Unknown fields are ignored.
-
-        Raises:
-            ValueError: a per-token list has another length than the episode.
-        """
+        """Make an episode from a dictionary of `to_json`. Unknown fields are ignored."""
         known = {**_known(cls, line), "update": update}
         known["turn_spans"] = [(start, end) for start, end in known.get("turn_spans", ())]
-        episode = cls(**known)
-        length = len(episode.pieces) - episode.prompt_tokens
-        per_token = {name: getattr(episode, name) for name in PER_TOKEN}
-        wrong = [name for name, x in per_token.items() if x is not None and len(x) != length]
-        if len(episode.token_ids) != len(episode.pieces) or episode.prompt_tokens < 0:
-            wrong.append("pieces")
-        if any(not 0 <= start <= end <= length for start, end in episode.turn_spans):
-            wrong.append("turn_spans")
-        if wrong:
-            raise ValueError(f"`{wrong[0]}` has another length than the episode")
-        return episode
+        return cls(**known)
 
 
 def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str, Any]]) -> Path:
@@ -295,29 +283,23 @@ def _lines(path: Path) -> list[bytes]:
     return text.removesuffix(b"\n").split(b"\n")
 
 
-_DAMAGE = (OSError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-
-
 def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
     found = []
     for path in sorted(folder.glob(f"*{ENDING}")):
         try:
             line = json.loads(_lines(path)[0])
-            if line["format"] != FORMAT:
-                raise ValueError(f"its format is {str(line['format'])[:40]!r}")
-            if line["version"] <= VERSION:
-                found.append((TracedUpdate.from_json(line), path))
-                continue
+            if line["version"] > VERSION:
+                raise TraceError(
+                    f"`{path}`: format version is {line['version']}, must be <= {VERSION}. Update trl-stppo."
+                )
+            found.append((TracedUpdate.from_json(line), path))
+        except TraceError:
+            raise
         except _DAMAGE as error:
             logger.warning(
                 "%s is damaged and left out (%s: %s).", path, type(error).__name__, error
             )
             damage["file"] += 1
-            continue
-        version = line["version"]
-        raise TraceError(
-            f"`{path}`: format version is {version}, must be <= {VERSION}. Update trl-stppo."
-        )
     return found
 
 

@@ -24,7 +24,6 @@ import tempfile
 import webbrowser
 from collections import Counter
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,8 +48,6 @@ def run(options: argparse.Namespace) -> int:
     """Write the HTML page of a run's episodes; return the exit code."""
     folder = Path(options.run)
     output = Path(options.output) if options.output else folder / "trace.html"
-    if output.is_dir():
-        output = output / "trace.html"
     try:
         page = build_page(folder, output, max_episodes=max(0, options.max_episodes) or None)
     except OSError as error:
@@ -101,10 +98,9 @@ def build_page(
         ):
             # Write the data first, because the heading has the number of readable episodes.
             count = _write_blocks(data, updates, _evenly(recorded, max_episodes), damage)
-            summary = _summary([update for update, _ in updates], count, recorded) + left_out(
-                damage
-            )
-            before, after = _frame(f"Episodes of {run.resolve().name}", summary)
+            summary = _summary([update for update, _ in updates], count, recorded)
+            title = f"Episodes of {run.resolve().name}"
+            before, after = _frame(title, summary + left_out(damage))
             page.write(before)
             data.seek(0)
             shutil.copyfileobj(data, page)
@@ -128,7 +124,7 @@ def _frame(title: str, summary: str) -> tuple[str, str]:
     """Return the page before and after its data."""
 
     def template(name: str) -> str:
-        return (files(__package__) / "template" / name).read_text(encoding="utf-8")
+        return (Path(__file__).parent / "template" / name).read_text(encoding="utf-8")
 
     script = "\n".join(template(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{ "use strict";\n{script}\n}})();'
@@ -147,9 +143,7 @@ def _evenly(count: int, limit: int | None) -> set[int]:
     """Return at most `limit` positions, evenly spaced from the first to the last of `count` episodes."""
     if limit is None or count <= limit:
         return set(range(count))
-    if limit == 1:
-        return {count - 1}
-    return {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
+    return {round(i * (count - 1) / max(1, limit - 1)) for i in range(limit)}
 
 
 def _policy(*texts: str) -> str:

@@ -25,18 +25,13 @@ from transformers.utils.logging import (
 )
 
 from ..redaction import redacted
-from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
+from .runs import SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
 
 class Column(NamedTuple):
-    """A column of the progress lines: label, metric, number format, width, meaning.
-
-    Attributes:
-        width: width of the column, with the spaces before it.
-        meaning: text of the legend.
-    """
+    """A column of the progress lines: label, metric, number format, width with spaces, legend."""
 
     label: str
     metric: str
@@ -97,30 +92,22 @@ class ProgressLines(TrainerCallback):
         self.task = task
         self.passes = ""
         self._steps = 1
-        self._lines = 0
+        # Numbers of rollouts and of log entries that have a line.
+        self._lines = self._logged = 0
         self._training, self._first = False, 0
         self._began = self._evaluating = self._at_line = self._spoke = 0.0
         self._columns: list[Column] = []
-        self._known: set[str] = set()
-        self._since: dict[str, list[float]] = {}
-        self._guards: dict[str, float] = {}
         self._best = -math.inf
         self._explains = self._bars = self._warned = self._shows_both = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
-        self._steps, self._first = steps_per_round(args), state.global_step
+        self._steps, self._first = getattr(args, "steps_per_rollout", 1), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
-        self._columns, self._since = [], {}
-        # A resumed run keeps its columns and counts.
-        for entry in state.log_history:
-            self._take(entry)
-        self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
+        self._logged, self._columns = len(state.log_history), []
         self._began = self._spoke = time.monotonic()
         self._evaluating = self._at_line = 0.0
-        outcomes = self._since.get(SUCCESS) or self._since.get(SCORE) or [-math.inf]
-        self._best = max(outcomes)
-        self._known, self._since = set(self._since), {}
+        self._best = max(outcomes(state.log_history), default=-math.inf)
         self._explains = getattr(args, "log_level", None) in ("info", "debug")
         # Progress bars of loading shards would interrupt the lines.
         self._bars = is_progress_bar_enabled()
@@ -142,16 +129,16 @@ class ProgressLines(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""
         # Read the history, because earlier callbacks may have removed entries of `logs`.
-        self._take(state.log_history[-1] if state.log_history else dict(logs or {}))
+        log, new = state.log_history, state.log_history[self._logged :]
         rounds, main = self._rounds(state), state.is_world_process_zero
         # Print only training metrics, because evaluations and the end of the run are logged too.
-        trained = any(column.metric in self._since for column in COLUMNS)
+        trained = any(known(new, column.metric) for column in COLUMNS)
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
-            self._lines, self._since = rounds, {}
-            if known(state.log_history, "advantage/std") == [0.0] * FIRST:
-                say_fruitless(state.log_history)
-            if is_flat(known(state.log_history, SUCCESS) or known(state.log_history, SCORE)):
+            self._lines, self._logged = rounds, len(log)
+            if known(log, "advantage/std") == [0.0] * FIRST:
+                say_fruitless(log)
+            if is_flat(outcomes(log)):
                 self._say(
                     f"! the last {LAST} rollouts were no better than the first {LAST}: see "
                     "docs/reliability.md, success stays where it was"
@@ -189,22 +176,12 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
-        if (label := lost(state.log_history)) is not None:
-            self._say(
-                f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
-                "docs/collapse.md and docs/reliability.md"
-            )
         say_fruitless(state.log_history)
 
     def _say(self, line: str) -> None:
         """Print a line, and note the time."""
         self._spoke = time.monotonic()
         say(line)
-
-    def _take(self, entry: Mapping[str, Any]) -> None:
-        for name, value in entry.items():
-            if (figure := number(value)) is not None:
-                self._since.setdefault(name, []).append(figure)
 
     def _rounds(self, state: Any) -> int:
         """Return the number of finished rounds (rollout batches). The last round may be shorter."""
@@ -239,26 +216,17 @@ class ProgressLines(TrainerCallback):
             yield from wrapped(f"forward passes: {self.passes}")
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
-        every = state.logging_steps
-        if args.logging_strategy == "steps" and every % steps and steps % every:
-            yield from wrapped(
-                f"lines come with the log, every {every} steps; logging_steps={steps} makes it one per "
-                "rollout"
-            )
 
     def _print_line(self, state: Any, rounds: int) -> None:
         total = str(self._total(state))
         place = f"rollout {rounds:>{len(total)}}/{total}"
-        self._known |= set(self._since)
-        solved = mean(self._since.get(SUCCESS))
+        log, new = state.log_history, state.log_history[self._logged :]
         if not self._columns:
             # Without a success the score may still rise, so show both. A resumed run keeps its columns.
-            first = next(iter(known(state.log_history, SUCCESS)), solved)
-            self._shows_both = first == 0 and SCORE in self._known
-        left_out = "score" if SUCCESS in self._known else "success"
+            self._shows_both = known(log, SUCCESS)[:1] == [0.0] and bool(known(log, SCORE))
+        left_out = "score" if known(log, SUCCESS) else "success"
         left_out = "entropy" if self._shows_both else left_out
-        logged = [column for column in COLUMNS if column.metric in self._known]
-        columns = [column for column in logged if column.label != left_out]
+        columns = [c for c in COLUMNS if known(log, c.metric) and c.label != left_out]
         if columns != self._columns:
             for line in legend(columns, self._columns, len(place), self._explains):
                 self._say(line)
@@ -266,7 +234,7 @@ class ProgressLines(TrainerCallback):
         trained = time.monotonic() - self._began - self._evaluating
         seconds, self._at_line = trained - self._at_line, trained
         left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
-        means = {c: mean(self._since.get(c.metric)) for c in columns}
+        means = {c: mean(known(new, c.metric)) for c in columns}
         cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
         figures = "".join([*cells, times])
@@ -275,17 +243,17 @@ class ProgressLines(TrainerCallback):
             self._best = outcome
             if self._lines:
                 figures = f"{cells[0]}*{figures[len(cells[0]) + 1 :]}"
-        overlap = mean(self._since.get(OVERLAP))
+        overlap = mean(known(new, OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
         self._say(f"{place}{figures}{word}")
-        moved = known(state.log_history, "policy/approx_kl")
+        moved = known(log, "policy/approx_kl")
         if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             self._say(
                 f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate; 1e-4 to 3e-4 is usual "
                 "with LoRA"
             )
         for metric, causes in CUT_OFF.items():
-            cut, solved = mean(self._since.get(metric)), mean(self._since.get(SUCCESS))
+            cut, solved = mean(known(new, metric)), mean(known(new, SUCCESS))
             # If the success is not known, warn only if nearly all episodes are cut.
             many = 0.95 if solved is None else 0.25
             if not self._warned and cut is not None and cut > many and not solved:
@@ -293,27 +261,15 @@ class ProgressLines(TrainerCallback):
                 ends = f"{cut:.0%} of the episodes end by {metric[12:]}"
                 self._say(f"! {ends}{'' if solved is None else ' and none is solved'}: {causes}")
         for metric, what in GUARDS.items():
-            so_far = max(self._since.get(metric, [0.0]))
-            if (more := round(so_far - self._guards[metric])) > 0:
+            # The metric is a running total.
+            before = max(known(log[: self._logged], metric), default=0.0)
+            if (more := round(max(known(new, metric), default=0.0) - before)) > 0:
                 self._say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
-                self._guards[metric] = so_far
 
 
 def is_flat(levels: list[float]) -> bool:
     """Whether the outcome of exactly `ENOUGH` rollouts has not risen, and is not near 1 from the start."""
     return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
-
-
-def lost(history: list[dict[str, Any]]) -> str | None:
-    """Return the label of the outcome (success or score) that fell without an alarm, or None."""
-    success = known(history, SUCCESS)
-    levels = success or known(history, SCORE)
-    if len(levels) <= LAST or any(known(history, FALLS)):
-        return None
-    best = max(levels)
-    # A score may be negative. A tenth of its best means little if the score was as far below 0.
-    fallen = max(levels[-LAST:]) < best / 10 and min(levels) > -best
-    return ("success" if success else "score") if fallen else None
 
 
 def say_fruitless(history: list[dict[str, Any]]) -> None:
@@ -331,11 +287,9 @@ def known(history: list[dict[str, Any]], name: str) -> list[float]:
     return [value for entry in history if (value := number(entry.get(name))) is not None]
 
 
-def steps_per_round(args: Any) -> int:
-    """Return the optimizer steps per rollout batch; 1 without rollouts."""
-    micro_batches = getattr(args, "steps_per_generation", None) or 1
-    steps = (getattr(args, "num_iterations", None) or 1) * micro_batches
-    return max(1, steps // args.gradient_accumulation_steps)
+def outcomes(history: list[dict[str, Any]]) -> list[float]:
+    """Return the success rates in a log or else the scores, oldest first."""
+    return known(history, SUCCESS) or known(history, SCORE)
 
 
 def legend(columns: list[Column], before: list[Column], indent: int, explains: bool) -> list[str]:
@@ -367,7 +321,7 @@ def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
     return ", ".join([*words, duration(number(metrics.get(f"{prefix}runtime")))])
 
 
-def mean(values: list[float] | None) -> float | None:
+def mean(values: list[float]) -> float | None:
     """Return the mean of the values, or None if there are no values."""
     return sum(values) / len(values) if values else None
 
@@ -387,11 +341,7 @@ def wrapped(text: str, longest: int = 1000) -> list[str]:
 def say(line: str) -> None:
     """Print a line and flush. An output error is logged and does not end the training."""
     try:
-        try:
-            print(line, flush=True)
-        except UnicodeEncodeError:
-            encoding = sys.stdout.encoding or "ascii"
-            print(line.encode(encoding, "replace").decode(encoding), flush=True)
+        print(line, flush=True)
     except (OSError, ValueError):
-        # Terminal, reader or stdout is closed.
+        # Terminal, reader or stdout is closed, or its encoding lacks a character.
         logger.debug("Cannot be printed: %s", line, exc_info=True)

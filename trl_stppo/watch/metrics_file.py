@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -94,16 +93,11 @@ def _free_name(path: Path) -> Path:
 def changed_settings(args: Any) -> dict[str, Any]:
     """Return variant, seed, and all settings that differ from their default, without secrets."""
     trainer = type(args).__name__.removesuffix("Config").lower()
-    changed: dict[str, Any] = {
-        "variant": getattr(args, "variant", None) or trainer,
-        "seed": args.seed,
-    }
+    variant = getattr(args, "variant", None) or trainer
+    changed: dict[str, Any] = {"variant": variant, "seed": args.seed}
     for spec in fields(args):
         value = getattr(args, spec.name)
-        if spec.default_factory is not MISSING:
-            default = spec.default_factory()
-        else:
-            default = None if spec.default is MISSING else spec.default
+        default = spec.default if spec.default_factory is MISSING else spec.default_factory()
         if spec.name.startswith("_") or is_secret(spec.name, value) or value == default:
             continue
         if isinstance(value, (str, int, float, bool, list)):
@@ -112,13 +106,4 @@ def changed_settings(args: Any) -> dict[str, Any]:
 
 
 def _lines(entries: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(_plain(redacted(entry)), default=str) + "\n" for entry in entries)
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN and infinite numbers by None, also in nested dictionaries."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return "".join(json.dumps(redacted(entry), default=str) + "\n" for entry in entries)

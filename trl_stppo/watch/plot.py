@@ -11,12 +11,10 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import MissingPackageError
-from ..redaction import redacted
 from .runs import Run, read_run
 
 PICTURE = "curves.png"
@@ -63,13 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw the curves; return 0, or 1 if a run cannot be read or drawn."""
-    try:
-        runs = [read_run(path) for path in options.runs]
-        output = options.output or (runs[0].folder if len(runs) == 1 else Path()) / PICTURE
-        named = dict(zip(map(str, options.runs), runs, strict=True))
-        print(f"picture: {draw_curves(named, output)}")
-    except (OSError, ValueError, ImportError) as error:
-        print(redacted(f"trl-stppo plot: {error}"), file=sys.stderr)
-        return 1
+    """Draw the curves; return the exit code."""
+    runs = {str(path): read_run(path) for path in options.runs}
+    (first, *others) = runs.values()
+    output = options.output or (Path() if others else first.folder) / PICTURE
+    print(f"picture: {draw_curves(runs, output)}")
     return 0

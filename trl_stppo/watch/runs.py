@@ -17,27 +17,24 @@ from typing import Any, NamedTuple
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
 FALLS = "guard/falls"
-NOTHING = "–"  # noqa: RUF001
+# Heading of a table -> metric of an evaluation (docs/evaluation.md).
+MEASURES = {
+    **{"success": SUCCESS, "score": SCORE, "turns": "turns/mean"},
+    **{"valid actions": "turns/valid_action_rate", "episodes": "episodes"},
+}
+NOTHING = "-"
 
 
 def number(value: Any) -> float | None:
     """Return a logged metric as float; None if it is missing, not a number, or infinite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
-    try:
-        figure = float(value)
-    except OverflowError:
-        # An int may have hundreds of digits.
-        return None
-    return figure if math.isfinite(figure) else None
+    return float(value)
 
 
 def shown(value: float | None, form: str = ".3f") -> str:
     """Format a metric as text. None becomes `NOTHING`, and a rounded zero loses its minus sign."""
-    if value is None:
-        return NOTHING
-    text = format(value, form)
-    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text
+    return NOTHING if value is None else format(value, f"z{form}")
 
 
 def duration(seconds: float | None) -> str:
@@ -145,23 +142,15 @@ def read_run(path: str | Path) -> Run:
         )
     if path.is_file():
         return _read_file(path, path.parent)
-    for source in _sources(path):
-        run = _read_file(source, path)
-        if run.history:
+    checkpoints = path.glob(f"checkpoint-*/{STATE_FILE}")
+    newest_first = sorted(checkpoints, key=lambda file: file.stat().st_mtime, reverse=True)
+    for source in (path / METRICS_FILE, path / STATE_FILE, *newest_first):
+        if source.is_file() and (run := _read_file(source, path)).history:
             return run
     raise FileNotFoundError(
         f"`runs={path}` holds no log: no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
         f"checkpoint-<step> with one. A run writes its first entry after `logging_steps` optimizer steps."
     )
-
-
-def _sources(folder: Path) -> list[Path]:
-    """Return the files that may have the log: files of the run first, then checkpoints, newest first."""
-    checkpoints = sorted(
-        folder.glob(f"checkpoint-*/{STATE_FILE}"), key=lambda file: file.stat().st_mtime
-    )
-    candidates = [folder / METRICS_FILE, folder / STATE_FILE, *reversed(checkpoints)]
-    return [file for file in candidates if file.is_file()]
 
 
 def _read_file(file: Path, folder: Path) -> Run:
@@ -170,17 +159,16 @@ def _read_file(file: Path, folder: Path) -> Run:
         if file.suffix == ".jsonl":
             head, history = _read_lines(file)
         else:
-            history = list(map(_named, json.loads(file.read_text(encoding="utf-8"))["log_history"]))
+            history = [*json.loads(file.read_text(encoding="utf-8"))["log_history"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error})."
         ) from error
-    dicts = [entry for entry in history if isinstance(entry, dict)]
-    # An entry without a step is skipped and does not count as damaged.
-    steps = [entry for entry in dicts if "step" in entry]
-    valid = [entry for entry in steps if number(entry["step"]) is not None]
-    if odd := len(history) - len(dicts) + len(steps) - len(valid):
+    valid = [e for e in history if isinstance(e, dict) and number(e.get("step")) is not None]
+    if odd := len(history) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
+    if not head:
+        valid = list(map(_named, valid))
     per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
     return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
 
@@ -198,10 +186,8 @@ def _pace(history: list[dict[str, Any]]) -> int | None:
     return gaps[1] if gaps[0] == 1 and gaps[1] else None
 
 
-def _named(entry: Any) -> Any:
+def _named(entry: dict[str, Any]) -> dict[str, Any]:
     """Add this package's names of TRL's metrics to an entry of another trainer's log."""
-    if not isinstance(entry, dict):
-        return entry
     return {**{ours: entry[name] for name, ours in OF_TRL.items() if name in entry}, **entry}
 
 

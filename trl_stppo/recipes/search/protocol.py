@@ -1,5 +1,6 @@
 """Search-R1's protocol: prompts that explain it, parsing of turns in linear time, layout of passages."""
 
+import bisect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from typing import Literal, NamedTuple
 
 from trl_stppo.recipes.search.retrieval import Passage
 
-Kind = Literal["search", "answer", ""]
 ACTIONS = ("search", "answer")
 TAG = re.compile(r"<(/?)(think|search|answer|information)>")
 _OBSERVATION_TAG = re.compile(r"<(/?)information>")
@@ -22,22 +22,14 @@ _PROTOCOL = (
     "- If you lack knowledge, search: <search> query </search>. The best passages come back between "
     "<information> and </information>. You may search again with another query.\n"
     "- Once you know enough, answer: {answer} This ends the task.\n"
-    "Never write an <information> block yourself.\n"
+    "Never write an <information> block yourself.\n\nQuestion: "
 )
 
-SEARCH_PROMPT = (
-    _PROTOCOL.format(
-        answer="<answer> the answer alone, in a few words </answer>, for example "
-        "<answer> Beijing </answer>."
-    )
-    + "\nQuestion: "
+SEARCH_PROMPT = _PROTOCOL.format(
+    answer="<answer> the answer alone, in a few words </answer>, for example <answer> Beijing </answer>."
 )
-
-SEARCH_PROMPT_CHOICES = (
-    _PROTOCOL.format(
-        answer="<answer> the letter of the right choice </answer>, for example <answer> B </answer>."
-    )
-    + "\nQuestion: "
+SEARCH_PROMPT_CHOICES = _PROTOCOL.format(
+    answer="<answer> the letter of the right choice </answer>, for example <answer> B </answer>."
 )
 
 
@@ -45,8 +37,8 @@ SEARCH_PROMPT_CHOICES = (
 class Turn:
     """A parsed turn: its action, the action's content, and whether its format is tidy."""
 
-    # The only action; "" if there is no valid action.
-    kind: Kind = ""
+    # The only action, "search" or "answer"; "" if there is no valid action.
+    kind: str = ""
     # The action's text, stripped; not empty if there is an action.
     content: str = ""
     # Whether the turn is one thought with words, then the action, and nothing else.
@@ -66,8 +58,7 @@ def read_turn(text: str, *, thoughts: bool = True) -> Turn:
 
     Outside of thoughts there must be exactly two tags, around the action, and words between them. Text in
     `<think>..</think>` is ignored. A turn may begin inside a thought, because chat templates of reasoning
-    models put the opening tag into the prompt. Without `thoughts`, `<think>` and
-    `<information>` are ordinary text.
+    models put the opening tag into the prompt. Without `thoughts`, `<think>` and `<information>` are text.
     """
     if thoughts:
         tags = _with_whole_thoughts(text)
@@ -80,9 +71,9 @@ def read_turn(text: str, *, thoughts: bool = True) -> Turn:
     content = text[opening.end : ending.start].strip()
     if opening.closing or not ending.closing or ending.name != opening.name or not content:
         return Turn()
-    if opening.name == "search":
-        return Turn("search", content, _is_tidy(text, tags))
-    return Turn("answer", content, _is_tidy(text, tags)) if opening.name == "answer" else Turn()
+    if opening.name not in ACTIONS:
+        return Turn()
+    return Turn(opening.name, content, _is_tidy(text, tags))
 
 
 def last_answer(text: str) -> str | None:
@@ -209,14 +200,8 @@ def _word_ends(text: str, start: int = 0) -> list[int]:
 
 def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> str:
     """Return the longest beginning that fits, by bisection over `ends`. The empty text always fits."""
-    low, high = 0, len(ends)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(shown[: ends[middle]]):
-            low = middle
-        else:
-            high = middle
-    return shown[: ends[low]]
+    too_long = bisect.bisect(ends, False, 1, key=lambda end: not fits(shown[:end]))
+    return shown[: ends[too_long - 1]]
 
 
 def _one_line(text: str) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -57,8 +57,9 @@ class HttpRetriever:
                 is drawn between half and all of it, so that clients do not retry at the same time.
             cache_size: responses in memory, >= 0.
         """
-        self._settings = {"timeout": timeout, "retries": retries, "backoff": backoff}
-        for name, value in {**self._settings, "cache_size": cache_size}.items():
+        self._settings: dict[str, Any] = {"timeout": timeout, "retries": retries}
+        self._settings |= {"backoff": backoff, "cache_size": cache_size}
+        for name, value in self._settings.items():
             if value < 0 or timeout == 0:
                 raise ValueError(f"{name} is {value}; allowed: timeout > 0, the others >= 0.")
         try:
@@ -67,12 +68,12 @@ class HttpRetriever:
             raise ValueError(f"url cannot be read: {error}.") from None
         if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
             raise ValueError("url must have http or https and a host, and no user or password.")
-        self.url, self._cache_size = url, cache_size
+        self.url = url
         self._found = lru_cache(cache_size)(self._ask)
         self._connect()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.url, {**self._settings, "cache_size": self._cache_size})
+        return partial(HttpRetriever, self.url, **self._settings), ()
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return at most `top_k` passages. A blank query is not sent and finds nothing.
@@ -96,7 +97,7 @@ class HttpRetriever:
             self._connect()
         request = json.dumps({"queries": [query], "topk": top_k, "return_scores": True})
         pause = self._settings["backoff"]
-        for attempt in range(int(self._settings["retries"]) + 1):
+        for attempt in range(self._settings["retries"] + 1):
             if attempt:
                 time.sleep(_random.uniform(0.5, 1.0) * min(pause, 5.0))
                 pause *= 2
@@ -104,7 +105,7 @@ class HttpRetriever:
                 answer = self._client.post(self.url, content=request)
                 if answer.status_code == 200:
                     (found,) = answer.json()["result"]
-                    return tuple(map(_passage, found))[:top_k]
+                    return tuple(map(passage_of, found))[:top_k]
                 failure = f"status {answer.status_code}: {answer.text[:200]!r}"
                 if answer.status_code < 500 and answer.status_code not in _RETRIED:
                     raise RetrievalError(
@@ -121,7 +122,9 @@ def passage_of(record: object) -> Passage:
     """Parse a record of a corpus file, or of a server's response, into a passage.
 
     A record has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
+    A server may put it in `document`, beside a score.
     """
+    record = record.get("document", record) if isinstance(record, dict) else record
     if isinstance(record, dict):
         contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
         if isinstance(contents, str):
@@ -132,15 +135,6 @@ def passage_of(record: object) -> Passage:
     raise ValueError(
         f"a passage is {record!r:.120}; must have the string `contents`, or `text` and perhaps `title`."
     )
-
-
-def _passage(hit: Any) -> Passage:
-    """Parse a search result of the server, with or without a score, into a passage."""
-    return passage_of(hit["document"] if isinstance(hit, dict) and "document" in hit else hit)
-
-
-def _make(url: str, settings: dict[str, Any]) -> HttpRetriever:
-    return HttpRetriever(url, **settings)
 
 
 def _unquoted(title: str) -> str:
@@ -171,8 +165,6 @@ def questions(split: Split) -> list[dict[str, Any]]:
 
     No name is in both splits.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split is {split!r}; allowed are 'train' and 'test'.")
     return _lines(split)
 
 

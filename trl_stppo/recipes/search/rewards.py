@@ -61,13 +61,12 @@ def f1_score(prediction: str, answers: Iterable[str]) -> float:
     Words are counted with repetition, after the normalisation of `exact_match`. An empty side scores 0.
     """
     predicted = Counter(comparable(prediction).split())
-    return max((_overlap(predicted, Counter(comparable(a).split())) for a in answers), default=0.0)
-
-
-def _overlap(predicted: Counter[str], gold: Counter[str]) -> float:
-    common = (predicted & gold).total()
-    # 2PR / (P + R) with P = common / predicted and R = common / gold.
-    return 2.0 * common / (predicted.total() + gold.total()) if common else 0.0
+    best = 0.0
+    for gold in (Counter(comparable(answer).split()) for answer in answers):
+        # 2PR / (P + R) with P = common / predicted and R = common / gold.
+        if common := (predicted & gold).total():
+            best = max(best, 2.0 * common / (predicted.total() + gold.total()))
+    return best
 
 
 Choices = Mapping[str, str] | Sequence[str]

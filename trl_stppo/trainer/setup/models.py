@@ -17,7 +17,7 @@ from ...hub.loading import base_of, critic_folder, load_tokenizer, policy_folder
 from ...hub.settings import CRITIC_FOLDER
 from ...models import adapters
 from ...models.adapters import CRITIC, SPLIT_INITS
-from ...models.critic import HEAD_FILE, Critic, NoCritic, SeparateCritic, SharedCritic
+from ...models.critic import HEAD_FILE, Critic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from ...paths import check_name
 from .._trl import (
@@ -281,7 +281,7 @@ def build_critic(host: Bridge, given: GivenCritic) -> Critic:
         adapters.restore_module_dtypes(policy)
         adapters.load_in_place(policy)
     if not host.has_critic:
-        return NoCritic()
+        return Critic()
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, host)

@@ -170,21 +170,36 @@ class AgentTrainer(Bridge):
         """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
         self._checkpoints = Checkpoints(self, self._run_state)
+        engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         policy = self.accelerator.unwrap_model(self.model)
         names = partial(task, policy, self.train_dataset, run.rollout)
-        engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         reporting = engines if self.accelerator.is_main_process else {}
-        display.install_callbacks(self.callback_handler, names, self._forward.why_padded, reporting)
+        why_padded = self._forward.why_padded
+        display.install_callbacks(self.callback_handler, names, why_padded, reporting)
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
-        self._trace = TraceRecorder(self, self._player)
+        self._trace = TraceRecorder(
+            run.args,
+            self._player,
+            self.text_tokenizer,
+            self.accelerator,
+            run={
+                "trainer": self.method_name,
+                "variant": getattr(run.args, "variant", None),
+                "level": self.importance_sampling_level,
+            },
+            reward_names=self.reward_func_names,
+            has_critic=self.has_critic,
+        )
         if run.args.trace_episodes:
             self.add_callback(self._trace)
-        parts = run.args, self.accelerator, self._player, self._rewards, self._guards, self._stale
+        playing = self._player, self._rewards, self._guards, self._stale
+        parts = run.args, self.accelerator, *playing
         self._source = RolloutSource(*parts)
         if run.args.rollout_overlap:
-            self._source = OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
+            loader = self._run_state.loader_ahead
+            self._source = OverlappedSource(*parts, loader_ahead=loader)
         self._evaluator = Evaluator(
             self,
             self._player,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -14,28 +14,13 @@ from .batch import Batch
 from .ppo_config import PPOConfig
 
 Wrapped = Callable[..., Any]
-Value = TypeVar("Value")
-
-
-class Private(Generic[Value]):
-    """Public name for upstream's private attribute or method `name`, which is looked up at each use."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, owner: Any, kind: type) -> Value:
-        value: Value = getattr(kind if owner is None else owner, self._name)
-        return value
-
-    def __set__(self, owner: Any, value: Value) -> None:
-        setattr(owner, self._name, value)
 
 
 class Bridge(GRPOTrainer):
     """GRPOTrainer with types and public names for the private state that the parts of a run read.
 
-    The contract test compares each private name with the installed versions. Overrides of methods, and
-    methods replaced after construction, are used.
+    The contract test compares each private name with the installed versions. Methods are looked up at each
+    call, so that overrides and methods replaced after construction are used.
     """
 
     args: PPOConfig
@@ -43,39 +28,59 @@ class Bridge(GRPOTrainer):
     config_class: type[PPOConfig]
     has_critic = True
     critic: Critic
-    # Upstream sets this attribute without a type.
+    # Upstream sets these attributes without types.
     _tokenizer: Any
+    _signature_columns: Any
+    _finish_current_push: Any
 
-    # Number of micro-batches that were taken so far.
-    micro_step = Private[int]("_step")
-    # The current rollout batch, cut into micro-batches; None before the first.
-    rollout_buffer = Private[list[Batch] | None]("_buffered_inputs")
+    @property
+    def micro_step(self) -> int:
+        """Number of micro-batches that were taken so far."""
+        return self._step
 
-    # Values of the next log, by mode ("train", "eval") and name.
-    next_metrics = Private[dict[str, dict[str, list[float]]]]("_metrics")
-    # Columns of the next table of completions.
-    next_table = Private[dict[str, Any]]("_logs")
-    # Values that reward functions passed to `log_metric`, and columns that they passed to `log_extra`.
-    pending_metrics = Private[dict[str, list[float]]]("_pending_metrics")
-    pending_columns = Private[dict[str, list[Any]]]("_pending_extra_logs")
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._step = value
 
-    # The tokenizer, without the processor around it.
-    text_tokenizer = Private[Any]("_tokenizer")
-    # Columns of the rows that upstream keeps.
-    signature_columns = Private[list[str]]("_signature_columns")
-    # The step at which vLLM last got the weights.
-    vllm_step = Private[int]("_last_loaded_step")
-    # The name of the training method, as on the model card.
-    method_name = Private[str]("_name")
+    @property
+    def rollout_buffer(self) -> list[Batch] | None:
+        """The current rollout batch, cut into micro-batches; None before the first."""
+        return self._buffered_inputs
 
-    # Upstream's methods, or their overrides.
-    generate_single_turn = Private[Wrapped]("_generate_single_turn")
-    calculate_rewards = Private[Callable[..., torch.Tensor]]("_calculate_rewards")
-    policy_logprobs = Private[Wrapped]("_get_per_token_logps_and_entropies")
-    # The method for the folder that holds a trial's checkpoints.
-    checkpoint_folder = Private[Callable[[Any], str]]("_get_output_dir")
-    push_checkpoint = Private[Wrapped]("_push_from_checkpoint")
-    finish_push = Private[Wrapped]("_finish_current_push")
+    @rollout_buffer.setter
+    def rollout_buffer(self, value: list[Batch] | None) -> None:
+        self._buffered_inputs = value
+
+    # --------------------------------------------------------------------- the next log
+
+    @property
+    def next_metrics(self) -> dict[str, dict[str, list[float]]]:
+        """Values of the next log, by mode ("train", "eval") and name."""
+        return self._metrics
+
+    @property
+    def next_table(self) -> dict[str, Any]:
+        """Columns of the next table of completions."""
+        return self._logs
+
+    @property
+    def pending_metrics(self) -> dict[str, list[float]]:
+        """Values that reward functions passed to `log_metric`."""
+        return self._pending_metrics
+
+    @property
+    def pending_columns(self) -> dict[str, list[Any]]:
+        """Columns that reward functions passed to `log_extra`."""
+        return self._pending_extra_logs
+
+    @property
+    def next_log(self) -> tuple[Any, ...]:
+        """Metrics, table, pending metrics and pending columns of the next log."""
+        return self._metrics, self._logs, self._pending_metrics, self._pending_extra_logs
+
+    @next_log.setter
+    def next_log(self, values: tuple[Any, ...]) -> None:
+        self._metrics, self._logs, self._pending_metrics, self._pending_extra_logs = values
 
     @property
     def loss_sums(self) -> tuple[torch.Tensor, float, int]:
@@ -86,6 +91,13 @@ class Bridge(GRPOTrainer):
     def loss_sums(self, value: tuple[torch.Tensor, float, int]) -> None:
         self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = value
 
+    # ------------------------------------------------------------------ tokens and rows
+
+    @property
+    def text_tokenizer(self) -> Any:
+        """The tokenizer, without the processor around it."""
+        return self._tokenizer
+
     @property
     def end_ids(self) -> set[int]:
         """Token ids that can end a complete completion: ends of turns and padding."""
@@ -94,6 +106,57 @@ class Bridge(GRPOTrainer):
     def decode(self, ids: list[int]) -> str:
         """Decode token ids to text, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def signature_columns(self) -> list[str]:
+        """Columns of the rows that upstream keeps."""
+        return self._signature_columns
+
+    # --------------------------------------------------------------------------- methods
+
+    @property
+    def vllm_step(self) -> int:
+        """The step at which vLLM last got the weights."""
+        return self._last_loaded_step
+
+    @vllm_step.setter
+    def vllm_step(self, value: int) -> None:
+        self._last_loaded_step = value
+
+    @property
+    def generate_single_turn(self) -> Wrapped:
+        """Upstream's method that generates completions, or its override."""
+        return self._generate_single_turn
+
+    @property
+    def calculate_rewards(self) -> Callable[..., torch.Tensor]:
+        """Upstream's method that calls the reward functions, or its override."""
+        return self._calculate_rewards
+
+    @property
+    def policy_logprobs(self) -> Wrapped:
+        """The method for log-probabilities, or its override."""
+        return self._get_per_token_logps_and_entropies
+
+    @property
+    def method_name(self) -> str:
+        """The name of the training method, as on the model card."""
+        return self._name
+
+    @property
+    def checkpoint_folder(self) -> Callable[[Any], str]:
+        """Upstream's method for the folder that holds a trial's checkpoints."""
+        return self._get_output_dir
+
+    @property
+    def push_checkpoint(self) -> Wrapped:
+        """Upstream's method that pushes from a checkpoint."""
+        return self._push_from_checkpoint
+
+    @property
+    def finish_push(self) -> Wrapped:
+        """Upstream's method that waits for a push."""
+        return self._finish_current_push
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint at the current optimizer step."""

@@ -30,9 +30,9 @@ from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
 from .batch import Batch
-from .bridge import Bridge
 from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
+from .ppo_config import PPOConfig
 
 # Characters after a piece in which the next piece is searched. Text between two pieces belongs to no single
 # token, such as a space, or a character of several tokens.
@@ -95,13 +95,29 @@ class OpenRecord:
 
 
 class TraceRecorder(TrainerCallback):
-    """Records this process's share of the `trace_episodes` episodes of each update."""
+    """Records this process's share of the `trace_episodes` episodes of each update.
 
-    def __init__(self, host: Bridge, player: EpisodePlayer) -> None:
-        self._host, self._player, self._accelerator = host, player, host.accelerator
-        self._folder = Path(host.args.output_dir) / FOLDER
-        share, rest = divmod(host.args.trace_episodes, self._accelerator.num_processes)
-        self._share = share + (self._accelerator.process_index < rest)
+    `run`: `trainer`, `variant` and `level` of the run. `reward_names`: names of its reward functions.
+    """
+
+    def __init__(
+        self,
+        args: PPOConfig,
+        player: EpisodePlayer,
+        tokenizer: Any,
+        accelerator: Any,
+        *,
+        run: dict[str, Any],
+        reward_names: list[str],
+        has_critic: bool,
+    ) -> None:
+        self._player, self._tokenizer, self._accelerator = player, tokenizer, accelerator
+        self._run, self._reward_names = run, reward_names
+        self._columns = (*COLUMNS, *OF_CRITIC) if has_critic else COLUMNS
+        self._folder = Path(args.output_dir) / FOLDER
+        self._steps_per_rollout = args.steps_per_rollout
+        share, rest = divmod(args.trace_episodes, accelerator.num_processes)
+        self._share = share + (accelerator.process_index < rest)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
         self._start, self._step = 0, 0
@@ -110,9 +126,10 @@ class TraceRecorder(TrainerCallback):
 
     def _pieces(self, ids: list[int]) -> list[str]:
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        tokenizer = self._host.text_tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        return cut(ids, partial(tokenizer.decode, **whole), backend)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return cut(ids, partial(self._tokenizer.decode, **whole), backend)
+
+    # ------------------------------------------------------------------ called by training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Number this training in the trace, so that readers discard older records of later steps."""
@@ -134,8 +151,7 @@ class TraceRecorder(TrainerCallback):
             records = self._begun(rollout, numbers, self._player.engine)
             # The first rows of the batch are the contexts of the first episodes.
             columns: dict[str, Any] = dict(batch)
-            names = (*COLUMNS, *OF_CRITIC) if self._host.has_critic else COLUMNS
-            kept = {n: columns[n][: len(records)].clone() for n in names if n in columns}
+            kept = {n: columns[n][: len(records)].clone() for n in self._columns if n in columns}
             self._update = OpenRecord(self._header("train", "train"), records, kept)
             ids = batch["completion_ids"]
             batch["trace_row"] = torch.arange(len(ids), device=ids.device)
@@ -218,6 +234,8 @@ class TraceRecorder(TrainerCallback):
         if state is not None and self._share:
             self._update = OpenRecord(**send_to_device(state, self._accelerator.device))
 
+    # -------------------------------------------------------------------------- inside
+
     def _begun(
         self, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine
     ) -> list[dict[str, Any]]:
@@ -232,7 +250,7 @@ class TraceRecorder(TrainerCallback):
             row, versions = rollout.rows[episode.row], episode.policy_versions
             # In an evaluation the key is the row of the data set, and the repetition.
             key = [first + number] if rollout.names is None else [*rollout.names[number]]
-            rewards = zip(self._host.reward_func_names, scores[number], strict=True)
+            rewards = zip(self._reward_names, scores[number], strict=True)
             record = {
                 "row": key[0],
                 "repetition": key[1] if len(key) > 1 else 0,
@@ -308,12 +326,10 @@ class TraceRecorder(TrainerCallback):
         return {
             "phase": phase,
             "name": name,
-            "update": self._step // self._host.args.steps_per_rollout + (phase == "train"),
+            "update": self._step // self._steps_per_rollout + (phase == "train"),
             "global_step": self._step,
             "process": self._accelerator.process_index,
-            "trainer": self._host.method_name,
-            "variant": getattr(self._host.args, "variant", None),
-            "level": self._host.importance_sampling_level,
+            **self._run,
             "steps": {},
             "complete": phase == "eval",
         }

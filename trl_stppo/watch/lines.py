@@ -25,7 +25,7 @@ from transformers.utils.logging import (
 )
 
 from ..redaction import redacted
-from .runs import SCORE, SUCCESS, duration, number, shown
+from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +176,11 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
+        if (label := lost(state.log_history)) is not None:
+            self._say(
+                f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
+                "docs/collapse.md and docs/reliability.md"
+            )
         say_fruitless(state.log_history)
 
     def _say(self, line: str) -> None:
@@ -272,6 +277,18 @@ def is_flat(levels: list[float]) -> bool:
     return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
 
 
+def lost(history: list[dict[str, Any]]) -> str | None:
+    """Return the label of the outcome (success or score) that fell without an alarm, or None."""
+    levels = outcomes(history)
+    if len(levels) <= LAST or any(known(history, FALLS)):
+        return None
+    best = max(levels)
+    # A score may be negative. A tenth of its best means little if the score was as far below 0.
+    if max(levels[-LAST:]) >= best / 10 or min(levels) <= -best:
+        return None
+    return "success" if known(history, SUCCESS) else "score"
+
+
 def say_fruitless(history: list[dict[str, Any]]) -> None:
     """Print and log that no rollout had a learning signal, and which metrics to read first."""
     zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
@@ -341,7 +358,9 @@ def wrapped(text: str, longest: int = 1000) -> list[str]:
 def say(line: str) -> None:
     """Print a line and flush. An output error is logged and does not end the training."""
     try:
-        print(line, flush=True)
+        # A name may have characters that the terminal lacks.
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(line.encode(encoding, "replace").decode(encoding), flush=True)
     except (OSError, ValueError):
-        # Terminal, reader or stdout is closed, or its encoding lacks a character.
+        # Terminal, reader or stdout is closed.
         logger.debug("Cannot be printed: %s", line, exc_info=True)

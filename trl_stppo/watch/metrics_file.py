@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -106,4 +107,11 @@ def changed_settings(args: Any) -> dict[str, Any]:
 
 
 def _lines(entries: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(redacted(entry), default=str) + "\n" for entry in entries)
+    return "".join(json.dumps(_plain(redacted(entry)), default=str) + "\n" for entry in entries)
+
+
+def _plain(value: Any) -> Any:
+    """Replace NaN and infinite numbers by None, also in nested dictionaries."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -201,29 +201,23 @@ SAMPLING = ("temperature", "top_p", "top_k")
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
-    training = host.model.training
+    log, training = host.next_log, host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device
     forked = [] if device.type in ("cpu", "mps") else [device.index or 0]
-    logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
-    for entry in logs.values():
-        entry.clear()
-    log: dict[str, Any] = {
-        "next_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
-        "next_table": logs,
-        "pending_metrics": defaultdict(list),
-        "pending_columns": defaultdict(list),
-    }
-    with (
-        torch.random.fork_rng(devices=forked, device_type=device.type if forked else "cuda"),
-        replaced(host, **log),
-    ):
+    with torch.random.fork_rng(devices=forked, device_type=device.type if forked else "cuda"):
         try:
+            metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+            logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
+            for entry in logs.values():
+                entry.clear()
+            host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
             set_seed(host.args.seed, device_specific=True)
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+            host.next_log = log
             if host.model.training != training:
                 host.model.train(training)
 

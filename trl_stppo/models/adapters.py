@@ -8,7 +8,6 @@ is the reference.
 from __future__ import annotations
 
 import copy
-import shutil
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,9 +167,15 @@ def _further_config(policy: Any) -> Any:
 
 
 def discard_saved_reference(folder: Path) -> None:
-    """Delete the reference adapter from a saved model's folder."""
-    if (folder / REFERENCE / "adapter_config.json").is_file():
-        shutil.rmtree(folder / REFERENCE)
+    """Delete the reference adapter's files from a saved model's folder."""
+    saved = folder / REFERENCE
+    if not (saved / "adapter_config.json").is_file():
+        return
+    weights = ("adapter_model.safetensors", "adapter_model.bin")
+    for name in ("adapter_config.json", *weights, "README.md"):
+        (saved / name).unlink(missing_ok=True)
+    if not any(saved.iterdir()):
+        saved.rmdir()
 
 
 def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:

@@ -54,7 +54,7 @@ def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
         averaged: Figures = {"episodes": sum(f["episodes"] for f in every)}
         for column in (c for c in common if c not in BOUNDS):
             counts = [1.0] * len(every)
-            # Weight each data set by the number of episodes that its column averages.
+            # Weight each data set by the number of episodes in the column's mean.
             if name == ALL_ROWS:
                 judged = [f.get("judged", 1.0) if column == "success" else 1.0 for f in every]
                 counts = [f["episodes"] * share for f, share in zip(every, judged, strict=True)]

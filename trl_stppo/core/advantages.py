@@ -424,6 +424,6 @@ def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
-    """Return the variance, or NaN if `squares` overflowed: division by infinity would equalise all values."""
+    """Return the variance, or NaN if `squares` overflowed, because division by infinity gives only zeros."""
     variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

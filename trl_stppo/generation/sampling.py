@@ -212,5 +212,5 @@ def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     # Keep the share below the total, because a share equal to it would lie beyond every token.
     share = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(sums, share, right=True).clamp_(max=sums.shape[1] - 1)
-    # A parallel running sum may step by a rounding error where the weight is zero.
+    # A parallel cumulative sum may rise by a rounding error where the weight is zero.
     return torch.where(weights.gather(1, tokens) > 0, tokens, weights.argmax(-1, keepdim=True))

@@ -217,7 +217,7 @@ class SeparateCritic(Critic):
         self.model.save_pretrained(self._folder(folder), state_dict=self.full)
 
     def _folder(self, folder: Path) -> Path:
-        # Use a deeper folder, because transformers loads adapters one level below into the policy.
+        # Use a deeper folder, because transformers loads adapters of direct subfolders into the policy.
         return folder / ADAPTERS if hasattr(self.model, "peft_config") else folder
 
     def load(self, folder: Path) -> None:

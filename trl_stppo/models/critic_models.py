@@ -139,7 +139,7 @@ def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **place)
     except (OSError, ValueError):
-        # The path is an adapter's, or loading raises transformers' own error.
+        # An adapter has no such file. For any other path, loading raises transformers' own error.
         return None
     if _has_scored_class(config):
         return None

@@ -164,7 +164,7 @@ def _arguments(value: Any) -> str:
 def cut_at(
     stop: tuple[str, ...], ids: list[int], decode: Callable[[list[int]], str]
 ) -> tuple[list[int], str | None]:
-    """Cut a turn after the token that completes the first stop string; return it and the text before `stop`.
+    """Cut a turn after the token that ends the first stop string; return the turn and its text before `stop`.
 
     The text is None if the turn holds no stop string.
     """

@@ -17,7 +17,7 @@ from typing import Any
 
 # A noncharacter of Unicode, which texts do not contain.
 MARK = "\ufdd0"
-# Parts of a message whose values templates compare.
+# Templates compare the values of these fields of a message.
 _STRUCTURE = ("role", "type")
 _TURN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 _CALL = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
@@ -131,7 +131,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _added(self) -> dict[int, Any]:
-        """Added tokens by id; empty without such a table (mistral-common), where no text yields one."""
+        """Added tokens by id; empty for mistral-common, where no text becomes an added token."""
         try:
             return self.tokenizer.added_tokens_decoder
         except NotImplementedError:

@@ -159,7 +159,7 @@ class _Rollout:
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, Proceed] = {}
-        # Row -> context of an agent whose computations the backend keeps.
+        # Row -> context of an agent, whose keys and values the backend keeps.
         self._held: dict[int, Context] = {}
         self.durations = Durations()
 

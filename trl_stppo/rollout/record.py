@@ -1,4 +1,4 @@
-"""Reasons for an episode's end, its success, and the check of a reward."""
+"""Stop reasons and success of episodes, and the check of a reward."""
 
 from __future__ import annotations
 

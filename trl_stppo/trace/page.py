@@ -165,7 +165,7 @@ def _write_blocks(
     texts: list[str] = []
     position = 0
     for group, (update, path) in enumerate(updates):
-        # Keep the names of numbers that are not finite, because JSON in a browser has no such numbers.
+        # Keep NaN and infinity as text, because JSON in a browser has no such numbers.
         for episode in read_episodes(update, path, damage, parse_constant=str):
             position += 1
             if position - 1 not in wanted:

@@ -22,7 +22,7 @@ def install_callbacks(
     why_padded: str | None,
     engines: Mapping[str, RolloutEngine],
 ) -> None:
-    """Write the log to a file, and replace upstream's bar and printed dictionaries by lines of metrics.
+    """Write the log to a file, and print lines in place of upstream's progress bar and dictionaries.
 
     `names` returns the names of model, environment and data set; `engines` report their progress.
     """

@@ -132,7 +132,7 @@ class TraceRecorder(TrainerCallback):
     # ------------------------------------------------------------------ called by training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Number this training in the trace, so that readers discard older records of later steps."""
+        """Give the training a number, so that readers drop earlier records of the steps that it repeats."""
         start = 0
         self._step = state.global_step
         if self._accelerator.is_main_process:

@@ -91,7 +91,7 @@ class STPPOConfig(PPOConfig):
             kind.check(self)
 
     def _resolve_critic(self) -> None:
-        """Set lambda for token ratios, and the critic's settings."""
+        """Set the critic's settings, and lambda if ratios are per token."""
         if self.lam is None and self.importance_sampling_level == "token":
             self.lam = PPOConfig.lam
         super()._resolve_critic()

@@ -605,8 +605,7 @@ class TrainingLoop:
         taken = admitted and not self.is_warming_up
         self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
-            # Without gradients the optimizer does nothing. The critic keeps its gradient if only the policy
-            # had nothing to learn.
+            # Without gradients the optimizer does nothing. If only the critic learns, it keeps its gradient.
             self.host.model.zero_grad(set_to_none=True)
             if self.guards.outcome != "critic_only":
                 self.start_mini_batch()

@@ -45,7 +45,7 @@ FIRST = 3
 LAST = 5
 # Rollouts after which the outcome should have risen.
 ENOUGH = 20
-# Seconds without a line after which an optimizer step of an update is printed.
+# If no line was printed for this many seconds, an optimizer step of an update is printed.
 QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4

@@ -105,7 +105,7 @@ class Run:
         return [*outcomes[:1], *(p for p in DIAGNOSTICS if self.points(p.metric)[0])]
 
     def points(self, metric: str, steps: int | None = None) -> tuple[list[int], list[float]]:
-        """Return the updates and a metric's mean in each, sorted. The last entry of a step counts.
+        """Return the sorted updates and a metric's mean in each. Each step counts with its last entry.
 
         Values that are not finite are left out. An update has `steps` optimizer steps, by default the
         run's `steps_per_rollout`, or 1.

@@ -176,7 +176,7 @@ def stdlib_search_dataset(split: Split) -> datasets.Dataset:
 
 
 STDLIB = "stdlib"
-# Lock the call, because `cache` itself could open a name once per thread.
+# Lock the call, because `cache` alone lets two threads open one name.
 _lock = threading.Lock()
 
 

@@ -268,11 +268,11 @@ class Ending(TrainerCallback):
         self.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the random states before the epoch's rows are read, for a run resumed here."""
+        """Record the random states before the epoch's rows are read, for a run that resumes from here."""
         self.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the random states after the rows are read, for a run resumed here."""
+        """Record the random states after the rows are read, for a run that resumes from here."""
         if self.before is None:
             self.before = _random_states(self._host.accelerator.device)
 

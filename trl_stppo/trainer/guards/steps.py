@@ -1,4 +1,4 @@
-"""Guards that skip optimizer steps and apply alarms and endings; see `docs/reliability.md`."""
+"""Guards that skip optimizer steps, raise alarms and end a run; see `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Guards:
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._failures = FailureWatch()
         self.ending = Ending(host, self._failures, last_checkpoint)
-        # Of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
+        # Outcome of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
         self.outcome = "taken"
         self._begin()
 

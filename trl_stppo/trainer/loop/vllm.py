@@ -147,7 +147,7 @@ class VLLM:
     @contextmanager
     def _colocated(self, capacity: int | None, version: int) -> Iterator[Backend]:
         vllm = self._host.vllm_generation
-        # On the CPU vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
+        # On a CPU, vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):

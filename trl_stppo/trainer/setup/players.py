@@ -148,7 +148,7 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 def growing_template(renderer: ChatRenderer) -> str | None:
     """Return TRL's training template if it preserves turns and the tokenizer's own does not, else None."""
     tokenizer = renderer.tokenizer
-    # Without a template, prompts are plain text, or tokenising the first prompt raises.
+    # Without a template only plain text works: tokenising messages raises an error.
     if tokenizer.chat_template is None or renderer.preserves_turns():
         return None
     template = training_template(tokenizer)

@@ -1,13 +1,14 @@
 """Test an environment for errors and common mistakes.
 
-Makes the environment, plays a few rows, and reports broken rules of the contract (errors) and usual mistakes
-(warnings), such as rewards that are not numbers or state that two instances share (docs/environments.md). An
-agent, `(client, row)`, gets the actions in place of the policy's turns. Without --rows and --row it plays the
-rows of the class, or one made-up row.
+Makes the environment, plays a few rows, and reports broken rules of the
+contract (errors) and usual mistakes (warnings), such as rewards that are not
+numbers or state that two instances share (docs/environments.md). An agent,
+`(client, row)`, gets the actions in place of the policy's turns. Without
+--rows and --row it plays the rows of the class, or one made-up row.
 
 Examples:
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
-    trl-stppo env check my_env:MyEnv --action 'go left' --action 'go right' --strict
+    trl-stppo env check my_env:MyEnv --action 'go left' --strict
 """
 
 from __future__ import annotations

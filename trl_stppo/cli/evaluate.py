@@ -1,22 +1,24 @@
 """Compare agents on held-out rows.
 
-Plays every held-out row once per agent and prints success with its interval, per data set and averaged. It
-accepts the flags and files of `train`, and uses the task, the limits of an episode and the eval_* settings.
-Critic, reference and optimizer are not loaded.
+Plays every held-out row once per agent and prints success with its interval,
+per data set and averaged. It accepts the flags and files of `train`, and uses
+the task, the limits of an episode and the eval_* settings. Critic, reference
+and optimizer are not loaded.
 
-    --models NAME ...     agents: checkpoints, Hub ids, adapter folders; default model_name_or_path
-    --labels NAME ...     their names in the table; default their folders' names
-    --output FILE         JSON file to write, with figures and settings
-    --max_rows N          most rows of each data set, drawn with a fixed seed
-    --show N              print each agent's first N episodes (0)
-    --figures NAME ...    reward functions to report without counting them in the score; 'none' for none;
-                          default the environment's
+  --models NAME ...   agents: checkpoints, Hub ids, adapter folders; default
+                      model_name_or_path
+  --labels NAME ...   their names in the table; default their folders' names
+  --output FILE       JSON file to write, with figures and settings
+  --max_rows N        most rows of each data set, drawn with a fixed seed
+  --show N            print each agent's first N episodes (0)
+  --figures NAME ...  reward functions to report without counting them in the
+                      score; 'none' for none; default the environment's
 
 --help_all lists all flags.
 
 Examples:
     trl-stppo evaluate --config run.yaml --models runs/agent
-    trl-stppo evaluate --config run.yaml --models base runs/ppo --output table.json
+    trl-stppo evaluate --config run.yaml --models base runs/ppo --output a.json
 """
 
 from __future__ import annotations

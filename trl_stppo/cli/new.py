@@ -1,9 +1,10 @@
 """Make a folder with an agent to change: environment, rows, settings, training.
 
-The agent learns a guessing game on a CPU in two minutes (docs/tutorial.md). With --model a pretrained model
-learns it, after a warm start by TRL's SFTTrainer (docs/pretrained.md).
+The agent learns a guessing game on a CPU in two minutes (docs/tutorial.md).
+With --model a pretrained model learns it, after a warm start by TRL's
+SFTTrainer (docs/pretrained.md).
 
-    --model NAME          a pretrained model: Hub id or folder; default: a small new model
+  --model NAME  a pretrained model: Hub id or folder; default: a small new model
 
 Examples:
     trl-stppo new games/guess

@@ -1,6 +1,7 @@
 """Serve curves and recorded episodes of runs on this machine, refreshed with every update.
 
-The address is on 127.0.0.1 and needs no network; runs may still be training (docs/watching.md).
+The address is on 127.0.0.1 and needs no network; runs may still be training
+(docs/watching.md).
 
 Examples:
     trl-stppo watch runs/demo --open

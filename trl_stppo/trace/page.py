@@ -1,9 +1,10 @@
 """Write one HTML page of a run's recorded episodes.
 
-The page needs no network. It filters and sorts the recorded episodes (--trace_episodes of `train`), and
-colours each token by role, ratio, advantage, value, or clipping (docs/watching.md). Episodes are data,
-compressed and in base64, that the page shows as text nodes. A content security policy allows only the
-page's own script.
+The page needs no network. It filters and sorts the recorded episodes
+(--trace_episodes of `train`), and colours each token by role, ratio,
+advantage, value, or clipping (docs/watching.md). Episodes are data, compressed
+and in base64, that the page shows as text nodes. A content security policy
+allows only the page's own script.
 
 Examples:
     trl-stppo trace runs/demo --open

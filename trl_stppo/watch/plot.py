@@ -1,7 +1,8 @@
 """Draw curves of one run or several.
 
-One picture shows success, KL, clipping, entropy, scale and explained variance from the logs of all runs,
-also of a run that is still training (docs/watching.md).
+One picture shows success, KL, clipping, entropy, scale and explained variance
+from the logs of all runs, also of a run that is still training
+(docs/watching.md).
 
 Examples:
     trl-stppo plot runs/demo

@@ -25,7 +25,7 @@ LENGTHS = (3, 11, 37)
 GROWTH = 12
 # Settings with a length beyond which a model may compute differently.
 _EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')
-# The settings among them that `supports` checks.
+# `supports` checks these settings itself.
 _JUDGED = ("sliding_window", "original_max_position_embeddings")
 
 

@@ -209,7 +209,7 @@ def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
 
 
 def adapter_layers(model: PreTrainedModel) -> list[Any]:
-    """Return all modules that hold adapters and switch between them."""
+    """Return the modules that hold adapters and can switch between them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import AuxiliaryTrainingWrapper
 

@@ -94,7 +94,7 @@ def isolated(factory: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class _Late(Exception):
-    """Error of a passed deadline, distinct from a TimeoutError that the environment itself may raise."""
+    """Error of a call that took too long, unlike a TimeoutError that the environment itself may raise."""
 
 
 class IsolatedEnvironment:

@@ -218,7 +218,7 @@ class OverlappedSource(RolloutSource):
     def _begin(self) -> None:
         self._ahead: RowsAhead | None = None
         self._is_checked = False
-        # Seconds and turns of the last rollout that was played without an update beside it.
+        # Seconds and turns of the last rollout that was played while no update ran.
         self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
 

@@ -180,7 +180,7 @@ class TrainingLoop:
         if first and "old_per_token_logps" in batch and is_fresh_lora(policy):
             batch["ref_per_token_logps"] = batch["old_per_token_logps"]
             return
-        # A fresh adapter is switched off; an adapter that has learnt has a copy, "ref".
+        # Switch a fresh adapter off; for an adapter that was trained before, use its copy "ref".
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
             batch["ref_per_token_logps"] = self.logprobs_under(host.model, batch)
 

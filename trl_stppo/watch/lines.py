@@ -278,7 +278,7 @@ def is_flat(levels: list[float]) -> bool:
 
 
 def lost(history: list[dict[str, Any]]) -> str | None:
-    """Return the label of the outcome (success or score) that fell without an alarm, or None."""
+    """Return the label of the metric (success or score) that fell without an alarm, or None."""
     levels = outcomes(history)
     if len(levels) <= LAST or any(known(history, FALLS)):
         return None

@@ -269,7 +269,7 @@ class Guards:
         return policy_parameters(self._host)
 
     def _log(self) -> None:
-        """Set the guards' totals in the next log; upstream would average appended values."""
+        """Set the guards' totals in the next log, because upstream would average values that are appended."""
         figures = self._host.next_metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]

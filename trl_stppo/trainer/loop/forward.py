@@ -31,7 +31,7 @@ ACCELERATOR_OVERHEAD = 512.0
 # Largest allowed difference of packed and padded passes, relative to the largest value, by bytes per weight.
 # The probe's tokens are improbable, so bfloat16 rounds their log-probabilities by 0.02.
 TOLERANCE = {8: 1e-4, 4: 1e-4, 2: 0.06}
-# Prompts and completions of the probe: rows with equal beginnings, a prefix of a row, and an unlike row.
+# Prompts and completions of the probe: rows with equal beginnings, a prefix of a row, another row.
 PROBE = (((5, 6), (7, 8, 9, 6)), ((5, 6), (7, 3)), ((5, 6), (7, 8)), ((4,), (3, 3)))
 
 

@@ -29,7 +29,7 @@ from .sampler import TurnSampler
 
 
 class EpisodePlayer:
-    """Plays rollouts of training and evaluation; with `owns_prompts` rows may lack a prompt."""
+    """Player of rollouts of training and evaluation. If it `owns_prompts`, rows may lack a prompt."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ def play_rows(
 
 
 def count_cut_off_as_failed(rollout: Rollout) -> None:
-    """Mark episodes that ran out of turns or tokens as failed, if their environments report success."""
+    """Mark episodes that ran out of turns or tokens as failed, if their environments judge episodes."""
     if not rollout.has_environment:
         return
     episodes = rollout.episodes

@@ -62,7 +62,7 @@ class EngineGradient(GradientBuffer):
         self.is_empty = True
 
     def _groups(self) -> dict[int, Any]:
-        """Return this process's shards of the gradient, complete at the end of a mini-batch."""
+        """Return this process's shards of the gradient; they are complete when a mini-batch ends."""
         return self._engine.optimizer.averaged_gradients
 
 

@@ -171,8 +171,8 @@ class FallWatch:
 class SamplerWatch:
     """Detects a sampler with wrong weights by its gap to training's log-probabilities."""
 
-    # Numbers of rollout batches whose gap exceeds the limit: of all, and of the latest without a break. For an
-    # inexact sampler a batch whose gap has not risen starts the second number anew.
+    # Numbers of rollout batches whose gap exceeds the limit: of all, and of the latest without a break. For
+    # an inexact sampler a batch whose gap has not risen starts the second number anew.
     blocks: int = 0
     count: int = 0
     last: float = 0.0

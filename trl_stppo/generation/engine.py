@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
+from .protocol import Backend, TurnRequest, TurnResult, cut
 
 
-class EngineBackend(QueuedBackend):
+class EngineBackend(Backend):
     """Backend that sends each turn to the engine as a request, and returns each turn as soon as it ends.
 
     `engine` has `add_request`, `step` and `abort_request` of vLLM's `LLMEngine`. `options` returns the

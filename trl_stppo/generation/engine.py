@@ -31,13 +31,8 @@ class EngineBackend(Backend):
     def add(self, request: TurnRequest) -> None:
         """Send a turn to the engine, which starts it with its next step."""
         super().add(request)
-        name = f"{request.key}:{next(self._numbers)}"
-        try:
-            prompt = {"prompt_token_ids": request.ids}
-            self._engine.add_request(name, prompt, **self._options(request))
-        except BaseException:
-            super().release(request.key)
-            raise
+        name, prompt = f"{request.key}:{next(self._numbers)}", {"prompt_token_ids": request.ids}
+        self._engine.add_request(name, prompt, **self._options(request))
         self._names[request.key] = name
 
     def step(self) -> list[TurnResult]:

@@ -39,7 +39,7 @@ The agent's next step:
 Does this step bring the agent closer to solving the task? Answer with yes or no alone.\n"""
 
 
-class BestOf:
+class BestOf(Backend):
     """Backend that samples `candidates` turns with another backend and returns the first of the best."""
 
     def __init__(self, backend: Backend, candidates: int, scores: Scores) -> None:

@@ -100,6 +100,7 @@ def test_more_episodes_than_allowed_a_second_turn_and_a_refusal() -> None:
     turns.release(1)
     with pytest.raises(ValueError, match="unlucky"):
         turns.add(TurnRequest(3, [1], 13, (0,)))
+    turns.release(3)
     assert not turns.busy
     assert not engine.requests
     turns.add(TurnRequest(4, [1], 1, (0,)))

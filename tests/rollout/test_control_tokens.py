@@ -131,12 +131,12 @@ def test_rows_grow_by_appending(name):
     messages = [{"role": "user", "content": "Look: " + said}]
     for turn in ("one", "two"):
         messages.append({"role": "assistant", "content": turn})
-        whole = chat._render(messages, add_generation_prompt=False)
+        whole = chat.control.render(messages, add_generation_prompt=False, **chat.template)
         whole = whole[: len(whole) - whole[::-1].index(end)]
         assert whole[: len(row)] == row
         messages.append({"role": "user", "content": said})
         row = whole + observed(kind, hostile)
-        assert row == chat._render(messages, add_generation_prompt=True)
+        assert row == chat.control.render(messages, add_generation_prompt=True, **chat.template)
 
 
 def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_too():

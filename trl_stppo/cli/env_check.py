@@ -25,7 +25,7 @@ from ..envs.base import described, is_text_environment
 from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
-from ..rollout.agent_driver import ADDRESS, AgentSession, episode_over, outcome_of
+from ..rollout.agent_driver import ADDRESS, EPISODE_OVER, AgentSession, outcome_of
 from ..rollout.contexts import AgentRequest
 from ..rollout.openai_wire import answer_message, completion
 from ..rollout.record import StopReason
@@ -128,7 +128,7 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
             if number > steps:
                 session.over = StopReason.TOKEN_BUDGET
             session.pending.answer.set_result(
-                whole if session.over is None else episode_over().response
+                whole if session.over is None else EPISODE_OVER.response
             )
             event = await session.next()
         outcome_of(SimpleNamespace(env=session, num_turns=session.turns), event)

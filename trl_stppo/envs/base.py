@@ -10,8 +10,6 @@ import math
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
-from decimal import Decimal
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -111,14 +109,8 @@ class Step(NamedTuple):
         return self.terminated or self.truncated
 
 
-def short(value: Any) -> str:
-    """Return a value's repr for an error message, cut after 200 characters."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def _wrong(what: str, value: Any, allowed: str) -> EnvironmentContractError:
-    return EnvironmentContractError(f"{what} {short(value)}; allowed: {allowed}.")
+    return EnvironmentContractError(f"{what} {value!r:.200}; allowed: {allowed}.")
 
 
 def check_opening(name: str, result: Any, *, tools: bool) -> str:
@@ -163,17 +155,22 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
 
 def check_number(what: str, value: Any) -> float:
     """Return a reward as a float, or raise an error if it is not a finite number."""
-    # Check types first, because `float` accepts not only arrays of one element but also texts.
-    number = math.nan
-    is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)
-    if isinstance(value, Real | Decimal) or is_scalar:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-    if not math.isfinite(number):
+    number = finite(value)
+    if number is None:
         raise _wrong(what, value, "a finite number, 0.0 for nothing")
     return number
+
+
+def finite(value: Any) -> float | None:
+    """Return a number or an array of one number as a float, or None if it is no finite number."""
+    # `float` accepts texts too.
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _check_flag(what: str, value: Any) -> None:

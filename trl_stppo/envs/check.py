@@ -21,7 +21,6 @@ from .base import (
     check_step,
     described,
     is_text_environment,
-    short,
     taken_columns,
     tool_names,
     without_prompt,
@@ -116,7 +115,10 @@ class HandPlayer:
             if inspect.iscoroutinefunction(function):
                 result = self._runner.run(result)
         except Exception as error:
-            values = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
+            values = [
+                *(f"{v!r:.200}" for v in args),
+                *(f"{k}={v!r:.200}" for k, v in kwargs.items()),
+            ]
             what = f"{name}({', '.join(values)}) raised {described(error)}"
             raise EnvironmentContractError(what) from error
         if inspect.isawaitable(result):
@@ -135,7 +137,7 @@ def turn_rewards(env: Any) -> list[Any] | None:
     """Return the checked rewards that tools add, or None if the environment has no such list."""
     rewards, name = getattr(env, "turn_rewards", None), f"{type(env).__name__}.turn_rewards"
     if not isinstance(rewards, list | None):
-        raise EnvironmentContractError(f"{name} is {short(rewards)}; allowed: a list of floats.")
+        raise EnvironmentContractError(f"{name} is {rewards!r:.200}; allowed: a list of floats.")
     for reward in rewards or ():
         check_number(f"{name} holds", reward)
     return rewards
@@ -283,8 +285,8 @@ class _Check:
                 self.warn(str(error))
                 step = Step("", 0.0, False, False, {})
             if not isinstance(step.observation, str | list):
-                result, tool = short(step.observation), f"{type(env).__name__}.{action[0]}"
-                self.warn(f"{tool} returned {result}; the model reads it as JSON.")
+                tool = f"{type(env).__name__}.{action[0]} returned {step.observation!r:.200}"
+                self.warn(f"{tool}; the model reads it as JSON.")
                 step = Step("", *step[1:])
             played.append(step)
         return played

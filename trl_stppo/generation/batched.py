@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .protocol import QueuedBackend, TurnResult, cut
+from .protocol import Backend, TurnResult, cut
 
 # (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None)
 GenerateBatch = Callable[
@@ -18,13 +18,12 @@ Exchange = Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]
 PAUSE_SECONDS = 0.002
 
 
-class BatchedBackend(QueuedBackend):
+class BatchedBackend(Backend):
     """Backend that samples all queued turns as one batch, and cuts each turn to its own token limit.
 
     `generate` may ignore the seeds. A `capacity` of None allows any number of episodes.
     """
 
-    # The caller should let turns gather before a step, because each step samples one batch.
     whole_batches = True
 
     def __init__(self, generate: GenerateBatch, *, capacity: int | None = None) -> None:
@@ -78,28 +77,25 @@ class CollectiveBackend(BatchedBackend):
     def step(self) -> list[TurnResult]:
         """Sample this process's queued turns in one round that all processes run together."""
         self._round(finished=False)
-        if self._rows == 0:
-            time.sleep(PAUSE_SECONDS)
-            return []
-        if not self._queue:
-            self._generate_together([], 0, [])
-            return []
         return super().step()
 
     def finish(self) -> None:
         """Run rounds with no turn of this process, until all processes have finished."""
         while not self._round(finished=True):
-            if self._rows:
-                self._generate_together([], 0, [])
-            else:
-                time.sleep(PAUSE_SECONDS)
+            pass
 
     def _round(self, *, finished: bool) -> bool:
+        """Agree on a round, and play it if this process has no turn. Return whether all have finished."""
         limits = [request.max_new_tokens for request in self._queue.values()]
         states = self._exchange((len(limits), max(limits, default=0), int(finished)))
         self._rows = max(queued for queued, _, _ in states)
         self._limit = max(limit for _, limit, _ in states)
-        return all(done for _, _, done in states)
+        all_finished = all(done for _, _, done in states)
+        if self._rows and not limits:
+            self._generate_together([], 0, [])
+        elif not self._rows and not all_finished:
+            time.sleep(PAUSE_SECONDS)
+        return all_finished
 
     def _generate_together(
         self, rows: list[list[int]], limit: int, seeds: list[tuple[int, ...]]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonFiniteError
-from .protocol import TurnRequest, TurnResult
+from .protocol import Backend, TurnRequest, TurnResult
 from .sampling import Sampler, SamplingSettings, turn_random
 from .slots import SlotCache, Span, additive, aligned, base_of, cache_argument, options_of, supports
 
@@ -30,32 +30,25 @@ from .slots import SlotCache, Span, additive, aligned, base_of, cache_argument, 
 class _Row:
     """An episode's tokens, `ids`. The episode's slot has keys and values of the first `cached` tokens.
 
-    Attributes:
-        request: the request of the turn in flight, or None.
-        generating: whether the turn has started; False while its request is queued.
-        added: number of steps before the request was added.
+    A turn in flight is `generating` once it has started. `added` is the number of steps before its request.
     """
 
     key: int
     ids: list[int] = field(default_factory=list)
     cached: int = 0
     slot: int = -1
-    request: TurnRequest | None = None
+    limit: int = 0
     generating: bool = False
     added: int = 0
     logprobs: list[float] = field(default_factory=list)
     random: Random = field(default_factory=Random)
 
     @property
-    def limit(self) -> int:
-        return self.request.max_new_tokens if self.request else 0
-
-    @property
     def new(self) -> int:
         return len(self.ids) - self.cached
 
     def start(self, request: TurnRequest, step: int) -> None:
-        self.ids, self.request, self.added = list(request.ids), request, step
+        self.ids, self.limit, self.added = list(request.ids), request.max_new_tokens, step
         # If no token is new, feed the last token again, because the next token needs its logits.
         self.cached = min(self.cached, len(self.ids) - 1)
         self.logprobs, self.random = [], turn_random(request.seed)
@@ -68,19 +61,15 @@ class _Row:
         self.logprobs.append(logprob)
         if token not in ends and len(self.logprobs) < self.limit:
             return None
-        self.request, self.generating = None, False
+        self.generating = False
         return TurnResult(self.key, self.ids[-len(self.logprobs) :], self.logprobs)
 
 
-class CachedBackend:
+class CachedBackend(Backend):
     """Backend that samples the turns of many episodes at once with a causal language model.
 
     Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
-    the cache outlives a change of the weights. `capacity`: maximum number of episodes between `add`
-    and `release`; None is any number.
-
-    Attributes:
-        version: version of the weights, as in `TurnResult`.
+    the cache outlives a change of the weights.
     """
 
     # Queued turns start if there is one per this many generating turns, or after ADMIT_AFTER steps,
@@ -98,7 +87,6 @@ class CachedBackend:
     SHARED_FROM = 8
     # Number of tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
-    version: int | None = None
 
     def __init__(
         self,
@@ -112,40 +100,28 @@ class CachedBackend:
         reason = supports(model)
         if reason is not None:
             raise ValueError(reason)
+        super().__init__(capacity=capacity)
         self.model: Any = model
         self.sampling = sampling
-        self.capacity = capacity
         self._pad, self._ends = pad_token_id, set(eos_token_ids)
         self._cache_argument = str(cache_argument(model))
         self._sampler = Sampler(sampling)
         self._running = False
         self._forget()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a turn is queued or generating."""
-        return bool(self._waiting) or self._generating > 0
-
     def add(self, request: TurnRequest) -> None:
         """Queue a request. Its turn starts in one of the next steps."""
-        key, row = request.key, self._rows.get(request.key)
-        if request.max_new_tokens < 1 or not request.ids:
-            raise ValueError(
-                f"Episode {key}: max_new_tokens={request.max_new_tokens} after {len(request.ids)} tokens."
-            )
-        if row is None:
-            if self.capacity is not None and len(self._rows) >= self.capacity:
-                raise RuntimeError(f"Episode {key} is one more than the {self.capacity} allowed.")
-            row = self._rows[key] = _Row(key)
-        elif row.request is not None:
-            raise RuntimeError(f"Episode {key} already has a turn in flight.")
-        elif row.ids[: row.cached] != request.ids[: row.cached]:
-            raise RuntimeError(f"The row of episode {key} has changed in the cached tokens.")
+        row = self._rows.get(request.key) or _Row(request.key)
+        if row.ids[: row.cached] != request.ids[: row.cached]:
+            raise RuntimeError(f"The row of episode {row.key} has changed in the cached tokens.")
+        super().add(request)
+        self._rows[row.key] = row
         row.start(request, self._steps)
         self._waiting.append(row)
 
     def release(self, key: int) -> None:
         """Drop an episode, also in the middle of a turn. Unknown keys are ignored."""
+        super().release(key)
         row = self._rows.pop(key, None)
         if row is None:
             return
@@ -178,6 +154,8 @@ class CachedBackend:
             self._forget()
 
     def _forget(self) -> None:
+        self._episodes.clear()
+        self._queue.clear()
         self._rows: dict[int, _Row] = {}
         self._slots: list[_Row | None] = []
         self._waiting: list[_Row] = []
@@ -350,6 +328,7 @@ class CachedBackend:
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             result = row.take(int(token), logprob, self._ends) if row else None
             if result is not None:
+                del self._queue[result.key]
                 ended.append(replace(result, version=self.version))
         self._generating -= len(ended)
         return ended

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
+from .protocol import Backend, TurnRequest, TurnResult, cut
 
 
-class EngineBackend(QueuedBackend):
+class EngineBackend(Backend):
     """Backend that sends each turn to the engine as a request, and returns each turn as soon as it ends.
 
     `engine` has `add_request`, `step` and `abort_request` of vLLM's `LLMEngine`. `options` returns the
@@ -31,13 +31,8 @@ class EngineBackend(QueuedBackend):
     def add(self, request: TurnRequest) -> None:
         """Send a turn to the engine, which starts it with its next step."""
         super().add(request)
-        name = f"{request.key}:{next(self._numbers)}"
-        try:
-            prompt = {"prompt_token_ids": request.ids}
-            self._engine.add_request(name, prompt, **self._options(request))
-        except BaseException:
-            super().release(request.key)
-            raise
+        name, prompt = f"{request.key}:{next(self._numbers)}", {"prompt_token_ids": request.ids}
+        self._engine.add_request(name, prompt, **self._options(request))
         self._names[request.key] = name
 
     def step(self) -> list[TurnResult]:

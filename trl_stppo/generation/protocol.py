@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,16 @@ class TurnResult:
     version: int | None = None
 
 
-class Backend(Protocol):
-    """Interface of a sampler of turns. `capacity` limits the episodes between `add` and `release`."""
+class Backend:
+    """Base class of samplers of turns.
 
-    capacity: int | None
-
-    @property
-    def busy(self) -> bool:
-        """Whether `step` has work to do."""
-        ...
-
-    def add(self, request: TurnRequest) -> None:
-        """Queue a request. An episode has at most one request at a time."""
-        ...
-
-    def step(self) -> list[TurnResult]:
-        """Sample one token of each turn, or one whole batch of turns, and return the turns that ended."""
-        ...
-
-    def release(self, key: int) -> None:
-        """Drop an episode, also in the middle of a turn. Unknown keys are ignored."""
-        ...
-
-
-class QueuedBackend:
-    """Base class of backends that queue one turn per episode. A `capacity` of None allows any number."""
+    `capacity` limits the episodes between `add` and `release`; None allows any number. `version` is that of
+    its `TurnResult`s.
+    """
 
     version: int | None = None
+    # Whether each step samples one whole batch, so that the caller should let turns gather before a step.
+    whole_batches = False
 
     def __init__(self, *, capacity: int | None = None) -> None:
         self.capacity = capacity
@@ -91,10 +74,10 @@ class QueuedBackend:
         return bool(self._queue)
 
     def add(self, request: TurnRequest) -> None:
-        """Check a request and queue it."""
-        key = request.key
-        if request.max_new_tokens < 1:
-            raise ValueError(f"Episode {key}: max_new_tokens={request.max_new_tokens}, not >= 1.")
+        """Check a request and queue it. An episode has at most one request at a time."""
+        key, limit, given = request.key, request.max_new_tokens, len(request.ids)
+        if limit < 1 or not given:
+            raise ValueError(f"Episode {key}: max_new_tokens={limit} after {given} tokens.")
         if key in self._queue:
             raise RuntimeError(f"Episode {key} already has a turn in flight.")
         full = self.capacity is not None and len(self._episodes) >= self.capacity
@@ -102,6 +85,10 @@ class QueuedBackend:
             raise RuntimeError(f"Episode {key} is one more than the {self.capacity} allowed.")
         self._episodes.add(key)
         self._queue[key] = request
+
+    def step(self) -> list[TurnResult]:
+        """Sample one token of each turn, or one whole batch of turns, and return the turns that ended."""
+        raise NotImplementedError
 
     def release(self, key: int) -> None:
         """Drop an episode, and its turn if one is in flight. Unknown keys are ignored."""

@@ -168,17 +168,11 @@ class Sampler:
         padded with repeats of their tokens; None unless repetition is penalised.
         """
         rows = max(1, self.TABLE // logits.shape[1])
-        if logits.shape[0] <= rows:
-            return self._draw(logits, uniforms, ids)
-        parts = [
-            self._draw(
-                logits[at : at + rows],
-                None if uniforms is None else uniforms[at : at + rows],
-                None if ids is None else ids[at : at + rows],
-            )
-            for at in range(0, logits.shape[0], rows)
-        ]
-        return torch.cat([tokens for tokens, _ in parts]), torch.cat([part[1] for part in parts])
+        count = -(-logits.shape[0] // rows)
+        given = (logits, uniforms, ids)
+        parts = ([None] * count if each is None else each.split(rows) for each in given)
+        tokens, logprobs = zip(*map(self._draw, *parts), strict=True)
+        return torch.cat(tokens), torch.cat(logprobs)
 
     def _draw(
         self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..threads import DaemonThread
-from .protocol import QueuedBackend, TurnRequest, TurnResult, cut
+from .protocol import Backend, TurnRequest, TurnResult, cut
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ServerError(Exception):
         self.unreachable = unreachable
 
 
-class ServerBackend(QueuedBackend):
+class ServerBackend(Backend):
     """Backend that requests each turn on a separate thread, and retries after a temporary failure.
 
     A turn counts if the server had the right weights before and after it. A turn without an answer within
@@ -46,7 +46,7 @@ class ServerBackend(QueuedBackend):
         send_weights: sends weights to a restarted server and returns their name; None if it cannot send.
         awaits_weights: whether another process sends weights to a restarted server.
         warned: whether the warning about repeated requests was logged before.
-        capacity: as in `QueuedBackend`.
+        capacity: as in `Backend`.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ no weight, but zero times a NaN is a NaN.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -134,19 +135,13 @@ class SlotCache(Cache):
     """
 
     def __init__(self, *, keep_ids: bool, device: torch.device) -> None:
-        super().__init__(layers=[])
+        # The layers begin when the model first writes to them.
+        replicated: Any = functools.partial(SlotLayer, self)
+        super().__init__(layer_class_to_replicate=replicated)
         self.slots = self.length = self.used = 0
         self.span: Span
         blank = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
         self.ids = SlotTensor(blank, 0, 0) if keep_ids else None
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the new states of one layer with `SlotLayer.update`, and return all states of these rows."""
-        while len(self.layers) <= layer_idx:
-            self.layers.append(SlotLayer(self))
-        return self.layers[layer_idx].update(key_states, value_states)
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` episodes of `length` tokens. Growing allocates some spare room."""

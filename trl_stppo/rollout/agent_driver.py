@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,8 @@ MAX_REFUSED = 3
 # Calls after the end that get an error. A further call ends its thread or task, which might call forever.
 MAX_LATE = 3
 RESULT_KEYS = ("reward", "turn_rewards", "success", "truncated")
+# Error that answers an agent's calls after the end of its episode.
+EPISODE_OVER = RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
 @dataclass
@@ -105,7 +108,7 @@ class AgentSession:
                 self.late += 1
                 if self.late > MAX_LATE:
                     event.answer.cancel()
-                event.refuse(episode_over())
+                event.refuse(EPISODE_OVER)
                 return
             waiter, self._waiter = self._waiter, None
             if waiter is None or not waiter.set_running_or_notify_cancel():
@@ -160,21 +163,14 @@ class AgentSession:
         """End the agent. Its pending and later calls get an error."""
         with self._lock:
             self.closed = True
-            waiting = [self.pending, *(e for e in self._events if isinstance(e, _Pending))]
-        self.answers.asked.clear()
+            waiting = [self.pending, *self._events]
+            self.answers.asked.clear()
         for pending in waiting:
-            if pending is not None:
-                pending.refuse(episode_over())
-        try:
+            if isinstance(pending, _Pending):
+                pending.refuse(EPISODE_OVER)
+        # Ignore the error if the agent's event loop has ended, and the task with it.
+        with suppress(RuntimeError):
             self._stop()
-        except RuntimeError:
-            # The agent's event loop has ended, and the task with it.
-            logger.debug("the agent's event loop has ended")
-
-
-def episode_over() -> RefusedRequest:
-    """Return the error that answers an agent's calls after the end of its episode."""
-    return RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
 class AgentDriver(Driver):
@@ -228,26 +224,21 @@ class AgentDriver(Driver):
             session.error = error
             return None
 
-    def message(self, episode: Episode, ids: list[int]) -> Message:
-        """Return a sampled turn as a message, with parsed tool calls if the request has tools."""
-        request, context = episode.env.pending.request, episode.context
-        if not request.reads_tools:
-            return {"role": "assistant", "content": self._renderer.decode_action(ids)}
-        return self._parse(ids, context.prompt_ids + context.ids, request.tools)
-
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
         """Append a sampled turn. Return the call that answers the agent, and whether a stop string cut it."""
         session, pending, context = episode.env, episode.env.pending, episode.context
         request, decode = pending.request, self._renderer.decode_action
         ids, stopped = cut_at(request.stop, result.ids, decode)
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
-        prompt_tokens = len(context.prompt_ids) + len(context.ids)
+        before = context.prompt_ids + context.ids
         name = f"{episode.row}-{session.turns}"
         # Cut the tokens before the stop string, so that tool calls before it still count.
         said = ids
         while stopped is not None and not stopped.startswith(decode(said)):
             said = said[:-1]
-        message = self.message(episode, said)
+        message: Message = {"role": "assistant", "content": decode(said)}
+        if request.reads_tools:
+            message = self._parse(said, before, request.tools)
         text = None if message.get("tool_calls") else stopped
         answer = answer_message(message, name, stopped=text)
         session.turns += 1
@@ -271,7 +262,7 @@ class AgentDriver(Driver):
         shown = None
         if pending.shows_logprobs and logprobs is not None:
             shown = [(decode([token]), value) for token, value in zip(ids, logprobs, strict=True)]
-        body = completion(f"chatcmpl-{name}", answer, finish, prompt_tokens, shown, len(ids))
+        body = completion(f"chatcmpl-{name}", answer, finish, len(before), shown, len(ids))
 
         async def proceeding() -> Outcome:
             pending.answer.set_result((200, body))
@@ -281,7 +272,7 @@ class AgentDriver(Driver):
 
     def refuse(self, episode: Episode, reason: StopReason) -> Call:
         """Return the call that answers the pending request with an error, for the given reason."""
-        session, refused = episode.env, episode_over()
+        session, refused = episode.env, EPISODE_OVER
         if reason is StopReason.TOKEN_BUDGET:
             session.refused += 1
             full = "The messages leave no token to sample. Shorten them."

@@ -45,13 +45,8 @@ class ChatRenderer:
 
     def with_template(self, chat_template: str) -> ChatRenderer:
         """Return a renderer with another chat template."""
-        options = {k: v for k, v in self.template.items() if k != "chat_template"}
-        return ChatRenderer(
-            self.tokenizer,
-            [*self.eos_token_ids],
-            chat_template=chat_template,
-            template_kwargs=options,
-        )
+        options = {**self.template, "chat_template": chat_template}
+        return ChatRenderer(self.tokenizer, [*self.eos_token_ids], template_kwargs=options)
 
     def prompt_ids(
         self,
@@ -72,7 +67,10 @@ class ChatRenderer:
         if isinstance(prompt, str):
             return self.control.text_ids(prompt, special=True)
         # Pass None for an empty list, because some templates render boilerplate for it.
-        return self._render(prompt, add_generation_prompt=True, tools=tools or None)
+        tools = tools or None
+        return self.control.render(
+            prompt, tools=tools, add_generation_prompt=True, **self._own_template
+        )
 
     def observation_ids(
         self,
@@ -193,22 +191,6 @@ class ChatRenderer:
     def _template_name(self) -> str:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
         return f"{name!r}{' (given as `chat_template`)' if self.template['chat_template'] else ''}"
-
-    def _render(
-        self,
-        messages: list[Message],
-        *,
-        add_generation_prompt: bool,
-        tools: list[Any] | None = None,
-    ) -> list[int]:
-        return self.control.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=True,
-            return_dict=False,
-            **self._own_template,
-        )
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:

@@ -78,7 +78,8 @@ class AgentContexts:
             else:
                 match = None
         if match is None:
-            ids = self._renderer.prompt_ids(self._foreign(request.messages), request.tools)
+            foreign = self._renderer.without_control_tokens(request.messages)
+            ids = self._renderer.prompt_ids(foreign, request.tools)
             extended = self._extended(ids)
             if extended is not None:
                 context = extended
@@ -141,24 +142,17 @@ class AgentContexts:
     def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
         """Return the token ids of messages that follow a turn, or None if the template cannot append them."""
         try:
-            return self._renderer.suffix_ids(self._foreign(messages), last=before[-1])
+            foreign = self._renderer.without_control_tokens(messages)
+            return self._renderer.suffix_ids(foreign, last=before[-1])
         except Exception:
             # Chat templates raise various errors.
             return None
 
-    def _foreign(self, messages: list[Message]) -> list[Message]:
-        """Return the messages with control tokens made plain text. System messages stay unchanged."""
-        return self._renderer.without_control_tokens(messages)
-
 
 def _said(message: Message) -> Said:
-    calls = message.get("tool_calls") or ()
-    named = ((c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls)
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    named = ((f["name"], json.dumps(f["arguments"], sort_keys=True)) for f in functions)
     return message["role"], message.get("content") or "", tuple(named)
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def cut_at(

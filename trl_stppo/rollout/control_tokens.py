@@ -70,12 +70,12 @@ class ControlTokens:
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         """Return the token ids of messages; without a mark, by `apply_chat_template`."""
         if not any(MARK in text for text in _texts(messages)):
-            return list(self.tokenizer.apply_chat_template(messages, **options))
+            return list(self.tokenizer.apply_chat_template(messages, return_dict=False, **options))
         return self._ids(self.rendered_text(messages, **options))
 
     def rendered_text(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """Return the text that the chat template renders of messages, with the marks in it."""
-        return self.tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text that continues a row, or of a whole row if `special`."""
@@ -93,8 +93,6 @@ class ControlTokens:
         return [*row[:start], *self._ids(text), *row[start + len(bare) :]]
 
     def _split(self, text: str, before: str) -> str:
-        if self._pattern is None:
-            return text
         text = self._as_read(text.replace(MARK, "\ufffd"))
         tail, head = before[1 - self._longest :], text[: self._longest - 1]
         arising = self._count(tail + head) > self._count(tail) + self._count(head)
@@ -108,7 +106,7 @@ class ControlTokens:
         return normal if self._count(normal) > self._count(text) else text
 
     def _count(self, text: str) -> int:
-        return 0 if self._pattern is None else len(self._pattern.findall(text))
+        return len(self._pattern.findall(text))
 
     def _ids(self, text: str) -> list[int]:
         first, *rest = text.split(MARK)
@@ -171,13 +169,14 @@ class ControlTokens:
         return max(map(len, self._contents), default=1)
 
     @functools.cached_property
-    def _pattern(self) -> re.Pattern[str] | None:
+    def _pattern(self) -> re.Pattern[str]:
         """Pattern that matches the first character of each control token, even if tokens overlap."""
         starts = [
             f"{re.escape(first)}(?={'|'.join(re.escape(content[1:]) for content in group)})"
             for first, group in groupby(self._contents, key=lambda content: content[0])
         ]
-        return re.compile("|".join(starts)) if starts else None
+        # Without control tokens the pattern matches nothing.
+        return re.compile("|".join(starts) or "(?!)")
 
     @functools.cached_property
     def _normalize(self) -> Callable[[str], str] | None:

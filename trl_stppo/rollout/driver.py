@@ -21,27 +21,24 @@ from .messages import readable
 from .record import StopReason
 
 Call = Callable[[], Any]
-# Name of an attribute of an environment, or of a tool.
-TRUSTED_TEXT = "trusted_text"
 
 
 def trusts(*speakers: Any) -> bool:
     """Return whether each environment and tool declares that its text may hold control tokens."""
-    return bool(speakers) and all(getattr(s, TRUSTED_TEXT, False) is True for s in speakers)
+    return bool(speakers) and all(getattr(s, "trusted_text", False) is True for s in speakers)
 
 
 @dataclass
 class Outcome:
     """The environment's response to a reset or to one turn.
 
+    None means that the environment does not report a value.
+
     Attributes:
-        env: the environment after its reset.
         text: the opening text, appended to the last message of the prompt.
         has_turn_rewards: whether a tool environment gives turn rewards, after its reset.
-        reward: the reward of only this turn; None without turn rewards.
+        reward: the reward of only this turn.
         terminated, truncated: whether the episode ends here, by the task or from outside.
-        valid_action: whether the environment could read the action, None if it does not report it.
-        success: whether the task is solved, None if not reported.
         picture: the environment as text or SVG.
         request: an agent's next call.
         turn_rewards: rewards of all turns, set when an agent ends.
@@ -79,6 +76,7 @@ class Driver:
     tools: list[Any]
     trusted_text: bool
     type_name: str | None
+    _run_async: Callable[[Any], Any]
 
     def opening(self, episode: Episode, seed: int) -> Call | None:
         """Return the call that resets the environment or starts the agent, or None without a reset."""
@@ -105,12 +103,13 @@ class Driver:
     def close(self) -> None:
         """Release the driver's resources, such as the HTTP endpoint that agents call."""
 
+    def _finished(self, result: Any) -> Any:
+        """Return what a method of an environment returned, or the result of its coroutine."""
+        return self._run_async(result) if inspect.iscoroutine(result) else result
+
 
 class TextDriver(Driver):
-    """Driver of the text environments of one factory.
-
-    The methods of instances that live in processes of their own are synchronous here.
-    """
+    """Driver of the text environments of one factory."""
 
     def __init__(
         self,
@@ -120,15 +119,12 @@ class TextDriver(Driver):
         decode: Callable[[list[int]], str],
         run_async: Callable[[Any], Any],
     ) -> None:
-        isolated = pool.isolates(name)
         self.tools: list[Any] = []
         self.type_name, self.trusted_text = type(probe).__name__, trusts(probe)
         self._pool, self._name = pool, name
         self._decode, self._run_async = decode, run_async
-        self._reset_async = inspect.iscoroutinefunction(probe.reset) and not isolated
         render = getattr(probe, "render", None)
         self._renders = callable(render) and not inspect.iscoroutinefunction(render)
-        self._step_async = inspect.iscoroutinefunction(probe.step) and not isolated
         self._reset = probe.reset
 
     def opening(self, episode: Episode, seed: int) -> Call:
@@ -139,9 +135,7 @@ class TextDriver(Driver):
 
         def opening() -> Outcome:
             env = self._pool.take(self._name, episode.instance)
-            result = env.reset(**columns)
-            if self._reset_async:
-                result = self._run_async(result)
+            result = self._finished(env.reset(**columns))
             # Drop the info, because a training does not read it.
             result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
             observation = check_opening(f"{self.type_name}.reset", result, tools=False)
@@ -158,9 +152,7 @@ class TextDriver(Driver):
         env, action = episode.env, message["content"]
 
         def stepping() -> Outcome:
-            result = env.step(action)
-            if self._step_async:
-                result = self._run_async(result)
+            result = self._finished(env.step(action))
             step = check_step(f"{self.type_name}.step", result, strict=False)
             valid, success = step.info.get("valid_action"), step.info.get("success")
             return Outcome(

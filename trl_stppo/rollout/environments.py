@@ -29,11 +29,9 @@ def split_environments(
     text: Factories = {}
     tools: Factories = {}
     probes: dict[str | None, Any] = {}
-    factories: Factories = {}
-    if isinstance(environment_factory, dict):
-        factories = {name: make for name, make in environment_factory.items()}
-    elif environment_factory is not None:
-        factories = {None: environment_factory}
+    factories: Any = {None: environment_factory}
+    if isinstance(environment_factory, dict | None):
+        factories = environment_factory or {}
     for name, factory in factories.items():
         if not callable(factory):
             kind = factory if isinstance(factory, str) else type(factory).__name__
@@ -56,11 +54,7 @@ class EnvironmentPool:
     which lives in this process, does not play.
     """
 
-    def __init__(
-        self,
-        factories: Factories,
-        probes: dict[str | None, Any] | None = None,
-    ) -> None:
+    def __init__(self, factories: Factories, probes: dict[str | None, Any] | None = None) -> None:
         self._factories = factories
         self._lock = threading.Lock()
         players = {name: env for name, env in (probes or {}).items() if not self.isolates(name)}

@@ -228,34 +228,28 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         raise MissingPackageError("openai", "agents") from error
     import asyncio
 
-    def begin(request: Any, content: bytes) -> Future[Response]:
+    def begin(request: Any) -> Future[Response]:
         repeats = request.headers.get(RETRIES, "0") != "0"
-        return answers.begin(request.method, request.url.path, content, repeats)
+        return answers.begin(request.method, request.url.path, request.content, repeats)
 
-    def made(request: Any, response: Response, content: bytes) -> Any:
-        status, kind, body = http(response, content)
-        head = {"content-type": kind}
-        return httpx2.Response(status, headers=head, content=body, request=request)
+    def made(request: Any, response: Response) -> Any:
+        status, kind, body = http(response, request.content)
+        return httpx2.Response(status, headers={"content-type": kind}, content=body)
 
-    class Asynchronous(httpx2.AsyncBaseTransport):
-        async def handle_async_request(self, request: Any) -> Any:
-            content = await request.aread()
-            # Shield the answer: a client that gives up must not cancel the answer to its repetition.
-            answer = asyncio.wrap_future(begin(request, content))
-            return made(request, await asyncio.shield(answer), content)
+    async def asynchronous(request: Any) -> Any:
+        # Shield the answer: a client that gives up must not cancel the answer to its repetition.
+        return made(request, await asyncio.shield(asyncio.wrap_future(begin(request))))
 
-    class Synchronous(httpx2.BaseTransport):
-        def handle_request(self, request: Any) -> Any:
-            content = request.read()
-            try:
-                return made(request, begin(request, content).result(), content)
-            except CancelledError:
-                # Raise SystemExit, because `except Exception` in an agent does not catch it.
-                raise SystemExit from None
+    def synchronous(request: Any) -> Any:
+        try:
+            return made(request, begin(request).result())
+        except CancelledError:
+            # Raise SystemExit, because `except Exception` in an agent does not catch it.
+            raise SystemExit from None
 
     options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
-    session = httpx2.AsyncClient(transport=Asynchronous(), timeout=None)
-    blocking = httpx2.Client(transport=Synchronous(), timeout=None)
+    session = httpx2.AsyncClient(transport=httpx2.MockTransport(asynchronous), timeout=None)
+    blocking = httpx2.Client(transport=httpx2.MockTransport(synchronous), timeout=None)
     clients: list[Any] = [openai.AsyncOpenAI(**options, http_client=session)]
     clients += [openai.OpenAI(**options, http_client=blocking)]
     clients[0].http_client, clients[1].http_client = session, blocking

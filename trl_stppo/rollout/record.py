@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
+
+from ..envs.base import finite
 
 
 class StopReason(StrEnum):
@@ -54,11 +55,8 @@ def cut_off_as_failed(
 
 def check_reward(value: Any, name: str) -> float:
     """Return a reward as a finite float, or raise a ValueError that names the reward's source."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, str) or not math.isfinite(number):
+    number = finite(value)
+    if number is None:
         # Show only short texts: a longer text may differ by row, and equal errors are counted together.
         is_short = value is None or (isinstance(value, str) and len(value) <= 80)
         shown = f"a {type(value).__name__}"

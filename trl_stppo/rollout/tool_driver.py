@@ -28,10 +28,6 @@ from .workers import caught
 TURN_REWARDS = "turn_rewards"
 # Word in the tags around a tool call in most chat templates. A malformed call stays in the text with them.
 CALL_TAG = "tool_call"
-# Python's message if a tool sets a signal handler on another thread.
-MAIN_THREAD_ONLY = "signal only works in main thread"
-
-
 # Parser of a turn: (its ids, the ids before it, tools) -> assistant message, `tool_calls` included.
 Parse = Callable[[list[int], list[int], list[Any]], Message]
 
@@ -94,7 +90,6 @@ class ToolDriver(Driver):
         self._standalone = {tool.__name__: tool for tool in standalone}
         self.tools = [*standalone, *(getattr(probe, n) for n in self._methods)]
         self._signatures = {tool.__name__: inspect.signature(tool) for tool in self.tools}
-        self._reset_async = probe is not None and self._is_async(probe.reset)
 
     def opening(self, episode: Episode, seed: int) -> Call | None:
         """Return the call that resets the environment with all columns of the row."""
@@ -104,9 +99,7 @@ class ToolDriver(Driver):
 
         def opening() -> Outcome:
             env = pool.take(self._name, episode.instance)
-            result = env.reset(**columns)
-            if self._reset_async:
-                result = self._run_async(result)
+            result = self._finished(env.reset(**columns))
             check_opening(f"{self.type_name}.reset", result, tools=True)
             _check_text(result, f"{self.type_name}.reset")
             text = result_text(result) if result else ""
@@ -131,17 +124,12 @@ class ToolDriver(Driver):
             return None
 
         def scoring() -> tuple[float | None, float | None]:
-            reward = episode.env.get_reward() if self._scores else None
-            if self._scores and self._is_async(episode.env.get_reward):
-                reward = self._run_async(reward)
+            reward = self._finished(episode.env.get_reward()) if self._scores else None
             name = f"{self.type_name}.get_reward()"
             final = None if reward is None else check_reward(reward, name)
             return final, self._new_turn_reward(episode)
 
         return scoring
-
-    def _is_async(self, method: Any) -> bool:
-        return inspect.iscoroutinefunction(method) and not self._isolated
 
     def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
         """Run a tool on the worker's thread, or on the main thread if the tool sets signal handlers.
@@ -152,7 +140,9 @@ class ToolDriver(Driver):
             try:
                 return call()
             except ValueError as error:
-                if self._run_on_main is None or MAIN_THREAD_ONLY not in str(error):
+                # This is Python's message.
+                main_only = "signal only works in main thread" in str(error)
+                if self._run_on_main is None or not main_only:
                     raise
                 self._main_only.add(name)
         assert self._run_on_main is not None

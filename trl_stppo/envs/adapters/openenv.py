@@ -31,11 +31,6 @@ def _write_json(observation: Any) -> str:
     return json.dumps(as_dict() if callable(as_dict) else observation, default=str)
 
 
-def _is_invalid(error: Exception) -> bool:
-    """Return whether the error means that no action was found or that the server rejected the action."""
-    return isinstance(error, NoAction) or "VALIDATION_ERROR" in str(error)
-
-
 class _Session:
     """Base class of the synchronous and the asynchronous session."""
 
@@ -85,8 +80,11 @@ class _Session:
     def _options(self, row: dict[str, Any]) -> dict[str, Any]:
         return {name: row[name] for name in self._reset_columns if row.get(name) is not None}
 
-    def _unreadable(self, error: Exception) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        return str(error), self._invalid_reward, False, False, {"valid_action": False}
+    def _refused(self, error: Exception) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Return the result of a turn without an action that the server takes, or raise another error."""
+        if isinstance(error, NoAction) or "VALIDATION_ERROR" in str(error):
+            return str(error), self._invalid_reward, False, False, {"valid_action": False}
+        raise error
 
     def _stepped(self, result: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
         info = {"valid_action": True}
@@ -112,9 +110,7 @@ class OpenEnvSession(_Session):
         try:
             return self._stepped(self._client.step(self._to_action(action)))
         except (ValueError, RuntimeError) as error:
-            if _is_invalid(error):
-                return self._unreadable(error)
-            raise
+            return self._refused(error)
 
     def close(self) -> None:
         """End the session on the server."""
@@ -138,9 +134,7 @@ class AsyncOpenEnvSession(_Session):
         try:
             return self._stepped(await self._client.step(self._to_action(action)))
         except (ValueError, RuntimeError) as error:
-            if _is_invalid(error):
-                return self._unreadable(error)
-            raise
+            return self._refused(error)
 
     async def close(self) -> None:
         """End the session on the server."""

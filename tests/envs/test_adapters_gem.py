@@ -10,6 +10,7 @@ import torch
 
 from tests.kit.builders import LIMITS, build, logs
 from tests.kit.fake_gem import Dice, install
+from tests.kit.fakes import char_tokenizer, tiny_policy
 from tests.kit.run_log import comparable
 from tests.kit.scripted import weights
 from trl_stppo import STGRPOTrainer
@@ -75,7 +76,10 @@ def check_that_a_resumed_run_ends_like_the_whole_one(env_id, folder):
     }  # fmt: skip
     runs = []
     for resume in (None, str(folder / "checkpoint-1")):
-        arguments = {"environment_factory": functools.partial(GemEnv, env_id)}
+        model = tiny_policy(char_tokenizer())
+        # A character is a token here, so a game's rules are longer than the usual context of 512.
+        model.config.max_position_embeddings = 1024
+        arguments = {"environment_factory": functools.partial(GemEnv, env_id), "model": model}
         trainer = build(folder, STGRPOTrainer, arguments=arguments, **options)
         trainer.train(resume_from_checkpoint=resume)
         runs.append(trainer)

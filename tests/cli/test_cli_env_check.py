@@ -103,6 +103,11 @@ async def careful(client, row):
     return 1.0
 
 
+async def rowless(client, row=None):
+    await say(client)
+    return 1.0
+
+
 def adding(client, row):
     schema = {"name": "add", "parameters": {"type": "object"}}
     answer = say(client, tools=[{"type": "function", "function": schema}], temperature=0.1)
@@ -159,8 +164,9 @@ def test_a_call_of_another_address_is_shown_in_the_agents_own_line(check):
     assert "`client` that an agent gets) (test_cli_env_check.py:" in shown
 
 
-def test_a_clean_agent(check):
-    code, shown = check("careful", "--strict")
+@pytest.mark.parametrize("agent", ["careful", "rowless"])
+def test_a_clean_agent(check, agent):
+    code, shown = check(agent, "--strict")
     assert code == 0
     assert "calls 1" in shown
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trl_stppo.watch.runs import read_run
+from trl_stppo.watch.runs import number, read_run
 
 ENTRIES = [{"a": 1.0, "step": 1}, {"a": 2.0, "step": 2}]
 
@@ -26,6 +26,13 @@ def write_state(folder, entries=ENTRIES):
 def test_a_line_that_is_being_written_does_not_count_yet(tmp_path):
     folder = write_lines(tmp_path, end='\n{"a": 3.0, "st')
     assert read_run(folder).history == ENTRIES
+
+
+@pytest.mark.parametrize(
+    "value", [pytest.param(10**400, id="long"), float("inf"), float("nan"), True, "1", None]
+)
+def test_what_is_no_finite_number_is_left_out(value):
+    assert number(value) is None
 
 
 def test_metrics_of_trl_are_drawn_under_our_names(tmp_path):

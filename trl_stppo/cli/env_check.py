@@ -88,14 +88,14 @@ def is_agent(named: Any) -> bool:
     if isinstance(named, type):
         return False
     try:
-        parameters = inspect.signature(named).parameters.values()
+        signature = inspect.signature(named)
     except ValueError:
         # Some built-in functions have no signature.
         return False
-    positional = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
-    required = [p for p in positional if p.default is p.empty]
-    if len(required) in (0, 2):
-        return bool(required)
+    for count in (0, 2):
+        with contextlib.suppress(TypeError):
+            signature.bind(*[None] * count)
+            return count == 2
     raise UsageError(
         f"`{named!r:.80}` takes neither (client, row), as an agent does, nor nothing, as an environment's "
         "factory does; `--arguments` gives a factory its arguments."

@@ -44,10 +44,11 @@ STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
 MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-\d+")
-_FIELDS = (
-    *("saved_at", "global_step", "files", "order", "crc32", "resumable", "inside_rollout"),
-    *("identity", "cut", "settings", "run"),
-)
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
+    **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
+    "run": str,
+}
 
 
 def flush(path: Path) -> None:
@@ -165,9 +166,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}."
         )
-    for name in _FIELDS:
+    for name, kind in _FIELDS.items():
         if name not in manifest:
             raise _damaged(path, f"it has no {name!r}")
+        if not isinstance(manifest[name], kind):
+            raise _damaged(path, f"its {name!r} is {manifest[name]!r:.40}")
     return manifest
 
 

@@ -72,6 +72,8 @@ def critic_folder(
     return folder if folder.is_dir() else None
 
 
+# Names of floating point types: of safetensors -> of torch.
+_CODES = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -166,10 +168,15 @@ def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
 
 
 def _saved_dtypes(file: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
+    import torch
+    from safetensors import safe_open
 
-    weights = load_file(file) if file.is_file() else {}
-    return {name: weight.dtype for name, weight in weights.items()}
+    if not file.is_file():
+        return {}
+    # Read only the header, because PEFT has just read the weights.
+    with safe_open(str(file), framework="pt") as tensors:
+        codes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return {name: getattr(torch, _CODES[code]) for name, code in codes.items() if code in _CODES}
 
 
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:

@@ -97,6 +97,8 @@ class ProgressLines(TrainerCallback):
         self._training, self._first = False, 0
         self._began = self._evaluating = self._at_line = self._spoke = 0.0
         self._columns: list[Column] = []
+        # Metrics of columns that any entry of the log has.
+        self._metrics: set[str] = set()
         self._best = -math.inf
         self._explains = self._bars = self._warned = self._shows_both = False
 
@@ -105,6 +107,7 @@ class ProgressLines(TrainerCallback):
         self._steps, self._first = getattr(args, "steps_per_rollout", 1), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
         self._logged, self._columns = len(state.log_history), []
+        self._metrics = metrics_in(state.log_history)
         self._began = self._spoke = time.monotonic()
         self._evaluating = self._at_line = 0.0
         self._best = max(outcomes(state.log_history), default=-math.inf)
@@ -132,8 +135,7 @@ class ProgressLines(TrainerCallback):
         log, new = state.log_history, state.log_history[self._logged :]
         rounds, main = self._rounds(state), state.is_world_process_zero
         # Print only training metrics, because evaluations and the end of the run are logged too.
-        trained = any(known(new, column.metric) for column in COLUMNS)
-        if self._training and main and trained and rounds > self._lines:
+        if self._training and main and rounds > self._lines and metrics_in(new):
             self._print_line(state, rounds)
             self._lines, self._logged = rounds, len(log)
             if known(log, "advantage/std") == [0.0] * FIRST:
@@ -226,12 +228,13 @@ class ProgressLines(TrainerCallback):
         total = str(self._total(state))
         place = f"rollout {rounds:>{len(total)}}/{total}"
         log, new = state.log_history, state.log_history[self._logged :]
+        self._metrics |= metrics_in(new)
         if not self._columns:
             # Without a success the score may still rise, so show both. A resumed run keeps its columns.
-            self._shows_both = known(log, SUCCESS)[:1] == [0.0] and bool(known(log, SCORE))
-        left_out = "score" if known(log, SUCCESS) else "success"
+            self._shows_both = known(log, SUCCESS)[:1] == [0.0] and SCORE in self._metrics
+        left_out = "score" if SUCCESS in self._metrics else "success"
         left_out = "entropy" if self._shows_both else left_out
-        columns = [c for c in COLUMNS if known(log, c.metric) and c.label != left_out]
+        columns = [c for c in COLUMNS if c.metric in self._metrics and c.label != left_out]
         if columns != self._columns:
             for line in legend(columns, self._columns, len(place), self._explains):
                 self._say(line)
@@ -273,7 +276,7 @@ class ProgressLines(TrainerCallback):
 
 
 def is_flat(levels: list[float]) -> bool:
-    """Whether the outcome of exactly `ENOUGH` rollouts has not risen, and is not near 1 from the start."""
+    """Return whether exactly `ENOUGH` outcomes have not risen, and are not near 1 from the start."""
     return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
 
 
@@ -302,6 +305,11 @@ def say_fruitless(history: list[dict[str, Any]]) -> None:
 def known(history: list[dict[str, Any]], name: str) -> list[float]:
     """Return the values of a metric in a log, oldest first."""
     return [value for entry in history if (value := number(entry.get(name))) is not None]
+
+
+def metrics_in(entries: list[dict[str, Any]]) -> set[str]:
+    """Return the metrics of columns that have a number in any of these entries of a log."""
+    return {column.metric for column in COLUMNS if known(entries, column.metric)}
 
 
 def outcomes(history: list[dict[str, Any]]) -> list[float]:

@@ -57,11 +57,11 @@ def played_episodes(
 
     `ends`: tokens that end an episode. `weights`: weights of the reward functions.
     """
-    ended, results = rollout.ended(ends), []
+    ended, table, results = rollout.ended(ends), rollout.rewards.tolist(), []
     for i, (name, episode) in enumerate(zip(names, rollout.episodes, strict=True)):
         if i in rollout.repeated:
             continue
-        rewards = rollout.rewards[i].tolist()
+        rewards = table[i]
         parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
         played = episode.env_type is not None and episode.stop_reason is not None
         results.append(

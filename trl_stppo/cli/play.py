@@ -1,8 +1,9 @@
 """Play an environment yourself.
 
 One line is one turn; a backslash at its end continues it on the next line.
-`:q` or the end of the input stops. A tool call is `name {"argument":
-"value"}`. Without --rows and --row it plays the class's rows.
+`:q` or the end of the input stops. A tool call is a line such as
+`name {"argument": "value"}`. Without --rows and --row it plays the class's
+rows.
 
 Examples:
     trl-stppo env play my_env:MyEnv --rows rows.jsonl --index 3

@@ -70,7 +70,7 @@ class Backend:
 
     @property
     def busy(self) -> bool:
-        """Whether any turn is in flight."""
+        """Return whether any turn is in flight."""
         return bool(self._queue)
 
     def add(self, request: TurnRequest) -> None:

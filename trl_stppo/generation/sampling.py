@@ -101,12 +101,12 @@ class SamplingSettings:
 
     @property
     def penalises(self) -> bool:
-        """Whether the distribution depends on the tokens already in the row."""
+        """Return whether the distribution depends on the tokens already in the row."""
         return self.repetition_penalty not in (None, 1.0)
 
     @property
     def truncates(self) -> bool:
-        """Whether settings other than the temperature change the distribution."""
+        """Return whether settings other than the temperature change the distribution."""
         cuts = bool(self.top_k) or (self.top_p or 1.0) < 1.0 or self.min_p is not None
         return self.penalises or (self.do_sample and cuts)
 

@@ -178,17 +178,17 @@ class Episode(Context):
 
     @property
     def trains(self) -> bool:
-        """Whether the episode is trained on: neither its environment nor its sampler has failed."""
+        """Return whether the episode is trained on: neither its environment nor its sampler has failed."""
         return self.stop_reason not in FAILURES
 
     @property
     def failed(self) -> bool:
-        """Whether the episode cannot be scored, because its environment is lost or it has no turn."""
+        """Return whether the episode cannot be scored, because its environment is lost or it has no turn."""
         return not self.trains or not self.num_turns
 
     @property
     def conversational(self) -> bool:
-        """Whether the prompt is a list of messages."""
+        """Return whether the prompt is a list of messages."""
         return not isinstance(self.prompt, str)
 
     @property

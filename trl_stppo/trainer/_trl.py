@@ -152,7 +152,7 @@ def max_context_tokens(trainer: Any) -> int | None:
 
 
 def overrides(trainer: Any, name: str) -> bool:
-    """Whether a trainer's class or instance overrides the GRPOTrainer method `name`."""
+    """Return whether a trainer's class or instance overrides the GRPOTrainer method `name`."""
     own = vars(trainer).get(name) or getattr(type(trainer), name)
     return own is not getattr(GRPOTrainer, name)
 
@@ -172,7 +172,7 @@ def read_message(
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether lists and dicts are nested too deeply for functions that recurse into them."""
+    """Return whether lists and dicts are nested too deeply for functions that recurse into them."""
     level = [value]
     for _ in range(MAX_NESTING):
         parts = [

@@ -103,7 +103,7 @@ def number(seed: tuple[int, ...]) -> int:
 
 
 def has_adapters(vllm: Any) -> bool:
-    """Whether vLLM is a colocated engine that can load the policy's LoRA adapter."""
+    """Return whether vLLM is a colocated engine that can load the policy's LoRA adapter."""
     return vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None
 
 

@@ -19,7 +19,7 @@ class GradientBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been added since the last `clear`."""
+        """Return whether nothing has been added since the last `clear`."""
         return all(grad is None for grad in self._grads)
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:

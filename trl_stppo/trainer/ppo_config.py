@@ -310,7 +310,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @property
     def needs_groups(self) -> bool:
-        """Whether advantages compare several episodes of the same prompt."""
+        """Return whether advantages compare several episodes of the same prompt."""
         return False
 
     @property

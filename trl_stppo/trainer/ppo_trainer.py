@@ -116,7 +116,7 @@ class PPOTrainer(AgentTrainer):
 
     @property
     def uses_shared_critic(self) -> bool:
-        """Whether policy and critic share one backbone."""
+        """Return whether policy and critic share one backbone."""
         return isinstance(self.critic, SharedCritic)
 
 

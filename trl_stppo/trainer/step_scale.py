@@ -30,7 +30,7 @@ FEW = 0.5
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether the model has dropout or router noise, so that two forward passes may differ."""
+    """Return whether the model has dropout or router noise, so that two forward passes may differ."""
     for module in model.modules():
         for name, value in vars(module).items():
             # Attention and routers have rates outside nn.Dropout; PEFT has a dict with a rate per adapter.

@@ -69,7 +69,7 @@ class STGRPOConfig(STPPOConfig):
 
     @property
     def needs_groups(self) -> bool:
-        """Whether advantages compare several episodes of the same prompt."""
+        """Return whether advantages compare several episodes of the same prompt."""
         return self.advantage_estimator != "batch"
 
     def __post_init__(self) -> None:

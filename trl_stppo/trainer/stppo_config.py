@@ -144,23 +144,23 @@ class STPPOConfig(PPOConfig):
 
     @property
     def scales_step(self) -> bool:
-        """Whether a stabilizer scales the learning rate of optimizer steps."""
+        """Return whether a stabilizer scales the learning rate of optimizer steps."""
         return any(map(scales, self._kinds))
 
     @property
     def needs_exact_norms(self) -> bool:
-        """Whether a stabilizer needs exact gradient norms instead of estimates."""
+        """Return whether a stabilizer needs exact gradient norms instead of estimates."""
         return any(kind.needs_exact_norms for kind in self._kinds)
 
     @property
     def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured: always, unless no token can ever be clipped."""
+        """Return whether the clipping bias is measured: always, unless no token can ever be clipped."""
         moves = self.steps_per_rollout > 1 or self.rollout_staleness > 0
         return moves or bool(self.stabilizers) or self._clip_bias_estimator is not None
 
     @property
     def takes_second_gradient(self) -> bool:
-        """Whether the clipping bias is measured exactly, by a second gradient, and not estimated."""
+        """Return whether the clipping bias is measured exactly, by a second gradient, and not estimated."""
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
         by_norms = any(kind.scale_target for kind in self._kinds)

@@ -355,7 +355,7 @@ class TrainingLoop:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the next optimizer step trains only the critic."""
+        """Return whether the next optimizer step trains only the critic."""
         return self.host.state.global_step < self.args.critic_warmup_steps
 
     @property

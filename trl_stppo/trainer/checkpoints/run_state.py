@@ -248,7 +248,7 @@ class RunState(TrainerCallback):
 
     @property
     def inside_rollout(self) -> bool:
-        """Whether more optimizer steps will train on the rollout batch in the buffer."""
+        """Return whether more optimizer steps will train on the rollout batch in the buffer."""
         return self._host.micro_step % self._host.args.micro_batches_per_rollout != 0
 
     def set_final_loss(self, logs: dict[str, float]) -> None:

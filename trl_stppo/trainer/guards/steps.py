@@ -161,7 +161,7 @@ class Guards:
 
     @property
     def leaves_weights(self) -> bool:
-        """Whether the mini-batch must leave the weights unchanged."""
+        """Return whether the mini-batch must leave the weights unchanged."""
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:

@@ -136,11 +136,11 @@ class ForwardPasses:
 
     @property
     def _is_overridden(self) -> bool:
-        """Whether the trainer has another method for log-probabilities than ours."""
+        """Return whether the trainer has another method for log-probabilities than ours."""
         return getattr(self._host.policy_logprobs, "__func__", None) is not self._own_hook
 
     def _counts_passes(self, model: nn.Module) -> bool:
-        """Whether the number of passes must depend only on the number of rows, not on their lengths.
+        """Return whether the number of passes must depend only on the number of rows, not on their lengths.
 
         An engine may communicate in every pass, and the rows of processes differ. DDP communicates in the
         last pass; if it searches for unused weights (experts without a token), it sees only that pass.

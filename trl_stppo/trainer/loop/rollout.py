@@ -57,7 +57,7 @@ class Rollout:
 
     @property
     def has_environment(self) -> bool:
-        """Whether an environment, tools or an agent took part; False for plain prompts."""
+        """Return whether an environment, tools or an agent took part; False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
     def completions(self, decode: Callable[[list[int]], str]) -> list[Any]:

@@ -33,7 +33,7 @@ class TurnSampler:
 
     @property
     def tells_logprobs(self) -> bool:
-        """Whether sampled tokens come with log-probabilities."""
+        """Return whether sampled tokens come with log-probabilities."""
         return self._host.use_vllm or self._is_cached
 
     @property
@@ -42,7 +42,7 @@ class TurnSampler:
 
     @cached_property
     def _is_right(self) -> bool:
-        """Whether cached generation reproduces the forward pass's log-probabilities on every process."""
+        """Return whether cached generation gives the forward pass's log-probabilities on every process."""
         rough = self._host.accelerator.mixed_precision != "no"
         with generation_model(self._host) as model:
             reason = why_unlike(model, self._tokenizer.pad_token_id, rough=rough)
@@ -111,7 +111,7 @@ class TurnSampler:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether sampler and training agree up to float32 rounding; None if their distributions differ."""
+        """Return whether sampler and training agree in float32; None if their distributions differ."""
         host, policy = self._host, self._host.accelerator.unwrap_model(self._host.model)
         settings, _ = sampling_settings(host)
         if settings is None or settings.truncates or not host.args.disable_dropout:
@@ -133,7 +133,7 @@ class TurnSampler:
 
     @property
     def _is_collective(self) -> bool:
-        """Whether all processes must make TRL's generation call together."""
+        """Return whether all processes must make TRL's generation call together."""
         host = self._host
         if host.accelerator.num_processes == 1:
             return False
@@ -200,7 +200,7 @@ def warn_of_hidden_settings(host: Bridge) -> None:
 
 
 def speaks_to_vllm(host: Bridge) -> bool:
-    """Whether turns go to vLLM one by one, which a colocated engine on several GPUs does not allow."""
+    """Return whether turns go to vLLM one by one, which a colocated engine on several GPUs does not allow."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
 

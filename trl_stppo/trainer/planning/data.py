@@ -51,7 +51,7 @@ def unpadded(row: Row, tokenizer: Any) -> list[int]:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether a dataset's prompts are messages; also True without a prompt column."""
+    """Return whether a dataset's prompts are messages; also True without a prompt column."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
@@ -266,7 +266,7 @@ def read_prompt(prompt: Any, row: str = "a row", *, complete: bool = False) -> A
 
 
 def _has_content(part: Any) -> bool:
-    """Whether `part` is a message with content or tool calls."""
+    """Return whether `part` is a message with content or tool calls."""
     if not isinstance(part, Mapping):
         return False
     return part.get("content") is not None or bool(part.get("tool_calls"))

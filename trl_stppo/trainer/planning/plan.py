@@ -111,22 +111,22 @@ class RolloutPlan:
 
     @property
     def plays_environment(self) -> bool:
-        """Whether environments, tools or an agent play; False for plain prompts and a `rollout_func`."""
+        """Return whether environments, tools or an agent play, not plain prompts or a `rollout_func`."""
         return bool(self.text or self.tools or self.standalone_tools or self.agent)
 
     @property
     def owns_prompts(self) -> bool:
-        """Whether an environment or an agent may fill in the prompt of a row."""
+        """Return whether an environment or an agent may fill in the prompt of a row."""
         return bool(self.text or self.tools or self.agent)
 
     @property
     def brings_rewards(self) -> bool:
-        """Whether rewards may come with the episodes, so that no reward function is needed."""
+        """Return whether rewards may come with the episodes, so that no reward function is needed."""
         return bool(self.text or self.tools or self.user_func or self.agent)
 
     @property
     def scores_episodes(self) -> bool:
-        """Whether an environment scores whole episodes, by `get_reward`."""
+        """Return whether an environment scores whole episodes, by `get_reward`."""
         return any(_scores(self.probes[name]) for name in self.tools)
 
     @property

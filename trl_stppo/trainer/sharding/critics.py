@@ -224,7 +224,7 @@ def _shard(critic: SharedCritic | SeparateCritic, policy: Any, accelerator: Acce
 
 
 def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
-    """Whether the critic's weights are quantised, so that they cannot be sharded."""
+    """Return whether the critic's weights are quantised, so that they cannot be sharded."""
     return bool(getattr(critic.model, "is_quantized", False))
 
 

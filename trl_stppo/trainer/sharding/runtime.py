@@ -36,12 +36,12 @@ def sharding_name(accelerator: Any) -> str:
 
 
 def is_sharded(accelerator: Any) -> bool:
-    """Whether the policy's gradient is sharded."""
+    """Return whether the policy's gradient is sharded."""
     return sharding_name(accelerator).startswith(("ZeRO", "FSDP"))
 
 
 def shards_weights(accelerator: Any) -> bool:
-    """Whether a forward pass of the policy gathers weights, so that all processes must make it."""
+    """Return whether a forward pass of the policy gathers weights, so that all processes must make it."""
     return sharding_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
 
 
@@ -97,7 +97,7 @@ class CriticOptimizer:
 
 
 def is_in_pieces(value: Any) -> bool:
-    """Whether this process holds a shard of a tensor (FSDP2, ZeRO-3)."""
+    """Return whether this process holds a shard of a tensor (FSDP2, ZeRO-3)."""
     return isinstance(value, DTensor) or hasattr(value, "ds_id")
 
 

@@ -111,12 +111,12 @@ STABILIZERS: dict[str, type[Stabilizer]] = {}
 
 
 def weighs(kind: type[Stabilizer]) -> bool:
-    """Whether a stabilizer weighs episodes."""
+    """Return whether a stabilizer weighs episodes."""
     return kind.episode_weights is not Stabilizer.episode_weights
 
 
 def scales(kind: type[Stabilizer]) -> bool:
-    """Whether a stabilizer scales optimizer steps."""
+    """Return whether a stabilizer scales optimizer steps."""
     return kind.scale_target == STEP or kind.before_step is not Stabilizer.before_step
 
 

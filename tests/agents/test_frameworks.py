@@ -5,7 +5,6 @@ import copy
 import inspect
 import json
 from collections import defaultdict
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -142,15 +141,14 @@ def recorded(agent: Any, turns: list[dict[str, Any]]) -> list[Any]:
 
     calls, left = list[Any](), iter(turns)
 
-    def ask(request: Any, body: dict[str, Any]) -> Any:
-        turn, done = next(left), Future[Any]()
+    def ask(request: Any) -> None:
+        turn = next(left)
         text = turn.get("content", "")
         for call in turn.get("tool_calls", ()):
             text += tool_call(call["function"]["name"], json.dumps(call["function"]["arguments"]))
         calls.append((request.messages, request.tools, text))
         message = answer_message(turn, "0-0", stopped=None)
-        done.set_result((200, completion("x", message, "stop", 0, None, 0)))
-        return done
+        request.answer.set_result((200, completion("x", message, "stop", 0, None, 0)))
 
     clients = make_clients(Answers(ask, lambda names: None), "http://policy.invalid/v1", "key")
     if inspect.iscoroutinefunction(agent):

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..generation.protocol import TurnResult
@@ -29,7 +28,6 @@ from .openai_wire import (
     AgentEndpoint,
     Answers,
     RefusedRequest,
-    Response,
     answer_message,
     completion,
     make_clients,
@@ -53,19 +51,6 @@ RESULT_KEYS = ("reward", "turn_rewards", "success", "truncated")
 EPISODE_OVER = RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
-@dataclass
-class _Pending:
-    """An agent's chat completion request that has no answer yet."""
-
-    request: AgentRequest
-    shows_logprobs: bool
-    answer: Future[Response] = field(default_factory=Future)
-
-    def refuse(self, refused: RefusedRequest) -> None:
-        if not self.answer.done():
-            self.answer.set_result(refused.response)
-
-
 class AgentSession:
     """One running agent, with the requests that it makes and its result."""
 
@@ -79,9 +64,10 @@ class AgentSession:
     ) -> None:
         self._agent, self._row, self.contexts = agent, row, contexts
         self.key = secrets.token_urlsafe(32)
-        self.answers = Answers(self._ask, warn)
+        self.answers = Answers(self._emit, warn)
         self.clients = make_clients(self.answers, address, self.key)
-        self.pending: _Pending | None = None
+        # The request that has no answer yet.
+        self.pending: AgentRequest | None = None
         # The limit that has ended the episode.
         self.over: StopReason | None = None
         # Number of answers, of refusals in a row, and of calls after the end.
@@ -90,25 +76,20 @@ class AgentSession:
         self.error: Exception | None = None
         self.names: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._events: deque[_Pending | tuple[Any, BaseException | None]] = deque()
+        self._events: deque[AgentRequest | tuple[Any, BaseException | None]] = deque()
         self._waiter: Future[Any] | None = None
         self._stop: Callable[[], object] = lambda: None
         self.closed = False
 
     # ------------------------------------------------------- on the agent's thread or task
 
-    def _ask(self, request: AgentRequest, body: dict[str, Any]) -> Future[Response]:
-        pending = _Pending(request, bool(body.get("logprobs")))
-        self._emit(pending)
-        return pending.answer
-
     def _emit(self, event: Any) -> None:
         with self._lock:
-            if self.closed and isinstance(event, _Pending):
+            if self.closed and isinstance(event, AgentRequest):
                 self.late += 1
                 if self.late > MAX_LATE:
                     event.answer.cancel()
-                event.refuse(EPISODE_OVER)
+                _refuse(event, EPISODE_OVER)
                 return
             waiter, self._waiter = self._waiter, None
             if waiter is None or not waiter.set_running_or_notify_cancel():
@@ -148,9 +129,9 @@ class AgentSession:
             waiter = self._waiter = Future[Any]() if event is None else None
         if waiter is not None:
             event = await asyncio.wrap_future(waiter)
-        if isinstance(event, _Pending):
+        if isinstance(event, AgentRequest):
             self.pending = event
-            return event.request
+            return event
         assert event is not None
         value, error = event
         if error is not None and self.refused and self.error is None:
@@ -164,13 +145,18 @@ class AgentSession:
         with self._lock:
             self.closed = True
             waiting = [self.pending, *self._events]
-            self.answers.asked.clear()
+        self.answers.asked.clear()
         for pending in waiting:
-            if isinstance(pending, _Pending):
-                pending.refuse(EPISODE_OVER)
+            if isinstance(pending, AgentRequest):
+                _refuse(pending, EPISODE_OVER)
         # Ignore the error if the agent's event loop has ended, and the task with it.
         with suppress(RuntimeError):
             self._stop()
+
+
+def _refuse(request: AgentRequest, refused: RefusedRequest) -> None:
+    if not request.answer.done():
+        request.answer.set_result(refused.response)
 
 
 class AgentDriver(Driver):
@@ -215,7 +201,7 @@ class AgentDriver(Driver):
 
     def begin(self, episode: Episode) -> AgentRequest | None:
         """Prepare the turn that answers the pending request. Return None if the messages cannot be used."""
-        session, request = episode.env, episode.env.pending.request
+        session, request = episode.env, episode.env.pending
         session.error = None
         try:
             return request if session.contexts.begin(request) else None
@@ -226,8 +212,8 @@ class AgentDriver(Driver):
 
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
         """Append a sampled turn. Return the call that answers the agent, and whether a stop string cut it."""
-        session, pending, context = episode.env, episode.env.pending, episode.context
-        request, decode = pending.request, self._renderer.decode_action
+        session, request, context = episode.env, episode.env.pending, episode.context
+        decode = self._renderer.decode_action
         ids, stopped = cut_at(request.stop, result.ids, decode)
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         before = context.prompt_ids + context.ids
@@ -260,12 +246,12 @@ class AgentDriver(Driver):
         finish = "stop" if stopped is not None or self._renderer.ended(ids) else "length"
         finish = "tool_calls" if answer.get("tool_calls") else finish
         shown = None
-        if pending.shows_logprobs and logprobs is not None:
+        if request.shows_logprobs and logprobs is not None:
             shown = [(decode([token]), value) for token, value in zip(ids, logprobs, strict=True)]
         body = completion(f"chatcmpl-{name}", answer, finish, len(before), shown, len(ids))
 
         async def proceeding() -> Outcome:
-            pending.answer.set_result((200, body))
+            request.answer.set_result((200, body))
             return outcome_of(episode, await session.next())
 
         return proceeding, stopped is not None
@@ -287,7 +273,7 @@ class AgentDriver(Driver):
             session.over = session.over or reason
 
         async def refusing() -> Outcome:
-            session.pending.refuse(refused)
+            _refuse(session.pending, refused)
             if ends:
                 session.close()
                 if session.error is not None and reason is StopReason.TOKEN_BUDGET:

@@ -8,7 +8,9 @@ is what the policy read, so a missed match adds rows but never falsifies anythin
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,7 @@ class AgentRequest:
         stop: the turn ends before the first of these texts.
         reads_tools: False leaves tool calls in the text.
         trains: False for a call that is not part of the episode.
+        answer: the client's response, which is missing at first.
     """
 
     messages: list[Message]
@@ -37,6 +40,8 @@ class AgentRequest:
     max_tokens: int | None = None
     reads_tools: bool = True
     trains: bool = True
+    shows_logprobs: bool = False
+    answer: Future[Any] = field(default_factory=Future, compare=False)
 
 
 @dataclass(frozen=True)
@@ -162,15 +167,13 @@ def cut_at(
 
     The text is None if the turn holds no stop string.
     """
-    if not any(text in decode(ids) for text in stop):
+
+    def holds(count: int) -> bool:
+        return any(text in decode(ids[:count]) for text in stop)
+
+    if not holds(len(ids)):
         return ids, None
-    low, high = 1, len(ids)
-    # Bisect: if a beginning of the turn holds a stop string, every longer beginning holds it too.
-    while low < high:
-        middle = (low + high) // 2
-        if any(text in decode(ids[:middle]) for text in stop):
-            high = middle
-        else:
-            low = middle + 1
-    text = decode(ids[:low])
-    return ids[:low], text[: min(text.index(each) for each in stop if each in text)]
+    # If a beginning of the turn holds a stop string, every longer beginning holds it too.
+    count = bisect_left(range(len(ids)), True, key=holds)
+    text = decode(ids[:count])
+    return ids[:count], text[: min(text.index(each) for each in stop if each in text)]

@@ -81,6 +81,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         min((body[name] for name in sizes), default=None),
         reads_tools=choice != "none" and bool(body.get("tools")),
         trains=body.get("train", True),
+        shows_logprobs=bool(body.get("logprobs")),
     )
 
 
@@ -161,20 +162,20 @@ def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
 
 
 class Answers:
-    """Answers the HTTP requests of one episode's clients. `ask` forwards chat completion requests."""
+    """Answers the HTTP requests of one episode's clients. `ask` takes a chat completion request to answer."""
 
     def __init__(
         self,
-        ask: Callable[[AgentRequest, dict[str, Any]], Future[Response]],
+        ask: Callable[[AgentRequest], None],
         warn: Callable[[list[str]], None],
     ) -> None:
         self._ask, self._warn = ask, warn
         self.asked: dict[int, Future[Response]] = {}
 
-    def begin(self, method: str, path: str, content: bytes, repeats: bool) -> Future[Response]:
+    def begin(self, method: str, path: str, content: bytes, headers: Any) -> Future[Response]:
         """Return the future response to a request. A repeated request gets the first response."""
         key = hash((method, path, content))
-        if repeats and key in self.asked:
+        if headers.get(RETRIES, "0") != "0" and key in self.asked:
             return self.asked[key]
         try:
             answer = self._answer(method, path, content)
@@ -200,7 +201,8 @@ class Answers:
         forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
         others = [name for name in body if name not in FIELDS and body[name] is not None]
         self._warn(forced + others)
-        return self._ask(request, body)
+        self._ask(request)
+        return request.answer
 
 
 def http(response: Response, content: bytes) -> tuple[int, str, bytes]:
@@ -229,8 +231,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     import asyncio
 
     def begin(request: Any) -> Future[Response]:
-        repeats = request.headers.get(RETRIES, "0") != "0"
-        return answers.begin(request.method, request.url.path, request.content, repeats)
+        return answers.begin(request.method, request.url.path, request.content, request.headers)
 
     def made(request: Any, response: Response) -> Any:
         status, kind, body = http(response, request.content)
@@ -310,8 +311,7 @@ class AgentEndpoint:
             if not length.isdecimal() or int(length) > MAX_BODY:
                 raise RefusedRequest(413, f"Content-Length is {length}; allowed: {MAX_BODY}.")
             content = request.rfile.read(int(length))
-            repeats = headers.get(RETRIES, "0") != "0"
-            response = answers.begin(request.command, request.path, content, repeats).result()
+            response = answers.begin(request.command, request.path, content, headers).result()
         except RefusedRequest as refused:
             # The body is not read, so the connection cannot be used again.
             request.close_connection = True

@@ -51,10 +51,6 @@ _CODE = (
 _dill_lock = threading.Lock()
 
 
-class MISSING:
-    """Marker of a missing attribute. Both processes import this class by the same name."""
-
-
 class EnvironmentDied(RuntimeError):
     """Error of a call whose environment process has ended. Its message has the exit code or signal."""
 
@@ -146,10 +142,9 @@ class IsolatedEnvironment:
         """
         return self._ask(f"`{method}`", "call", method, args, kwargs)
 
-    def get(self, attribute: str, default: Any = None) -> Any:
-        """Return a copy of the environment's attribute, or `default` if it is missing."""
-        value = self._ask(f"`{attribute}`", "get", attribute)
-        return default if value is MISSING else value
+    def get(self, attribute: str) -> Any:
+        """Return a copy of the environment's attribute, or raise AttributeError."""
+        return self._ask(f"`{attribute}`", "get", attribute)
 
     def __getattr__(self, name: str) -> Any:
         # Refuse dunder names, with which pickle, copy and inspect would detect protocols that do not exist.
@@ -157,10 +152,7 @@ class IsolatedEnvironment:
             raise AttributeError(name)
         if name in self.methods:
             return functools.partial(self.call, name)
-        value = self.get(name, MISSING)
-        if value is MISSING:
-            raise AttributeError(f"{self.env_type_name!r} object has no attribute {name!r}")
-        return value
+        return self.get(name)
 
     def kill(self) -> None:
         """Kill the child and its subprocesses. Any thread may call this, also repeatedly."""
@@ -346,8 +338,8 @@ def _serve(connection: Connection) -> None:
         if kind == "make":
             env = awaited(pickle.loads(name)())
             return os.getpid(), type(env).__name__, _public_methods(env)
-        value = getattr(env, name, MISSING) if kind != "call" else getattr(env, name)
-        if kind == "get" or (kind == "close" and (value is MISSING or not callable(value))):
+        value: Any = getattr(env, name, None) if kind == "close" else getattr(env, name)
+        if kind == "get" or (kind == "close" and not callable(value)):
             return value if kind == "get" else None
         return awaited(value(*args, **(kwargs or {})))
 

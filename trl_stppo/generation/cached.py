@@ -13,7 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -53,16 +53,14 @@ class _Row:
         self.cached = min(self.cached, len(self.ids) - 1)
         self.logprobs, self.random = [], turn_random(request.seed)
 
-    def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
-        """Append a sampled token. Return the turn if this token ended it, else None."""
+    def take(self, token: int, logprob: float, ends: set[int]) -> bool:
+        """Append a sampled token. Return whether it ended the turn."""
         if not math.isfinite(logprob):
             raise NonFiniteError(f"Logits of episode {self.key} at {len(self.ids)} are not finite.")
         self.ids.append(token)
         self.logprobs.append(logprob)
-        if token not in ends and len(self.logprobs) < self.limit:
-            return None
-        self.generating = False
-        return TurnResult(self.key, self.ids[-len(self.logprobs) :], self.logprobs)
+        self.generating = token not in ends and len(self.logprobs) < self.limit
+        return not self.generating
 
 
 class CachedBackend(Backend):
@@ -137,7 +135,7 @@ class CachedBackend(Backend):
             return []
         self._steps += 1
         with nullcontext() if self._running else inference(self.model), torch.no_grad():
-            ended = self._admit() if self._admission_due() else []
+            ended = self._admit()
             return ended + self._decode() if self._generating else ended
 
     @contextmanager
@@ -162,14 +160,12 @@ class CachedBackend(Backend):
         self._generating = self._steps = 0
         self._cache: SlotCache | None = None
 
-    def _admission_due(self) -> bool:
-        if not self._waiting:
-            return False
-        enough = len(self._waiting) >= max(1, self._generating // self.ADMIT_ONE_IN)
-        return enough or self._steps - self._waiting[0].added > self.ADMIT_AFTER
-
     def _admit(self) -> list[TurnResult]:
-        """Prefill all queued turns and sample their first tokens."""
+        """Prefill all queued turns and sample their first tokens, if it is time to."""
+        enough = len(self._waiting) >= max(1, self._generating // self.ADMIT_ONE_IN)
+        late = self._waiting and self._steps - self._waiting[0].added > self.ADMIT_AFTER
+        if not (enough or late):
+            return []
         rows = sorted(self._waiting, key=lambda row: row.new)
         self._waiting = []
         cache = self._seat(rows)
@@ -194,11 +190,9 @@ class CachedBackend(Backend):
             self._cache = SlotCache(keep_ids=self.sampling.penalises, device=self._device)
         fresh = [row for row in rows if row.slot < 0]
         self._slots += [None] * max(0, len(fresh) - self._slots.count(None))
-        free = (slot for slot, holder in enumerate(self._slots) if holder is None)
+        free = [slot for slot, holder in enumerate(self._slots) if holder is None]
         for row, slot in zip(fresh, free, strict=False):
-            row.slot = slot
-        for row in fresh:
-            self._slots[row.slot] = row
+            row.slot, self._slots[slot] = slot, row
         rooms = [len(row.ids) + min(row.limit, self.FIRST_ROOM) for row in rows]
         self._cache.reserve(len(self._slots), max(rooms))
         if fresh:
@@ -326,10 +320,10 @@ class CachedBackend(Backend):
         tokens, logprobs = torch.stack([part.double() for part in sampled]).tolist()
         ended = []
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            result = row.take(int(token), logprob, self._ends) if row else None
-            if result is not None:
-                del self._queue[result.key]
-                ended.append(replace(result, version=self.version))
+            if row and row.take(int(token), logprob, self._ends):
+                del self._queue[row.key]
+                ids = row.ids[-len(row.logprobs) :]
+                ended.append(TurnResult(row.key, ids, row.logprobs, version=self.version))
         self._generating -= len(ended)
         return ended
 

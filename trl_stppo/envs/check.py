@@ -33,7 +33,6 @@ DEFAULT_ACTIONS = ("hello", "1", "<answer>1</answer>", "<action>up</action>", "\
 # A turn is a text, or a tool with its arguments.
 Action = str | tuple[str, dict[str, Any]]
 Episode = tuple[str, list[Step]]
-Rows = list[dict[str, Any]]
 
 
 class HandPlayer:
@@ -197,7 +196,7 @@ def check_env(
 class _Check:
     """One run of `check_env`, with the warnings that it found."""
 
-    def __init__(self, env_or_factory: Any, rows: Rows, steps: int) -> None:
+    def __init__(self, env_or_factory: Any, rows: list[dict[str, Any]], steps: int) -> None:
         # A class is a factory, although it has the attribute `reset`.
         self.several = isinstance(env_or_factory, type) or not hasattr(env_or_factory, "reset")
         self.source, self.rows, self.steps = env_or_factory, rows, steps
@@ -214,12 +213,7 @@ class _Check:
                 self.player.close()
             raise
         self.player.close()
-        return self.found
-
-    def warn(self, message: str) -> None:
-        """Record a warning. A repeated warning is recorded once."""
-        if message not in self.found:
-            self.found.append(message)
+        return list(dict.fromkeys(self.found))
 
     def check(self, env: Any, actions: Sequence[Action]) -> None:
         """Play the rows, the first row again, and two instances in alternation."""
@@ -230,11 +224,13 @@ class _Check:
         if is_text:
             for played in (played for _, played in episodes if played):
                 if any("valid_action" not in step.info for step in played):
-                    self.warn(
+                    self.found.append(
                         f"{name}.step returns no info['valid_action'] (bool) for the metrics."
                     )
                 if played[-1].ended and played[-1].info.get("success") is None:
-                    self.warn(f"{name}.step ends an episode without info['success'] (bool).")
+                    self.found.append(
+                        f"{name}.step ends an episode without info['success'] (bool)."
+                    )
             ended = True
             for odd in ODD_ACTIONS:
                 if ended:
@@ -245,10 +241,12 @@ class _Check:
             rewards.append(0.0)
         first, again = episodes[0], self.episode(env, row, actions)
         if again[0] != first[0]:
-            self.warn(f"{name}.reset returns another text for the same row.")
+            self.found.append(f"{name}.reset returns another text for the same row.")
         elif _results(again) != _results(first):
             method = f"{name}.step" if is_text else f"A tool of {name}"
-            self.warn(f"{method} returns other results for the same actions in another episode.")
+            self.found.append(
+                f"{method} returns other results for the same actions in another episode."
+            )
         elif self.several:
             one, other = self.player.make(self.source), self.player.make(self.source)
             opening = self.player.reset(one, row)
@@ -282,11 +280,11 @@ class _Check:
                 # Only warn, because a tool's error is its answer. A reward that is no number would end a run.
                 if is_text or error.__cause__ is None:
                     raise
-                self.warn(str(error))
+                self.found.append(str(error))
                 step = Step("", 0.0, False, False, {})
             if not isinstance(step.observation, str | list):
                 tool = f"{type(env).__name__}.{action[0]} returned {step.observation!r:.200}"
-                self.warn(f"{tool}; the model reads it as JSON.")
+                self.found.append(f"{tool}; the model reads it as JSON.")
                 step = Step("", *step[1:])
             played.append(step)
         return played

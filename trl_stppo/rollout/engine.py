@@ -187,8 +187,6 @@ class _Rollout:
                 self._driver(episode).release(episode)
             self._engine.calls.rest()
 
-    # ---------------------------------------------------------------- scheduling
-
     def _admit(self) -> None:
         """Start waiting episodes while the backend has room for them."""
         capacity = self._backend.capacity
@@ -241,8 +239,6 @@ class _Rollout:
             number = (number * 1_000_003 + part + 1) % (2**31 - 1)
         return number
 
-    # -------------------------------------------------------------------- events
-
     def _answered(self, episode: Episode, result: CallResult) -> None:
         proceed = self._calls.pop(episode.row)
         self.durations.environments += result.seconds
@@ -259,10 +255,8 @@ class _Rollout:
         episode.env = opening.env
         episode.pictures.append(opening.picture)
         episode.has_turn_rewards |= opening.has_turn_rewards
-        prompt, context = (
-            with_opening(episode.prompt, opening.text),
-            self._limits.max_context_tokens,
-        )
+        prompt = with_opening(episode.prompt, opening.text)
+        context = self._limits.max_context_tokens
         most = None if context is None else context * MAX_CHARS_PER_TOKEN
         least = "at least " if most is not None and len(opening.text) > most else ""
         try:
@@ -410,8 +404,6 @@ class _Rollout:
             self._end(episode, StopReason.TOKEN_BUDGET)
         else:
             self._request(episode)
-
-    # ----------------------------------------------------------------------- end
 
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message

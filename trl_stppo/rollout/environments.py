@@ -57,14 +57,13 @@ class EnvironmentPool:
     def __init__(self, factories: Factories, probes: dict[str | None, Any] | None = None) -> None:
         self._factories = factories
         self._lock = threading.Lock()
-        players = {name: env for name, env in (probes or {}).items() if not self.isolates(name)}
-        self._instances: dict[tuple[str | None, int], Any] = {(n, 0): e for n, e in players.items()}
+        self._instances: dict[tuple[str | None, int], Any] = {
+            (name, 0): probe
+            for name, probe in (probes or {}).items()
+            if not isinstance(factories.get(name), Isolated)
+        }
         # `discard` raises the count, so that an instance whose construction began earlier is not kept.
         self._discards: Counter[tuple[str | None, int]] = Counter()
-
-    def isolates(self, name: str | None) -> bool:
-        """Return whether the factory's instances live in processes of their own."""
-        return isinstance(self._factories.get(name), Isolated)
 
     def take(self, name: str | None, index: int) -> Any:
         """Return the factory's instance number `index`, and make it if it is missing. Workers call this."""
@@ -73,17 +72,14 @@ class EnvironmentPool:
             found, discards = self._instances.get(key), self._discards[key]
         if found is not None:
             return found
-        factory = self._factories[name]
-        env: Any
-        if isinstance(factory, Isolated):
-            env = IsolatedEnvironment(factory.factory)
-        else:
-            env = factory()
+        factory: Any = self._factories[name]
+        isolated = isinstance(factory, Isolated)
+        env = IsolatedEnvironment(factory.factory) if isolated else factory()
         with self._lock:
             late = self._discards[key] != discards
             if not late:
                 self._instances[key] = env
-        if late and isinstance(env, IsolatedEnvironment):
+        if late and isolated:
             env.kill()
         return env
 

@@ -220,9 +220,6 @@ def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes
     connection.close()
 
 
-# ------------------------------------------------------------------------------- messages
-
-
 def _dumps(value: Any, what: str) -> bytes:
     """Pickle a value, with importable objects by name and others by value; name `what` in a TypeError."""
     import dill
@@ -277,9 +274,6 @@ def _unpack(reply: bytes, what: str) -> Any:
         raised = RuntimeError(text)
     raised.add_note(f"In the environment's process:\n{trace}")
     raise raised
-
-
-# ------------------------------------------------------------------ the environment's processes
 
 
 def _guard(fd: int, caller: int) -> None:

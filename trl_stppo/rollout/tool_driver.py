@@ -19,7 +19,7 @@ from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
-from .isolation import EnvironmentDied
+from .isolation import EnvironmentDied, IsolatedEnvironment
 from .messages import has_image, result_text
 from .record import check_reward
 from .workers import caught
@@ -79,7 +79,6 @@ class ToolDriver(Driver):
     ) -> None:
         self._pool, self._name, self._parse = pool, name, parse
         self._run_async = run_async
-        self._isolated = pool is not None and pool.isolates(name)
         self._run_on_main = run_on_main
         self._main_only: set[str] = set()
         without = "tools" if standalone else None
@@ -151,9 +150,10 @@ class ToolDriver(Driver):
     def _carry_out(self, episode: Episode, requests: list[dict[str, Any]]) -> Outcome:
         """Run the synchronous calls in their order, then the asynchronous calls together."""
         env, failures, malformed = episode.env, 0, False
+        isolated = isinstance(env, IsolatedEnvironment)
         tools = self._standalone | {
             # Use `call`, because `IsolatedEnvironment` hides tools such as `get` and `close`.
-            name: functools.partial(env.call, name) if self._isolated else getattr(env, name)
+            name: functools.partial(env.call, name) if isolated else getattr(env, name)
             for name in self._methods
         }
         results: list[Message] = []

@@ -242,8 +242,6 @@ class EnvironmentCalls:
         self.rest()
         self._drop_loop(self._loop)
 
-    # ------------------------------------------------------------------ threads
-
     def _staff(self) -> None:
         while self._live - len(self._running) < len(self._waiting):
             try:
@@ -298,8 +296,6 @@ class EnvironmentCalls:
             self._finished.append(result)
             self._change.notify_all()
             return True
-
-    # ---------------------------------------------------------------- deadlines
 
     def _abandon_overdue(self) -> None:
         now = time.monotonic()

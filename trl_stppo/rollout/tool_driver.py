@@ -170,13 +170,14 @@ class ToolDriver(Driver):
             results.append({"role": "tool", "name": name, "content": result_text(result)})
 
         for request in requests:
-            kind, called = request.get("type"), request.get("function", {})
-            named = called if kind == "function" else request
-            name, arguments = named.get("name", "unknown"), called.get("arguments")
-            if kind != "function" or name not in tools:
-                malformed, unknown = True, f"Unsupported tool call type: {kind}"
-                why = f"Tool {name} not found." if kind == "function" else unknown
-                answer(name, None, ValueError(why))
+            if (kind := request.get("type")) != "function":
+                name, malformed = request.get("name", "unknown"), True
+                answer(name, None, ValueError(f"Unsupported tool call type: {kind}"))
+                continue
+            name, arguments = request["function"]["name"], request["function"]["arguments"]
+            if name not in tools:
+                malformed = True
+                answer(name, None, ValueError(f"Tool {name} not found."))
                 continue
             tool, fits = tools[name], True
             try:

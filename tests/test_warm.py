@@ -22,6 +22,7 @@ def both(words, **options):
     return warm.run([PYTHON, *words], timeout=PATIENCE, **options), cold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [
     "import sys; print(sys.stdin.read()); sys.exit(3)",
     "raise SystemExit('refused')",

@@ -35,6 +35,7 @@ def pushable(trained):
     return trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "status", "said"), [
     ("repos/create", 401, "401"),
     ("commit", 403, "403"),
@@ -82,6 +83,7 @@ def warnings_of(caplog, count):
     return told()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, None])
 def test_a_push_from_a_checkpoint_that_fails_is_told_and_ends_no_run(hub, tmp_path, caplog, status):
     trainer = run(tmp_path / "run", hub_strategy="checkpoint", **PUSHES)

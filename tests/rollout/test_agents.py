@@ -366,6 +366,7 @@ class OwnError(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     """One raises, one hangs, one calls after its end, one retries."""
     done = threading.Event()
@@ -411,6 +412,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     assert done.wait(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "result", ["text", float("nan"), {"score": 1.0}, {"turn_rewards": [1.0, 2.0]}]
 )

@@ -132,6 +132,7 @@ def test_an_interrupted_call_cannot_answer_the_next_one(env):
         env.step("a")
 
 
+@pytest.mark.slow
 def test_cycles_leave_neither_descriptors_nor_children():
     def cycle(i):
         env = IsolatedEnvironment(Env)
@@ -227,6 +228,7 @@ isolation._CODE = isolation._CODE.replace("isolation._guard", "sys.platform = 'o
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "head"), [(signal.SIGKILL, ""), (signal.SIGTERM, ELSEWHERE)])
 def test_no_child_outlives_a_killed_caller(number, head):
     process = run_script(head + HANGING + "time.sleep(1000)")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.kit.tiers import quick
+
 # Between them every task, every trainer and every way to play.
 SMALL = [
     ("hanoi", "STPPOTrainer"),
@@ -20,7 +22,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("agents")
 
 
-@pytest.mark.parametrize(("task", "trainer"), SMALL, ids=lambda value: value)
+@pytest.mark.parametrize(("task", "trainer"), quick(SMALL, SMALL[1], SMALL[2]))
 def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
     if task == "textworld":
         pytest.importorskip("textworld.generator")

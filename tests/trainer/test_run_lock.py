@@ -104,6 +104,7 @@ def fail() -> None:
     raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_it_is_given_back_however_the_run_ends(tmp_path):
     looks = Looks(tmp_path)
     trainer = build(tmp_path, arguments={"eval_dataset": prompts(2), "callbacks": [looks]})

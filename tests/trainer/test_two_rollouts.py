@@ -18,6 +18,7 @@ def ranks(tmp_path_factory):
     return on_two_processes("tests.kit.collective_run", folder, weights_only=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["text", "tools", "server", "slow"])
 def test_processes_have_different_numbers_of_turns_and_agree(ranks, case):
     first, second = (rank[case] for rank in ranks)

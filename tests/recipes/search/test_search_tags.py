@@ -92,6 +92,7 @@ def test_the_environment_and_the_rewards_agree(row):
     assert min(seen.values()) > 200, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", ["<think>", "<search>", "</think>", "<search>a</search>", "<information>"]
 )

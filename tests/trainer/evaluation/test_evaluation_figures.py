@@ -122,6 +122,7 @@ def ranks(tmp_path_factory):
     return on_two_processes("tests.kit.evaluation_run", folder, weights_only=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_report_what_one_reports(case, ranks, tmp_path):
     one, trainer = evaluated(tmp_path, case, per_device_eval_batch_size=3)

@@ -55,7 +55,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[0], MOMENTS[3]))
+@pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[3]))
 def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     number, event, at, stops, tmp_path, uninterrupted, capfd
 ):
@@ -128,6 +128,7 @@ def moved(result: dict, step: int) -> bool:
     return any(not torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_both_processes_come_to_the_same_end(case, ranks):
     one, two = (rank[case] for rank in ranks)

@@ -75,6 +75,7 @@ def test_the_model_reads_a_list(template, says, tool, shown, tmp_path, monkeypat
         assert f"<tool_response>\n{shown}\n</tool_response>" in tokenizer.decode(episode.ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "reason"), [
     ("[" * 1100, "no_action"),
     ('{"q": ' + "[" * 900 + "]" * 900 + "}", "no_action"),

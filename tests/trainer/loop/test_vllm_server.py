@@ -181,6 +181,7 @@ def episodes(trainer):
     return [sorted((tuple(p), tuple(c)) for p, c, _ in rows_of(kept[1])) for kept in trainer.kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["500", "429", "drop", "garbage"])
 def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
     tmp_path, monkeypatch, fault, trained
@@ -208,6 +209,7 @@ def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
     assert time.monotonic() - started < PATIENCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [2, 12], ids=["within a turn", "between rollouts"])
 def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(tmp_path, moment):
     """It forgets weights and their name, as vLLM does."""
@@ -267,6 +269,7 @@ def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
     assert max(gaps) == 0
 
 
+@pytest.mark.slow
 def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
     """The best ones at the end, which an evaluation plays with."""
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}

@@ -125,6 +125,7 @@ def test_every_family_trains_and_is_saved(name, tmp_path):
     torch.testing.assert_close(values(one.critic), values(trainer.critic))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Cohere2", "Glm4Moe", "Qwen3Moe"])
 def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     """Also of experts, which the disk has one by one and the model in one tensor."""

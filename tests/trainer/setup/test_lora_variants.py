@@ -94,8 +94,7 @@ def trained_adapter(model, adapter_name="default", **options):
     return model
 
 
-# One of each way through our code; the others differ in PEFT's.
-NOW = ("parameters", "whole modules", "pissa", "given modules")
+NOW = ("parameters", "given modules")
 
 
 @pytest.fixture(scope="module", params=quick([*FRESH, *GIVEN], *NOW))
@@ -152,6 +151,7 @@ def test_the_final_folder_loads_as_the_policy(run):
     run.trainer.model.train()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_the_uninterrupted_one_did(run):
     if run.kind in PLAIN:
         pytest.skip("its tensors are those of plain LoRA")

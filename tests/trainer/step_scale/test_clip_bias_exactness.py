@@ -67,7 +67,7 @@ def test_each_step_measures_its_own_bias(tmp_path):
         assert_same(recorder.grads[step], reference.grad(extra - reference.clipped))
 
 
-@pytest.mark.parametrize("loss_type", quick(LOSS_TYPES, "bnpo", "dapo"))
+@pytest.mark.parametrize("loss_type", quick(LOSS_TYPES, "dapo"))
 def test_the_split_into_micro_batches_changes_nothing(loss_type, tmp_path):
     """Two mini-batches, two epochs: four steps, each with its own g, C and s."""
     options = {

@@ -41,18 +41,17 @@ def test_spans_against_reference(make_batch, seed):
 
 
 @pytest.mark.parametrize(("turns", "message"), [
-    ([(0, 2), (3, 3)], r"episode 1, turn 1, span \(3, 3\): .* at least one token"),
-    ([(4, 2)], r"episode 1, turn 0, span \(4, 2\): .* end must exceed start"),
-    ([(-1, 2)], r"episode 1, turn 0, span \(-1, 2\): start must be at least 0"),
-    ([(0, 2), (5, 9)], r"turn 1, span \(5, 9\): end must be at most the length, 8 tokens"),
-    ([(4, 6), (0, 2)], r"turn 1, span \(0, 2\): out of order: .*turn 0, span \(4, 6\)"),
-    ([(0, 4), (3, 6)], r"turn 1, span \(3, 6\): overlaps: .* start must be at least 4"),
-    ([(0, 4), (0, 4)], r"turn 1, span \(0, 4\): overlaps"),
-    ([(0.0, 4)], r"span \(0.0, 4\): a span is a pair of integers"),
-    ([("0", 4)], r"a span is a pair of integers"),
-    ([(0, 1, 2)], r"span \(0, 1, 2\): a span is a pair of integers"),
-    ([3], r"span 3: a span is a pair of integers"),
-    ([(False, True)], r"pair of integers .*, not bools"),
+    ([(0, 2), (3, 3)], r"episode 1, turn 1, span \(3, 3\): must have 2 <= start < end <= 8"),
+    ([(4, 2)], r"episode 1, turn 0, span \(4, 2\): must have 0 <= start < end"),
+    ([(-1, 2)], r"span \(-1, 2\): must have 0 <= start"),
+    ([(0, 2), (5, 9)], r"turn 1, span \(5, 9\): .* end <= 8"),
+    ([(4, 6), (0, 2)], r"turn 1, span \(0, 2\): must have 6 <= start"),
+    ([(0, 4), (3, 6)], r"turn 1, span \(3, 6\): must have 4 <= start"),
+    ([(0, 4), (0, 4)], r"turn 1, span \(0, 4\)"),
+    ([(0.0, 4)], r"span \(0.0, 4\): must be a pair of integers"),
+    ([("0", 4)], r"must be a pair of integers"),
+    ([(0, 1, 2)], r"span \(0, 1, 2\): must be a pair of integers"),
+    ([3], r"span 3: must be a pair of integers"),
 ])  # fmt: skip
 def test_bad_spans_are_refused(turns, message):
     with pytest.raises(TurnSpanError, match=message):

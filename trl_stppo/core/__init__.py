@@ -2,7 +2,8 @@
 
 Needs torch and nothing else. Axes B episodes, T tokens, K turns, in this order; True in a mask
 means "counts"; values under a False never reach a result or a gradient. Half precision goes in, float32
-comes out. No function synchronises with the GPU.
+comes out. An argument whose dtype, shape or value is not as documented raises ValueError. No function
+synchronises with the GPU.
 """
 
 from trl_stppo.core.advantages import (

@@ -49,11 +49,7 @@ def token_rewards(
 
     Returns:
         [B, T] float, reward units; 0 outside turns, hence 0 everywhere (its score too) for an
-        episode without turns. Float32 for half precision input.
-
-    Raises:
-        ValueError: wrong dtypes, or shapes that do not fit `turn_index` (on a GPU too few columns fail
-            a device assertion instead, because the check would synchronise).
+        episode without turns.
 
     Source: arXiv:2511.20718v1 (outcome reward at the end, turn-level MDP); the KL inside the reward
         as in arXiv:2203.02155, Eq. 2.
@@ -130,10 +126,6 @@ def token_gae(
     Returns:
         advantages: [B, T] float, reward units, 0 where `action_mask` is False.
         returns: [B, T] float, A_t + V_t, the critic's targets, 0 where `action_mask` is False.
-        Both float32 for half precision input.
-
-    Raises:
-        ValueError: gamma or lam outside [0, 1], wrong dtypes, or shapes that do not fit.
 
     Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16; over agent tokens as in
         arXiv:2511.20718v1.
@@ -176,10 +168,6 @@ def turn_gae(
         advantages: [B, T] float, reward units, A_k at every token of turn k, 0 outside turns.
         returns: [B, T] float, A_k + V_k at the first token of turn k, 0 elsewhere: the critic
             regresses at turn starts only.
-        Both float32 for half precision input.
-
-    Raises:
-        ValueError: gamma or lam outside [0, 1], wrong dtypes, or shapes that do not fit.
 
     Source: arXiv:1506.02438 Eq. 16, over turns as in arXiv:2512.17008 (which calls this Turn-PPO;
         the Turn-PPO of arXiv:2511.20718v1 is a turn-level ratio).
@@ -215,11 +203,7 @@ def whiten(
 
     Returns:
         [B, T] float, unitless, 0 where `mask` is False; equal values, or a single value, give exactly
-        0 (their own value if not `center`). Float32 for half precision input. NaN, not 0,
-        where squares overflow on a device without float64.
-
-    Raises:
-        ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
+        0 (their own value if not `center`). NaN, not 0, where squares overflow on a device without float64.
     """
     check_mask("mask", mask)
     check_float(x=x)
@@ -321,10 +305,7 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
             fewer than two episodes), or `"none"`.
 
     Returns:
-        [N, G] float, 0 where `counts` is False. Float32 for half precision input.
-
-    Raises:
-        ValueError: an unknown `scale`, wrong dtypes or shapes.
+        [N, G] float, 0 where `counts` is False.
 
     Source: Shao et al. 2024, arXiv:2402.03300, Section 4.1; `"batch"` and `"none"` as in TRL 1.16.
     """
@@ -355,10 +336,6 @@ def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
 
     Returns:
         [N, G] float, reward units, 0 where `counts` is False, and for the only counting episode of a prompt.
-        Float32 for half precision input.
-
-    Raises:
-        ValueError: wrong dtypes or shapes.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019. TRL's RLOOTrainer with
         normalize_advantages=False and beta=0.
@@ -392,10 +369,7 @@ def return_batch_norm(
 
     Returns:
         [B, T] float, unitless, A_k at every counting token of turn k, 0 elsewhere; equal returns, or a
-        single turn, give 0. Float32 for half precision input.
-
-    Raises:
-        ValueError: gamma outside [0, 1], wrong dtypes, or shapes that do not fit.
+        single turn, give 0.
 
     Source: GEM, arXiv:2510.01051. The deviation is the population's, as in GEM; AgileRL takes the
         unbiased deviation, which is larger by sqrt(n / (n - 1)).

@@ -32,9 +32,6 @@ def kl_per_turn(
     Returns:
         The sum in nats and the number of turns, [] each, in the widest dtype, without a graph.
 
-    Raises:
-        ValueError: a shape or dtype is wrong.
-
     Source: Schulman 2020, "Approximating KL divergence", the estimator k3, here with the ratio pi / pi_old.
     """
     check_turn_index(turn_index)

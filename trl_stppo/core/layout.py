@@ -40,14 +40,11 @@ def group_rows(
 
     Args:
         lengths: tokens of each row.
-        max_rows: rows that a group may have; `None` for any number.
+        max_rows: rows that a group may have, at least 1; `None` for any number.
         overhead: cost of one more group, in tokens; infinity gives as few groups as possible.
 
     Returns:
         Row indices by group, shortest rows first; every row once.
-
-    Raises:
-        ValueError: `max_rows` below one.
     """
     if max_rows is not None and max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, or None for any number; got {max_rows}")

@@ -39,11 +39,7 @@ def kl_penalty(
             may hold any value; masking afterwards would be too late for NaN and overflow.
 
     Returns:
-        [B, T] float, nats, 0 with zero gradient where `loss_mask` is False. Float32 for half
-        precision input.
-
-    Raises:
-        ValueError: unknown `estimator`, wrong dtypes, or shapes that differ.
+        [B, T] float, nats, 0 with zero gradient where `loss_mask` is False.
 
     Source: Schulman, "Approximating KL Divergence", joschu.net/blog/kl-approx.html (2020).
     """
@@ -83,11 +79,7 @@ def clipped_value_loss(
 
     Returns:
         loss: [B, T] float, reward units squared, 0 with zero gradient where `loss_mask` is False.
-            Float32 for half precision input.
         is_clipped: [B, T] bool, True = the clipped error is larger.
-
-    Raises:
-        ValueError: cliprange_value is not positive, wrong dtypes, or shapes that differ.
 
     Source: the reference implementation of arXiv:1707.06347 (OpenAI baselines, ppo2); as in TRL.
     """
@@ -131,17 +123,13 @@ def aggregation_weights(
         num_episodes: episodes of the whole mini-batch, over all micro-batches and processes,
             including episodes without tokens. A number below 1 counts as 1.
         num_tokens: tokens that count in the whole mini-batch, over all micro-batches and processes.
-        max_length: completion budget in tokens; only "dr_grpo" needs it.
+        max_length: completion budget in tokens, above 0; only "dr_grpo" needs it.
         episode_tokens: [B], |y_b| of each row's episode, if episodes have several rows; only "grpo" needs
             it. Default: each row is an episode.
         dtype: floating point type of the result.
 
     Returns:
         [B, T] float, 0 where `loss_mask` is False, so an episode without tokens contributes 0.
-
-    Raises:
-        ValueError: unknown `loss_type`, `loss_mask` not [B, T] bool, or "dr_grpo" without a
-            positive `max_length`.
 
     Source: "grpo" is the mean of arXiv:2511.20718v1; the names are TRL's.
     """

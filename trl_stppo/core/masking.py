@@ -125,11 +125,7 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         dim: axis to sum over; None for all.
 
     Returns:
-        [] if `dim` is None, else `x` without that axis; 0 where nothing counts. Float32 for half
-        precision input.
-
-    Raises:
-        ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
+        [] if `dim` is None, else `x` without that axis; 0 where nothing counts.
     """
     check_mask("mask", mask)
     check_float(x=x)
@@ -139,19 +135,9 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Average the elements of `x` where `mask` is True.
+    """Average the elements of `x` where `mask` is True. For arguments and shapes see `masked_sum`.
 
-    Args:
-        x: [B, T] float.
-        mask: [B, T] bool, True = counts.
-        dim: axis to average over; None for all.
-
-    Returns:
-        [] if `dim` is None, else `x` without that axis; 0 with zero gradient where nothing counts.
-        Float32 for half precision input.
-
-    Raises:
-        ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
+    The average is 0, with zero gradient, where nothing counts.
     """
     total = masked_sum(x, mask, dim)
     count = mask.sum() if dim is None else mask.sum(dim)

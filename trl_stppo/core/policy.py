@@ -66,11 +66,7 @@ def log_importance_ratio(
             means run over the tokens that count. Default: every agent token.
 
     Returns:
-        [B, T] float, nats; 0 with zero gradient on tokens that do not count. Float32 for half
-        precision input.
-
-    Raises:
-        ValueError: unknown `level`, wrong dtypes, or shapes that differ from `turn_index`'s.
+        [B, T] float, nats; 0 with zero gradient on tokens that do not count.
 
     Source: token level arXiv:1707.06347 Eq. 6; turn level arXiv:2511.20718v1 (Turn-PPO, the ratio
         of Lemma 4.1); sequence level arXiv:2507.18071 (GSPO), for comparison.
@@ -120,15 +116,11 @@ def sampler_correction(
         level: "token", "turn" or "sequence", means as in `log_importance_ratio`; or "product", over all
             agent tokens of the episode, which TRL calls "sequence".
         truncate: clamp if True, else mask.
-        clip_min: lower bound of the ratio, None for no bound.
+        clip_min: lower bound of the ratio, at most `clip_max`; None for no bound.
         clip_max: upper bound of the ratio, None for no bound.
 
     Returns:
         [B, T] float, 1 on tokens outside turns; [B, 1] for "product".
-
-    Raises:
-        ValueError: unknown `level`, `clip_min` above `clip_max`, wrong dtypes, or shapes that differ
-            from `turn_index`'s.
 
     Source: truncated importance sampling, Ionides 2008; per turn: ours.
     """
@@ -176,8 +168,7 @@ def importance_ratio(log_ratio: Tensor) -> Tensor:
         log_ratio: any shape, float, nats.
 
     Returns:
-        Same shape, dimensionless, at most exp(20), with the gradient that exp has there. Float32 for
-        half precision input.
+        Same shape, dimensionless, at most exp(20), with the gradient that exp has there.
     """
     return held(upcast(log_ratio)).exp()
 
@@ -266,15 +257,17 @@ def clipped_surrogate(
 
     Returns:
         ClippedSurrogate; all of it 0 (False), with zero gradient, where `loss_mask` is False.
-        Float32 for half precision input.
-
-    Raises:
-        ValueError: a range or delta out of bounds, wrong dtypes, or shapes that do not fit.
 
     Source: arXiv:1707.06347 Eq. 7; split into kept and clipped part as in Lemma 4.1 of
         arXiv:2511.20718v1; delta as in arXiv:2505.07291.
     """
-    _check_cliprange(cliprange_low, cliprange_high, delta)
+    for name, value in (("low", cliprange_low), ("high", cliprange_high)):
+        if not value >= 0.0:
+            raise ValueError(f"cliprange_{name} must be at least 0, got {value!r}")
+    if delta is not None and not delta > 1.0 + cliprange_high:
+        raise ValueError(
+            f"delta must exceed 1 + cliprange_high = {1.0 + cliprange_high}, got {delta!r}"
+        )
     check_mask("loss_mask", loss_mask)
     check_float(log_ratio=log_ratio, advantages=advantages)
     check_like("loss_mask", loss_mask, log_ratio=log_ratio, advantages=advantages)
@@ -331,9 +324,6 @@ def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
     Returns:
         [B] float, detached, in at least float32; 0 for an episode without a token that counts.
 
-    Raises:
-        ValueError: wrong dtypes, or shapes that differ.
-
     Source: this package's own, found as the control of a study (docs/stability.md). Precedents: TOPR
         learns less from failures (arXiv:2503.14286); RAFT leaves them out (arXiv:2304.06767).
     """
@@ -368,15 +358,12 @@ def normalization_scale(
         grad_norm: number or float tensor of any shape, norm of g, >= 0.
         clip_bias_norm: number or float tensor of that shape, norm of C, >= 0, in the unit of grad_norm.
         mode: one of the above.
-        power: exponent of "share", dimensionless, > 0; ignored by the other modes.
+        power: exponent of "share", dimensionless, > 0 and finite; ignored by the other modes.
         eps: norm up to which nothing counts as clipped, in the unit of a gradient.
 
     Returns:
         s, dimensionless: a float for numbers, a detached tensor (in at least float32, computed
         without waiting for the device) if either norm is a tensor.
-
-    Raises:
-        ValueError: unknown `mode`, or `power` not positive and finite.
 
     Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
         as far as known), with a guard if nothing is clipped; "share" is this package's own
@@ -386,7 +373,14 @@ def normalization_scale(
     check_choice("mode", mode, NORMALIZATION_MODES)
     if not 0 < power < math.inf:
         raise ValueError(f"power must be a finite number > 0, got {power!r}")
-    scale = _scale(_as_tensors(grad_norm, clip_bias_norm), mode, power, eps)
+    g, c = _as_tensors(grad_norm, clip_bias_norm)
+    scale = one = torch.ones_like(c)
+    if mode == "triggered":
+        scale = 1.0 / c
+    elif mode == "share":
+        # Halve both norms, which is exact, because their sum may overflow although neither norm does.
+        scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power
+    scale = torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
     return _like_inputs(scale, grad_norm, clip_bias_norm)
 
 
@@ -430,9 +424,6 @@ def logit_space_squares(
     Returns:
         [B, T] float, detached, in at least float32, 0 off the mask.
 
-    Raises:
-        ValueError: wrong dtypes, or shapes that differ from `loss_mask`'s.
-
     Source: the logit-gradient proxy 1 - 2 p + sum p^2 of OTB (arXiv:2602.07078); exp(-entropy) for
         sum p^2 is this package's own.
     """
@@ -446,20 +437,6 @@ def logit_space_squares(
     per_token = torch.maximum(1.0 - 2.0 * chosen + collision, (1.0 - chosen).square())
     weight = zero_off_mask(upcast(coefficient.detach()), loss_mask).square()
     return weight * per_token
-
-
-def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
-    """Compute `normalization_scale` of checked scalar tensors."""
-    g, c = norms
-    one = torch.ones_like(c)
-    if mode == "none":
-        return one
-    if mode == "triggered":
-        scale = 1.0 / c
-    else:
-        # Halve both norms, which is exact, because their sum may overflow although neither norm does.
-        scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power
-    return torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
 
 
 def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
@@ -488,15 +465,6 @@ def _clip(
     upper = upper.masked_fill(advantages < 0, math.inf if delta is None else delta)
     clipped_high = (advantages != 0) & (ratio > upper)
     return clipped_low, clipped_high, torch.where(clipped_low, low, torch.minimum(ratio, upper))
-
-
-def _check_cliprange(low: float, high: float, delta: float | None) -> None:
-    """Raise ValueError unless the bounds of `clipped_surrogate` are valid."""
-    for name, value in (("low", low), ("high", high)):
-        if not value >= 0.0:
-            raise ValueError(f"cliprange_{name} must be at least 0, got {value!r}")
-    if delta is not None and not delta > 1.0 + high:
-        raise ValueError(f"delta must exceed 1 + cliprange_high = {1.0 + high}, got {delta!r}")
 
 
 def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:

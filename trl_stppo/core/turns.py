@@ -47,94 +47,43 @@ def turn_index_from_spans(
         [B, T] int64, k inside turn k, -1 elsewhere.
 
     Raises:
-        TurnSpanError: a span is not a pair of integers, is empty, leaves [0, length), overlaps the
-            turn before it or comes before it.
+        TurnSpanError: a span is not a pair of integers, is empty, leaves [0, length), or begins before
+            the turn before it has ended.
 
     Source: s_k, a_k of arXiv:2511.20718v1 (turn-level MDP).
     """
     rows = torch.full((len(spans), length), -1, dtype=torch.int64)
     for episode, turns in enumerate(spans):
-        previous: tuple[int, int] | None = None
+        before = 0
         for turn, span in enumerate(turns):
-            start, end = _checked_span(episode, turn, span, previous, length)
+            where = f"episode {episode}, turn {turn}, span {span!r}"
+            try:
+                start, end = map(operator.index, span)
+            except (TypeError, ValueError) as error:
+                raise TurnSpanError(f"{where}: must be a pair of integers") from error
+            if not before <= start < end <= length:
+                raise TurnSpanError(f"{where}: must have {before} <= start < end <= {length}")
             rows[episode, start:end] = turn
-            previous = (start, end)
-    return rows.to(device) if device is not None else rows
-
-
-def _checked_span(
-    episode: int, turn: int, span: Sequence[int], previous: tuple[int, int] | None, length: int
-) -> tuple[int, int]:
-    """Return `span` as (start, end), or raise a TurnSpanError that describes the span's fault."""
-    where = f"episode {episode}, turn {turn}, span {span!r}"
-    try:
-        start, end = (operator.index(offset) for offset in span)
-    except (TypeError, ValueError) as error:
-        raise TurnSpanError(f"{where}: a span is a pair of integers (start, end)") from error
-    if any(isinstance(offset, bool) for offset in span):
-        # A Python bool is an int, so a mask passed by mistake would count as offsets.
-        raise TurnSpanError(f"{where}: a span is a pair of integers (start, end), not bools")
-    if start < 0:
-        raise TurnSpanError(f"{where}: start must be at least 0")
-    if end > length:
-        raise TurnSpanError(f"{where}: end must be at most the length, {length} tokens")
-    if end <= start:
-        raise TurnSpanError(f"{where}: a turn has at least one token, so end must exceed start")
-    if previous is not None and start < previous[1]:
-        fault = "out of order: ends" if end <= previous[0] else "overlaps: starts"
-        raise TurnSpanError(
-            f"{where}: {fault} before turn {turn - 1}, span {previous!r}, is over; "
-            f"start must be at least {previous[1]}"
-        )
-    return start, end
+            before = end
+    return rows if device is None else rows.to(device)
 
 
 def num_turns(turn_index: Tensor) -> Tensor:
-    """Return the number of turns of each episode.
-
-    Args:
-        turn_index: [B, T] int64, -1 outside turns.
-
-    Returns:
-        [B] int64, turns; 0 for an episode without turns.
-
-    Raises:
-        ValueError: `turn_index` is not [B, T] int64.
-    """
+    """Return the number of turns of each episode, [B] int64, from `turn_index` [B, T]."""
     check_turn_index(turn_index)
     # Append -1, because amax refuses rows without a column (T = 0).
     return torch.nn.functional.pad(turn_index, (0, 1), value=-1).amax(dim=1) + 1
 
 
 def turn_starts(turn_index: Tensor) -> Tensor:
-    """Flag the first token of each turn.
-
-    Args:
-        turn_index: [B, T] int64, -1 outside turns.
-
-    Returns:
-        [B, T] bool, True at the first token of each turn, adjacent turns included.
-
-    Raises:
-        ValueError: `turn_index` is not [B, T] int64.
-    """
+    """Return a [B, T] bool tensor that is True at the first token of each turn of `turn_index` [B, T]."""
     check_turn_index(turn_index)
     before = torch.nn.functional.pad(turn_index[:, :-1], (1, 0), value=-1)
     return (turn_index >= 0) & (turn_index != before)
 
 
 def turn_ends(turn_index: Tensor) -> Tensor:
-    """Flag the last token of each turn, which carries the turn's environment reward.
-
-    Args:
-        turn_index: [B, T] int64, -1 outside turns.
-
-    Returns:
-        [B, T] bool, True at the last token of each turn, adjacent turns included.
-
-    Raises:
-        ValueError: `turn_index` is not [B, T] int64.
-    """
+    """Return a [B, T] bool tensor that is True at the last token of each turn, which carries its reward."""
     check_turn_index(turn_index)
     after = torch.nn.functional.pad(turn_index[:, 1:], (0, 1), value=-1)
     return (turn_index >= 0) & (turn_index != after)
@@ -151,11 +100,7 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
         op: "sum" or "mean".
 
     Returns:
-        [B, K] float, 0 for turns that an episode does not have. Float32 for half precision input.
-
-    Raises:
-        ValueError: unknown `op`, `x` not floating point, wrong shapes, or `num_turns` negative or
-            (on a CPU) too small.
+        [B, K] float, 0 for turns that an episode does not have.
     """
     check_turn_index(turn_index)
     check_choice("op", op, TURN_REDUCTIONS)
@@ -183,10 +128,6 @@ def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
 
     Returns:
         [B, T] in the dtype of `x`, 0 outside turns.
-
-    Raises:
-        ValueError: `x` is not [B, K] floating point, `turn_index` is not [B, T] int64, or (on a CPU)
-            K is too small.
     """
     check_turn_index(turn_index)
     check_float(x=x)

@@ -35,8 +35,8 @@ RULES = {
     ),
     "models": (
         {"models", "errors", "paths"},
-        {"torch", "transformers", "accelerate"},
-        {"transformers", "peft", "safetensors"},
+        {"torch", "transformers", "accelerate", "peft", "safetensors"},
+        set(),
     ),
     "hub": (
         {"hub", "watch", "errors", "paths", "redaction", "version"},

@@ -6,16 +6,17 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .generation.protocol import Backend
+from .generation.sampling import SamplingSettings
 from .hub.loading import load_model, load_tokenizer, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
-
-if TYPE_CHECKING:
-    from .generation.protocol import Backend
-    from .generation.sampling import SamplingSettings
-    from .rollout.episode import Episode, Limits
-    from .trainer.play import Player
+from .rollout.chat import ChatRenderer
+from .rollout.episode import Episode, Limits
+from .rollout.messages import read_messages
+from .trainer.play import Player, Speaker, prompt_template
+from .trainer.setup.models import keep_trainable
 
 # Evaluations of a run draw their random numbers from (seed, 1, row, repetition).
 EVALUATION = 1
@@ -107,8 +108,6 @@ class Agent:
         *,
         generation_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        from .trainer.play import Speaker
-
         self.model, self.tokenizer = model, tokenizer
         self.settings = settings or AgentSettings()
         ends = self.settings.eos_token_ids
@@ -149,8 +148,6 @@ class Agent:
             TypeError: a setting that does not exist.
             ValueError: `agent.json` is damaged, or a base model is missing.
         """
-        from .trainer.setup.models import keep_trainable
-
         trust = (model_init_kwargs or {}).get("trust_remote_code", False)
         folder = policy_folder(str(name_or_folder), revision, token, code=trust)
         known = replace(AgentSettings.load(folder) or AgentSettings(), **settings)
@@ -161,8 +158,6 @@ class Agent:
         keep_trainable(model)
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         return cls(model, tokenizer, known)
-
-    # --------------------------------------------------------------------- episodes
 
     def run(self, env: Any, row: dict[str, Any] | None = None, **options: Any) -> AgentEpisode:
         """Play one episode.
@@ -272,13 +267,8 @@ class Agent:
     ) -> Iterator[tuple[Player, bool]]:
         """Yield a player, and whether all episodes share one environment, which the caller must then close.
 
-        Args:
-            factory: as `env` of `run`.
-            tools: functions without an environment.
-            **options: arguments of `trainer.play.Player`.
+        `factory` is as `env` of `run`; `options` are arguments of `trainer.play.Player`.
         """
-        from .trainer.play import Player
-
         made = factory
         if isinstance(factory, str):
             try:
@@ -302,8 +292,6 @@ class Agent:
 
     def sampling(self, greedy: bool) -> SamplingSettings:
         """Return settings for greedy decoding, or the sampling settings of the run's evaluation."""
-        from .generation.sampling import SamplingSettings
-
         known = {k: v for k, v in self.settings.sampling.items() if k in SAMPLING}
         if greedy:
             known = {"repetition_penalty": known.get("repetition_penalty", 1.0)}
@@ -332,10 +320,6 @@ class Agent:
         Raises:
             ValueError: the conversation fills the context, or the template has no tools.
         """
-        from .rollout.chat import ChatRenderer
-        from .rollout.messages import read_messages
-        from .trainer.play import prompt_template
-
         ends, kwargs = self._speaker.eos_token_ids, self.settings.chat_template_kwargs
         kinds = [entry.get("kind") for entry in self.settings.environments]
         uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
@@ -362,8 +346,6 @@ class Agent:
         return renderer.decode_action(self._speaker.turn(ids, room, self.sampling(greedy), number))
 
     def _limits(self) -> Limits:
-        from .rollout.episode import Limits
-
         settings, text_config = self.settings, self.model.config.get_text_config()
         return Limits(
             # Use a default, because a run without environments may have had no limit.

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from transformers import PreTrainedModel
 
 POLICY, REFERENCE, CRITIC = "default", "ref", "critic"
@@ -210,9 +212,6 @@ def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
 
 def adapter_layers(model: PreTrainedModel) -> list[Any]:
     """Return the modules that hold adapters and can switch between them."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import AuxiliaryTrainingWrapper
-
     kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
     return [module for module in model.modules() if isinstance(module, kinds)]
 
@@ -241,8 +240,6 @@ def restore_module_dtypes(model: PreTrainedModel) -> None:
     On a quantised base TRL casts all trained parameters to bfloat16; a plain forward pass
     through a float32 model then fails at such a module.
     """
-    from peft.utils import ModulesToSaveWrapper
-
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper):
             module.modules_to_save.to(next(module.original_module.parameters()).dtype)

@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.trainer_utils import load_sharded_checkpoint
 
 from . import adapters
 
@@ -49,8 +53,6 @@ def load_converted(model: Any, folder: Path) -> bool:
 
 def _names(folder: Path) -> set[str]:
     """Return the names of the tensors in a folder, or an empty set without safetensors files."""
-    from safetensors import safe_open
-
     if (folder / INDEX).is_file():
         return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
@@ -168,8 +170,6 @@ class SharedCritic(Critic):
 
     def save(self, folder: Path) -> None:
         """Save the head, and also the adapter if PEFT has not saved it in `folder` yet."""
-        from safetensors.torch import save_file
-
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "adapter_config.json").exists():
             self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
@@ -179,9 +179,6 @@ class SharedCritic(Critic):
 
     def load(self, folder: Path) -> None:
         """Load the adapter and the head from `folder`, or raise FileNotFoundError."""
-        from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
-        from safetensors.torch import load_file
-
         if not (folder / HEAD_FILE).exists() or not (folder / "adapter_config.json").exists():
             raise missing_critic(folder)
         weights = load_peft_weights(str(folder), device="cpu")
@@ -222,19 +219,13 @@ class SeparateCritic(Critic):
 
     def load(self, folder: Path) -> None:
         """Load the critic's model or its adapters from `folder`, or raise FileNotFoundError."""
-        from safetensors.torch import load_file
-
         folder = self._folder(folder)
         if (folder / "adapter_config.json").exists():
-            from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
-
             set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
             return
         if load_converted(self.model, folder):
             return
         if (folder / INDEX).exists():
-            from transformers.trainer_utils import load_sharded_checkpoint
-
             load_sharded_checkpoint(self.model, str(folder))
             return
         if not (folder / SINGLE).exists():

@@ -76,7 +76,6 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
-UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -311,9 +310,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
-    for name in UNUSED:
-        if getattr(config, name):
-            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
@@ -330,8 +326,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
                 folder, args, config, model_args, own, sets, name, wrapper
             )
             gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
     finally:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:

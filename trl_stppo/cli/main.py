@@ -135,9 +135,6 @@ def _versions() -> str:
     return f"{PROGRAM} {__version__} ({', '.join(found)})"
 
 
-# ----------------------------------------------------------------------------- errors
-
-
 def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
     """Call a command and return its exit code. Print an error as one line or as a traceback."""
     debug = debug or os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")

@@ -13,7 +13,6 @@ from trl_stppo.recipes.search.protocol import (
     Style,
     fit,
     framed,
-    lay_out,
     read_turn,
 )
 from trl_stppo.recipes.search.retrieval import (
@@ -160,7 +159,7 @@ class SearchEnv:
         if isinstance(self._retriever, str):
             self._retriever = open_retriever(self._retriever)
         found = self._retriever.search(query, self._top_k)
-        return framed(fit(lay_out(found, self._style), self._fits), self._style)
+        return framed(fit(found, self._style, self._fits), self._style)
 
     def _fits(self, shown: str) -> bool:
         if self._max_chars is not None and len(shown) > self._max_chars:

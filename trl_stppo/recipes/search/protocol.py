@@ -147,23 +147,15 @@ def framed(shown: str, style: Style) -> str:
     return _FRAME[style].format(shown) if shown else NOTHING_FOUND
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Passages joined into one text, with the positions at which the text may end."""
+def fit(passages: Sequence[Passage], style: Style, fits: Callable[[str], bool]) -> str:
+    """Join passages into one text, and return its longest beginning that fits.
 
-    shown: str
-    # Allowed ends, ascending: ends of words, never within a heading.
-    cuts: Sequence[int]
-    # The first passage without its heading, for a small limit.
-    first: str
-
-
-def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
-    """Join the passages into one text, with the positions at which the text may end.
-
-    "search-r1" numbers them, with titles, one per line; "plain" joins the texts with " | ".
+    "search-r1" numbers the passages, with titles, one per line; "plain" joins the texts with " | ". The text
+    ends in a whole word if at least one word fits. A heading that leaves no room for a word is dropped.
+    `fits` is called about 1 + log2(words) times.
     """
-    shown, cuts, first = "", [], ""
+    # `cuts` are the allowed ends; `first` is the first passage without its heading, for a small limit.
+    shown, cuts, first = "", [0], ""
     for number, passage in enumerate(passages, start=1):
         text, title = _one_line(passage.text), _one_line(passage.title)
         if style == "plain":
@@ -176,19 +168,10 @@ def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
         cuts += _word_ends(text, len(shown))
         shown += text
         first = first or text or title
-    return Layout(shown, cuts, first)
-
-
-def fit(layout: Layout, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning of a layout that fits, in whole words if at least one word fits.
-
-    A heading that leaves no room for a word is dropped. `fits` is called about 1 + log2(words) times.
-    """
-    if fits(layout.shown):
-        return layout.shown
-    first = layout.first
+    if fits(shown):
+        return shown
     return (
-        _longest(layout.shown, [0, *layout.cuts], fits)
+        _longest(shown, cuts, fits)
         or _longest(first, [0, *_word_ends(first)], fits)
         or _longest(first, range(len(first) + 1), fits)
     )

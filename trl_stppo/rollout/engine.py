@@ -452,4 +452,3 @@ class _Rollout:
             # Add a token that no mask covers, because TRL cannot collate an empty row.
             if not context.ids:
                 context.append_observation([self._renderer.tokenizer.eos_token_id])
-            context.check_prefix()

@@ -63,7 +63,6 @@ class Context:
     logprobs: list[float] = field(default_factory=list)
     turn_spans: list[tuple[int, int]] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
-    _fingerprint: int = hash(())
 
     def append_sampled(self, ids: list[int], logprobs: list[float], turn: int) -> None:
         """Append a sampled turn, which has the number `turn` in its episode."""
@@ -77,18 +76,11 @@ class Context:
         self._append(ids, False, [0.0] * len(ids))
 
     def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
-        self.check_prefix()
         self.ids += ids
         self.action_mask += [sampled] * len(ids)
         self.logprobs += logprobs
-        self._fingerprint = hash(tuple(self.ids))
         if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
             raise RuntimeError(f"{self!r}: {len(logprobs)} logprobs for {len(ids)} tokens.")
-
-    def check_prefix(self) -> None:
-        """Raise RuntimeError if tokens have changed since they were appended."""
-        if hash(tuple(self.ids)) != self._fingerprint:
-            raise RuntimeError(f"{self!r}: tokens have changed since they were appended.")
 
     def room(self, limits: Limits) -> int:
         """Return the number of tokens that can still be appended within the limits."""

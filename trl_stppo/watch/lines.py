@@ -31,13 +31,12 @@ logger = logging.getLogger(__name__)
 
 
 class Column(NamedTuple):
-    """A column of the progress lines: label, metric, number format, width with spaces, legend."""
+    """A column of the progress lines: label, metric, number format, width with spaces."""
 
     label: str
     metric: str
     form: str
     width: int
-    meaning: str
 
 
 OVERLAP = "perf/overlap"
@@ -53,13 +52,13 @@ STILL = 1e-4
 # Columns from left to right; 80 characters with place and times. If the success is not known, the score
 # replaces it. If the success is 0 in the first rollout, the score replaces the entropy.
 COLUMNS = (
-    Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
-    Column("score", SCORE, ".3g", 9, "reward of an episode"),
-    Column("turns", "turns/mean", ".2f", 7, "per episode"),
-    Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
-    Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
-    Column("KL", "policy/approx_kl", ".2g", 8, "from the policy that sampled, nats"),
-    Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
+    Column("success", SUCCESS, ".3f", 9),
+    Column("score", SCORE, ".3g", 9),
+    Column("turns", "turns/mean", ".2f", 7),
+    Column("entropy", "policy/entropy", ".3f", 9),
+    Column("clip", "policy/clip_fraction", ".3f", 7),
+    Column("KL", "policy/approx_kl", ".2g", 8),
+    Column("scale", "clip_bias/scale", ".2f", 7),
 )
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
@@ -100,7 +99,7 @@ class ProgressLines(TrainerCallback):
         # Metrics of columns that any entry of the log has.
         self._metrics: set[str] = set()
         self._best = -math.inf
-        self._explains = self._bars = self._warned = self._shows_both = False
+        self._bars = self._warned = self._shows_both = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
@@ -111,7 +110,6 @@ class ProgressLines(TrainerCallback):
         self._began = self._spoke = time.monotonic()
         self._evaluating = self._at_line = 0.0
         self._best = max(outcomes(state.log_history), default=-math.inf)
-        self._explains = getattr(args, "log_level", None) in ("info", "debug")
         # Progress bars of loading shards would interrupt the lines.
         self._bars = is_progress_bar_enabled()
         disable_progress_bar()
@@ -236,8 +234,10 @@ class ProgressLines(TrainerCallback):
         left_out = "entropy" if self._shows_both else left_out
         columns = [c for c in COLUMNS if c.metric in self._metrics and c.label != left_out]
         if columns != self._columns:
-            for line in legend(columns, self._columns, len(place), self._explains):
-                self._say(line)
+            if not self._columns:
+                self._say("*: best so far; docs/watching.md explains the columns")
+            labels = "".join(f"{column.label:>{column.width}}" for column in columns)
+            self._say(f"{'':{len(place)}}{labels}{'time':>8}{'left':>8}")
             self._columns = columns
         trained = time.monotonic() - self._began - self._evaluating
         seconds, self._at_line = trained - self._at_line, trained
@@ -317,19 +317,6 @@ def outcomes(history: list[dict[str, Any]]) -> list[float]:
     return known(history, SUCCESS) or known(history, SCORE)
 
 
-def legend(columns: list[Column], before: list[Column], indent: int, explains: bool) -> list[str]:
-    """Return the lines above the table: the meanings of new columns, and the heading."""
-    meanings = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
-    if not before:
-        meanings += ["*: best so far", "time: per rollout with its updates"]
-        meanings += ["left: without evaluations"]
-    if not explains:
-        meanings = [] if before else ["*: best so far; log_level='info' explains the columns"]
-    labels = "".join(f"{column.label:>{column.width}}" for column in columns)
-    heading = f"{'':{indent}}{labels}{'time':>8}{'left':>8}"
-    return [*wrapped("; ".join(meanings), longest=100), heading]
-
-
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
     """Format an evaluation's logged metrics: success with its interval, score, turns, valid actions."""
     words = []
@@ -351,13 +338,13 @@ def mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def wrapped(text: str, longest: int = 1000) -> list[str]:
+def wrapped(text: str) -> list[str]:
     """Wrap a text to the terminal's width, without breaks in words and paths."""
-    width = longest
+    width = 1000
     # Keep the width if there is no stdout or it is closed.
     with contextlib.suppress(AttributeError, ValueError):
         if sys.stdout.isatty():
-            width = min(shutil.get_terminal_size().columns, longest)
+            width = shutil.get_terminal_size().columns
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     )

@@ -152,7 +152,6 @@ class CachedBackend(Backend):
             self._forget()
 
     def _forget(self) -> None:
-        self._episodes.clear()
         self._queue.clear()
         self._rows: dict[int, _Row] = {}
         self._slots: list[_Row | None] = []

@@ -51,8 +51,8 @@ class TurnResult:
 class Backend:
     """Base class of samplers of turns.
 
-    `capacity` limits the episodes between `add` and `release`; None allows any number. `version` is that of
-    its `TurnResult`s.
+    The caller has at most `capacity` episodes between `add` and `release`; None allows any number. `version`
+    is that of its `TurnResult`s.
     """
 
     version: int | None = None
@@ -61,7 +61,6 @@ class Backend:
 
     def __init__(self, *, capacity: int | None = None) -> None:
         self.capacity = capacity
-        self._episodes: set[int] = set()
         self._queue: dict[int, TurnRequest] = {}
 
     def running(self) -> AbstractContextManager[Any]:
@@ -80,10 +79,6 @@ class Backend:
             raise ValueError(f"Episode {key}: max_new_tokens={limit} after {given} tokens.")
         if key in self._queue:
             raise RuntimeError(f"Episode {key} already has a turn in flight.")
-        full = self.capacity is not None and len(self._episodes) >= self.capacity
-        if full and key not in self._episodes:
-            raise RuntimeError(f"Episode {key} is one more than the {self.capacity} allowed.")
-        self._episodes.add(key)
         self._queue[key] = request
 
     def step(self) -> list[TurnResult]:
@@ -92,7 +87,6 @@ class Backend:
 
     def release(self, key: int) -> None:
         """Drop an episode, and its turn if one is in flight. Unknown keys are ignored."""
-        self._episodes.discard(key)
         self._queue.pop(key, None)
 
 

@@ -52,8 +52,17 @@ def check_policy_adapter(model: Any, peft_config: Any) -> None:
         raise ValueError(f"`peft_config` is a {kind}, which is not supported. Use LoraConfig.")
     if peft_config is not None and config.inference_mode:
         raise ValueError(f"`inference_mode=True` of {kind}; allowed: False.")
-    if is_lora(config):
-        _check_lora(config, prepared=peft_config is None)
+    if not is_lora(config):
+        return
+    init, allowed = config.init_lora_weights, (*NEUTRAL_INITS, False, *SPLIT_INITS)
+    if init not in allowed or (init == "eva" and peft_config is not None):
+        raise ValueError(
+            f"`init_lora_weights={init!r}` is not supported. Allowed: {', '.join(map(repr, allowed))}; "
+            f"'eva' in a PeftModel on which peft.initialize_lora_eva_weights was called."
+        )
+    for name in REFUSED_FIELDS:
+        if value := getattr(config, name, None):
+            raise ValueError(f"`{name}={value!r}` is not supported. Leave it unset.")
 
 
 def _check_given_adapters(model: Any) -> None:
@@ -67,18 +76,6 @@ def _check_given_adapters(model: Any) -> None:
         raise ValueError(f"`model` has an adapter {REFERENCE!r}, the reference's name.")
     if not any(p.requires_grad for n, p in model.named_parameters() if POLICY in n.split(".")):
         raise ValueError(f"The adapter {POLICY!r} of `model` is frozen. Load it by {loaded}.")
-
-
-def _check_lora(config: Any, prepared: bool) -> None:
-    init, allowed = config.init_lora_weights, (*NEUTRAL_INITS, False, *SPLIT_INITS)
-    if init not in allowed or (init == "eva" and not prepared):
-        raise ValueError(
-            f"`init_lora_weights={init!r}` is not supported. Allowed: {', '.join(map(repr, allowed))}; "
-            f"'eva' in a PeftModel on which peft.initialize_lora_eva_weights was called."
-        )
-    for name in REFUSED_FIELDS:
-        if value := getattr(config, name, None):
-            raise ValueError(f"`{name}={value!r}` is not supported. Leave it unset.")
 
 
 def check_loaded_policy(model: Any) -> None:

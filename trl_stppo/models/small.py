@@ -50,7 +50,7 @@ def tiny_tokenizer(
     pairs = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     trained = Qwen2Tokenizer(
         vocab=tokenizer.get_vocab(),
-        merges=[tuple(p) if isinstance(p, list) else tuple(p.split(" ")) for p in pairs],
+        merges=[tuple(pair) for pair in pairs],
         unk_token=PAD_TOKEN,
         eos_token=END_OF_TURN,
         pad_token=PAD_TOKEN,

@@ -18,6 +18,7 @@ from tests.kit.rollout_kit import RENDERER, ScriptedBackend, parse, says
 from trl_stppo import Agent
 from trl_stppo.rollout.agent_driver import AgentDriver
 from trl_stppo.rollout.engine import RolloutEngine
+from trl_stppo.rollout.environments import EnvironmentPool
 from trl_stppo.rollout.episode import Limits
 from trl_stppo.rollout.workers import EnvironmentCalls
 
@@ -610,7 +611,7 @@ def test_with_tools_a_turn_is_a_call_that_fits_or_an_answer(turn, tools, valid, 
 
     limits = Limits(max_completion_tokens=200, max_turn_tokens=len(turn))
     driver = AgentDriver(agent, RENDERER, parse, limits)
-    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(), limits)
+    engine = RolloutEngine({None: driver}, EnvironmentPool({}), EnvironmentCalls(), limits)
     backend = ScriptedBackend(says([turn], [turn] * 2))
     (episode,), _ = engine.run([{}], [""], RENDERER, backend)
     engine.close()
@@ -628,7 +629,7 @@ def test_tool_calls_before_a_stop_string_are_calls():
 
     limits = Limits(max_completion_tokens=200)
     driver = AgentDriver(agent, RENDERER, parse, limits)
-    engine = RolloutEngine({None: driver}, None, EnvironmentCalls(), limits)
+    engine = RolloutEngine({None: driver}, EnvironmentPool({}), EnvironmentCalls(), limits)
     script = says(["!f 1Observation: 5]"], ["so Observation: 5]"])
     rows = [{}, {}]
     (first, _), _ = engine.run(rows, ["", ""], RENDERER, ScriptedBackend(script))

@@ -54,7 +54,7 @@ class RolloutEngine:
     def __init__(
         self,
         drivers: dict[str | None, Driver],
-        pool: EnvironmentPool | None,
+        pool: EnvironmentPool,
         calls: EnvironmentCalls,
         limits: Limits,
     ) -> None:
@@ -103,14 +103,13 @@ class RolloutEngine:
 
     def close(self) -> None:
         """Close the environments within a short time, and release the workers."""
-        if self.pool is not None:
-            closing = DaemonThread(self.pool.close, "closing", self.calls.run_async)
-            try:
-                closing.start()
-                closing.join(CLOSE_SECONDS)
-            except ThreadStartError:
-                # Ignore the error, because an ending interpreter starts no more threads.
-                logger.debug("environments are not closed: the interpreter is ending")
+        closing = DaemonThread(self.pool.close, "closing", self.calls.run_async)
+        try:
+            closing.start()
+            closing.join(CLOSE_SECONDS)
+        except ThreadStartError:
+            # Ignore the error, because an ending interpreter starts no more threads.
+            logger.debug("environments are not closed: the interpreter is ending")
         for driver in self.drivers.values():
             driver.close()
         self.calls.close()
@@ -411,8 +410,6 @@ class _Rollout:
         self._finish(episode, reason)
 
     def _discard(self, episode: Episode, reason: StopReason | None = None) -> None:
-        if self._engine.pool is None:
-            return
         env = self._engine.pool.discard(episode.name, episode.instance)
         # Close it only after an error, because after other ends it may still be busy.
         if env is not None and reason is StopReason.ENV_ERROR:

@@ -75,7 +75,7 @@ class ToolDriver(Driver):
         standalone: list[Callable[..., Any]],
         parse: Parse,
         run_async: Callable[[Any], Any],
-        run_on_main: Callable[[Callable[[], Any]], Any] | None = None,
+        run_on_main: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._pool, self._name, self._parse = pool, name, parse
         self._run_async = run_async
@@ -140,11 +140,9 @@ class ToolDriver(Driver):
                 return call()
             except ValueError as error:
                 # This is Python's message.
-                main_only = "signal only works in main thread" in str(error)
-                if self._run_on_main is None or not main_only:
+                if "signal only works in main thread" not in str(error):
                     raise
                 self._main_only.add(name)
-        assert self._run_on_main is not None
         return self._run_on_main(call)
 
     def _carry_out(self, episode: Episode, requests: list[dict[str, Any]]) -> Outcome:

@@ -11,6 +11,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import webbrowser
@@ -136,10 +137,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"{address}  (Ctrl-C ends it)", flush=True)
         if options.open:
             webbrowser.open(address)
-        try:
+        with served, contextlib.suppress(KeyboardInterrupt):
             served.serve_forever()
-        except KeyboardInterrupt:
-            return 0
-        finally:
-            served.server_close()
     return 0

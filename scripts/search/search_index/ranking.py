@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from trl_stppo.recipes.search.retrieval import Passage, check_top_k
+from trl_stppo.recipes.search.retrieval import Passage
 
 
 class RankingRetriever(ABC):
@@ -14,7 +14,8 @@ class RankingRetriever(ABC):
 
     def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
         """Return the passages of `search`, each with its score."""
-        check_top_k(top_k)
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}; must be >= 1.")
         return self._ranked(query, top_k) if query.strip() else []
 
     @abstractmethod

@@ -81,7 +81,6 @@ class HttpRetriever:
         Raises:
             RetrievalError: the server rejected the request, or failed until the last retry.
         """
-        check_top_k(top_k)
         return list(self._found(query, top_k)) if query.strip() else []
 
     def _connect(self) -> None:
@@ -220,14 +219,8 @@ class Retriever(Protocol):
     """Interface of an object that finds passages for a query. Several threads call it at once."""
 
     def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return at most `top_k` passages, best first; an empty list if nothing matches."""
+        """Return at most `top_k` (>= 1) passages, best first; an empty list if nothing matches."""
         ...
-
-
-def check_top_k(top_k: int) -> None:
-    """Raise a ValueError if `top_k` < 1."""
-    if top_k < 1:
-        raise ValueError(f"top_k is {top_k}; must be >= 1.")
 
 
 def best(scores: Any, top_k: int) -> list[tuple[int, float]]:
@@ -278,7 +271,6 @@ class BM25Retriever:
 
     def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
         """Return the passages of `search`, each with its score."""
-        check_top_k(top_k)
         known = [word for word in words(query) if word in self._known_words]
         if not known:
             return []

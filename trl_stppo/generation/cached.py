@@ -351,10 +351,8 @@ PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
 class PolicyCopy:
     """Copy of the policy, with the trained weights of the last `refresh`.
 
-    Args:
-        policy: the unwrapped model that samples.
-        trained: its parameters that are trained and used to sample; only these are copied.
-        prepare: function that gives the copy the precision of the policy's forward pass.
+    Of the unwrapped model `policy` only the parameters `trained` are copied. `prepare` gives the copy the
+    precision of the policy's forward pass.
     """
 
     def __init__(

@@ -52,11 +52,8 @@ class SlotTensor:
 class Span:
     """The slots and positions that one forward pass reads and writes.
 
-    Args:
-        slots: slots of the rows, distinct.
-        positions: [rows, tokens], position of each token in its slot; -1 for padding.
-        longest: number of tokens of each slot that attention reads.
-        padded: whether any position is -1.
+    `positions` [rows, tokens] has each token's position in its slot, -1 for padding; `padded`: whether there
+    is padding. Attention reads the first `longest` tokens of each slot.
     """
 
     def __init__(self, slots: list[int], positions: Tensor, longest: int, padded: bool) -> None:

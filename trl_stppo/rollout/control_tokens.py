@@ -32,13 +32,9 @@ class ControlTokens:
     """The strings that a tokenizer reads as control tokens, and tokenisation that makes them plain text.
 
     They are the special tokens, and all other added tokens that the chat template writes
-    (`<tool_response>`, `<think>`). Tokens of a single character do not count.
+    (`<tool_response>`, `<think>`), unless `written` is False. Tokens of a single character do not count.
 
-    Args:
-        tokenizer: with or without a chat template.
-        template: `chat_template` (None for the tokenizer's own) and other arguments of
-            `apply_chat_template`.
-        written: whether the added tokens that are not special count.
+    `template` has arguments of `apply_chat_template`; None as `chat_template` is the tokenizer's own.
     """
 
     def __init__(

@@ -91,16 +91,10 @@ class Critic:
     _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
-        """Return the values of the states before and after each of the last `num_tokens` tokens.
+        """Return the values of the states before and after each of the last T = `num_tokens` tokens.
 
-        Args:
-            input_ids: [B, P + T] int. Prompt and completion.
-            attention_mask: [B, P + T] int, 1 = token counts.
-            num_tokens: T, tokens of the completion; the prompt must hold at least one token.
-
-        Returns:
-            [B, T + 1] float32: entry t is the value of the state before completion token t; the last
-            entry is the value of the state after the final token.
+        Entry t of [B, T + 1] is the value before token t, the last entry the value after the final token.
+        `input_ids` [B, P + T] has a prompt of at least one token; `attention_mask` is 1 where a token counts.
         """
         hidden = self.hidden_states(input_ids, attention_mask)
         return self.score(hidden[:, -num_tokens - 1 :])

@@ -5,6 +5,7 @@ Source: platform.openai.com/docs/api-reference/chat; the package `openai`, 3.54.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Callable, Iterator
@@ -165,9 +166,7 @@ class Answers:
     """Answers the HTTP requests of one episode's clients. `ask` takes a chat completion request to answer."""
 
     def __init__(
-        self,
-        ask: Callable[[AgentRequest], None],
-        warn: Callable[[list[str]], None],
+        self, ask: Callable[[AgentRequest], None], warn: Callable[[list[str]], None]
     ) -> None:
         self._ask, self._warn = ask, warn
         self.asked: dict[int, Future[Response]] = {}
@@ -228,7 +227,6 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         import openai
     except ImportError as error:
         raise MissingPackageError("openai", "agents") from error
-    import asyncio
 
     def begin(request: Any) -> Future[Response]:
         return answers.begin(request.method, request.url.path, request.content, request.headers)

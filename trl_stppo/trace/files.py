@@ -193,9 +193,8 @@ def write_update(folder: Path, update: TracedUpdate, episodes: Iterable[dict[str
     try:
         aside.write_bytes(content)
         aside.replace(path)
-    except OSError:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
     return path
 
 

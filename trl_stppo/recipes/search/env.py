@@ -7,14 +7,7 @@ with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trl_stppo.recipes.search.protocol import (
-    NOTHING_FOUND,
-    STYLES,
-    Style,
-    fit,
-    framed,
-    read_turn,
-)
+from trl_stppo.recipes.search.protocol import NOTHING_FOUND, STYLES, Style, fit, framed, read_turn
 from trl_stppo.recipes.search.retrieval import (
     STDLIB,
     Retriever,

@@ -6,7 +6,6 @@ Source: platform.openai.com/docs/api-reference/chat; the package `openai`, 3.54.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -305,7 +304,9 @@ class AgentEndpoint:
         headers, content = request.headers, b""
         length = headers.get("Transfer-Encoding") or headers.get("Content-Length") or "0"
         try:
-            answers = self._answers_of(headers.get("Authorization") or "")
+            key = headers.get("Authorization", "").removeprefix("Bearer ")
+            if (answers := self._sessions.get(key)) is None:
+                raise RefusedRequest(401, "The API key is not that of a running episode.")
             if not length.isdecimal() or int(length) > MAX_BODY:
                 raise RefusedRequest(413, f"Content-Length is {length}; allowed: {MAX_BODY}.")
             content = request.rfile.read(int(length))
@@ -320,13 +321,3 @@ class AgentEndpoint:
             request.send_header(name, value)
         request.end_headers()
         request.wfile.write(body)
-
-    def _answers_of(self, header: str) -> Answers:
-        """Return the answers of the episode whose secret the header holds, by constant-time comparisons."""
-        found = None
-        for key, answers in list(self._sessions.items()):
-            if hmac.compare_digest(f"Bearer {key}".encode(), header.encode()):
-                found = answers
-        if found is None:
-            raise RefusedRequest(401, "The API key is not that of a running episode.")
-        return found

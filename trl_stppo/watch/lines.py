@@ -18,11 +18,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
-from transformers.utils.logging import (
-    disable_progress_bar,
-    enable_progress_bar,
-    is_progress_bar_enabled,
-)
 
 from ..redaction import redacted
 from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
@@ -99,7 +94,7 @@ class ProgressLines(TrainerCallback):
         # Metrics of columns that any entry of the log has.
         self._metrics: set[str] = set()
         self._best = -math.inf
-        self._bars = self._warned = self._shows_both = False
+        self._warned = self._shows_both = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
@@ -110,9 +105,6 @@ class ProgressLines(TrainerCallback):
         self._began = self._spoke = time.monotonic()
         self._evaluating = self._at_line = 0.0
         self._best = max(outcomes(state.log_history), default=-math.inf)
-        # Progress bars of loading shards would interrupt the lines.
-        self._bars = is_progress_bar_enabled()
-        disable_progress_bar()
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
                 self._say(redacted(line))
@@ -166,8 +158,6 @@ class ProgressLines(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the numbers of finished rollouts and optimizer steps, and the elapsed time."""
         self._training = False
-        if self._bars:
-            enable_progress_bar()
         if not state.is_world_process_zero:
             return
         verb = "done" if state.global_step >= state.max_steps else "stopped"

@@ -67,8 +67,8 @@ ADAPTERS = "value_model"
 
 def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
     """Make a value head that starts at zero, so that the first advantages equal the returns."""
-    dtype = torch.promote_types(like.dtype, torch.float32) if like.is_floating_point() else None
-    head = nn.Linear(hidden_size, 1, device=like.device, dtype=dtype or torch.float32)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    head = nn.Linear(hidden_size, 1, device=like.device, dtype=dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

@@ -64,13 +64,6 @@ class Context:
     turn_spans: list[tuple[int, int]] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
-    def append_sampled(self, ids: list[int], logprobs: list[float], turn: int) -> None:
-        """Append a sampled turn, which has the number `turn` in its episode."""
-        start = len(self.ids)
-        self._append(ids, True, logprobs)
-        self.turn_spans.append((start, len(self.ids)))
-        self.turns.append(turn)
-
     def append_observation(self, ids: list[int]) -> None:
         """Append the tokens of an observation."""
         self._append(ids, False, [0.0] * len(ids))
@@ -210,7 +203,9 @@ class Episode(Context):
         self, ids: list[int], logprobs: list[float] | None, context: Context | None = None
     ) -> None:
         """Append a sampled turn of at least one token to `context`, by default the first context."""
+        context = context or self
         self.has_logprobs = self.has_logprobs and logprobs is not None
-        numbers = logprobs if logprobs is not None else [0.0] * len(ids)
-        (context or self).append_sampled(ids, numbers, self.num_turns)
+        context.turns.append(self.num_turns)
+        context.turn_spans.append((len(context.ids), len(context.ids) + len(ids)))
+        context._append(ids, True, [0.0] * len(ids) if logprobs is None else logprobs)
         self.turn_rewards.append(0.0)

@@ -283,12 +283,22 @@ def clipped_surrogate(
         fixed, advantages, 1.0 - cliprange_low, 1.0 + cliprange_high, delta
     )
     is_clipped = clipped_low | clipped_high
+    counted, log_ratio = zero_off_mask(fixed, loss_mask), log_ratio.detach()
+    stats = SurrogateStats(
+        tokens=loss_mask.sum().to(fixed.dtype),
+        clipped_low=clipped_low.sum().to(fixed.dtype),
+        clipped_high=clipped_high.sum().to(fixed.dtype),
+        ratio_sum=counted.sum(),
+        # An empty tensor has no maximum. Ratios are positive, so 0 means that there is none.
+        ratio_max=counted.max() if counted.numel() else counted.sum(),
+        approx_kl_sum=zero_off_mask(fixed - 1.0 - log_ratio, loss_mask).sum(),
+    )
     return ClippedSurrogate(
         kept=zero_off_mask(ratio, ~is_clipped) * weighted,
         clipped=zero_off_mask(ratio, is_clipped) * weighted,
         objective=held_ratio * weighted,
         is_clipped=is_clipped,
-        stats=_surrogate_stats(log_ratio.detach(), fixed, loss_mask, clipped_low, clipped_high),
+        stats=stats,
     )
 
 
@@ -475,19 +485,3 @@ def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
             f"weights must be [B, T] or [B, 1] of {list(loss_mask.shape)}, got shape {list(weights.shape)}"
         )
     return zero_off_mask(upcast(weights.detach()).expand(loss_mask.shape), loss_mask)
-
-
-def _surrogate_stats(
-    log_ratio: Tensor, ratio: Tensor, loss_mask: Tensor, clipped_low: Tensor, clipped_high: Tensor
-) -> SurrogateStats:
-    """Compute the SurrogateStats of detached [B, T] tensors. `log_ratio` is 0 where `loss_mask` is False."""
-    counted = zero_off_mask(ratio, loss_mask)
-    return SurrogateStats(
-        tokens=loss_mask.sum().to(ratio.dtype),
-        clipped_low=clipped_low.sum().to(ratio.dtype),
-        clipped_high=clipped_high.sum().to(ratio.dtype),
-        ratio_sum=counted.sum(),
-        # An empty tensor has no maximum. Ratios are positive, so 0 means that there is none.
-        ratio_max=counted.max() if counted.numel() else counted.sum(),
-        approx_kl_sum=zero_off_mask(ratio - 1.0 - log_ratio, loss_mask).sum(),
-    )

@@ -331,11 +331,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
-            figures = [f for parts in results.values() for f in parts.values()]
-            if min(f.get("valid actions", 1.0) for f in figures) < 0.75 and not args.show:
-                print(
-                    "A quarter of some agent's turns or more are no valid actions: see `--show 2`."
-                )
             if args.output is not None:
                 path = Path(args.output)
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -115,13 +115,8 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `watch` to the parser."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="output_dir of a run, also before it begins",
-    )
+    about = "output_dir of a run, also before it begins"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
     parser.add_argument("--port", type=int, default=8321, help="default 8321; 0 for a free one")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 

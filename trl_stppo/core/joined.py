@@ -20,9 +20,7 @@ class JoinedView:
         spans: per context, the half-open token offsets of its turns.
         turns: per context, the numbers of these turns in the episode.
         episodes: per context, the index of its episode.
-        num_episodes: B.
-        length: T.
-        device: device of the tensors.
+        num_episodes, length, device: B, T, and the device of the tensors.
 
     Attributes:
         turn_index: [B, J] int64, k at the tokens of turn k of the episode, -1 at padding.

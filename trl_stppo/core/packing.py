@@ -36,10 +36,9 @@ class Pack(NamedTuple):
 
 
 def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """Order rows so that rows with the same beginning are neighbours.
+    """Return an order in which rows with the same beginning are neighbours, and what they share.
 
-    Returns:
-        The order, and for each row in it the number of first tokens that it shares with its predecessor.
+    That is, for each row in this order, the number of first tokens that its predecessor has too.
     """
     order = sorted(range(len(rows)), key=rows.__getitem__)
     shared = [0]

@@ -31,13 +31,10 @@ SINGLE = "model.safetensors"
 
 
 def load_converted(model: Any, folder: Path) -> bool:
-    """Load a folder's weights if their form on disk differs from the model's.
+    """Load a folder's weights if their form on disk differs from the model's, and return whether it does.
 
     transformers saves the experts of a mixture as separate tensors, like checkpoints on the Hub, and keeps
     them in one tensor in memory. Its trainer loads only by name and skips names that it does not find.
-
-    Returns:
-        True if there were such weights; all weights are loaded then.
     """
     names = _names(folder)
     if not names or not hasattr(model, "config") or names <= set(model.state_dict()):

@@ -217,9 +217,6 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     """Make OpenAI's clients, asynchronous and synchronous, whose requests go to `answers`.
 
     Their attribute `http_client` is for frameworks that make a client of their own from it.
-
-    Raises:
-        ImportError: `openai` is missing.
     """
     try:
         import httpx2

@@ -35,13 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `trace` to the parser."""
     parser.add_argument("run", metavar="RUN", help="output_dir of a run, or the trace folder in it")
     parser.add_argument("--output", metavar="PAGE", help="the page; default RUN/trace.html")
-    parser.add_argument(
-        "--max_episodes",
-        type=int,
-        default=MAX_EPISODES,
-        metavar="N",
-        help=f"at most N episodes, evenly from first to last; default {MAX_EPISODES}, 0 for all",
-    )
+    about = f"at most N episodes, evenly from first to last; default {MAX_EPISODES}, 0 for all"
+    parser.add_argument("--max_episodes", type=int, default=MAX_EPISODES, metavar="N", help=about)
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
@@ -82,10 +77,8 @@ def build_page(
 ) -> PageSummary:
     """Write the HTML page of a run's episodes atomically.
 
-    Args:
-        run: the run's `output_dir`, or the trace folder in it.
-        output: the page.
-        max_episodes: more episodes are sampled evenly from first to last; None for all.
+    `run` is the run's `output_dir`, or the trace folder in it. If there are more than `max_episodes`, so many
+    are sampled evenly from first to last.
     """
     run, output, damage = Path(run), Path(output), Counter[str]()
     updates = read_updates(run, damage)

@@ -77,11 +77,8 @@ class MetricsFile(TrainerCallback):
 
     def _give_up(self, path: Path, error: Exception) -> None:
         self._path = None
-        logger.warning(
-            "%s cannot be written (%s); the run goes on without it. Checkpoints have the log.",
-            path,
-            error,
-        )
+        text = "%s cannot be written (%s); the run goes on without it. Checkpoints have the log."
+        logger.warning(text, path, error)
 
 
 def _free_name(path: Path) -> Path:

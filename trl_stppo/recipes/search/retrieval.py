@@ -182,12 +182,8 @@ _lock = threading.Lock()
 def open_retriever(name: str) -> Retriever:
     """Return the retriever with the name `name`. A process opens each name once.
 
-    Args:
-        name: `"http://host:8000/retrieve"` (or https) for a server, `"stdlib"` for the documentation of
-            Python's library.
-
-    Raises:
-        ValueError: a name of another form.
+    Names are `"http://host:8000/retrieve"` (or https) for a server, and `"stdlib"` for the documentation of
+    Python's library. Others raise ValueError.
     """
     kind, _, rest = name.partition(":")
     if name != STDLIB and not (kind in ("http", "https") and rest.strip("/")):

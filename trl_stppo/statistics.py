@@ -1,6 +1,7 @@
 """Intervals (95 %) of rates and means for evaluation, also of clustered trials.
 
 Several episodes of one dataset row are not independent; the row is the cluster (docs/evaluation.md).
+Counts that are not as documented raise ValueError.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
 
     Returns:
         Lower and upper bound, both in [0, 1].
-
-    Raises:
-        ValueError: counts out of range.
 
     Source: Wilson 1927, J. Am. Stat. Assoc. 22, 209-212.
     """
@@ -47,13 +45,10 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
 
     Args:
         successes: number of successes per cluster; clusters without a trial are ignored.
-        trials: number of trials per cluster.
+        trials: number of trials per cluster, in all at least one.
 
     Returns:
         At least 1 and at most the number of trials.
-
-    Raises:
-        ValueError: no trial at all.
 
     Source: the ratio estimator's variance (Cochran 1977, Sampling Techniques, 3rd ed., 9A.2), and the
     effective sample size of Kish 1965, Survey Sampling.

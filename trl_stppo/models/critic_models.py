@@ -44,6 +44,11 @@ class _BackboneWithScore(GenericForSequenceClassification):
         self.score = nn.Linear(hidden, config.num_labels, bias=False)
         self.post_init()
 
+    @classmethod
+    def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
+        """Make a model with fresh weights from a configuration."""
+        return cls._from_config(config, dtype=dtype)
+
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save the model, and the repository's code files if the model has remote code."""
         super().save_pretrained(save_directory, **kwargs)
@@ -95,7 +100,7 @@ def critic_from_policy(
         options: dict[str, Any] = {"dtype": policy.dtype, "trust_remote_code": trust_remote_code}
         model = AutoModelForSequenceClassification.from_config(config, **options)
     else:
-        model = _class_like(policy)._from_config(config, dtype=policy.dtype)
+        model = _class_like(policy).fresh(config, policy.dtype)
     model = model.to(policy.device)
     backbone = model.base_model
     for name, weight in policy.base_model.named_parameters():

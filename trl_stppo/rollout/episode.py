@@ -66,9 +66,10 @@ class Context:
 
     def append_observation(self, ids: list[int]) -> None:
         """Append the tokens of an observation."""
-        self._append(ids, False, [0.0] * len(ids))
+        self.append(ids, False, [0.0] * len(ids))
 
-    def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
+    def append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
+        """Append tokens, which the policy has sampled or not."""
         self.ids += ids
         self.action_mask += [sampled] * len(ids)
         self.logprobs += logprobs
@@ -207,5 +208,5 @@ class Episode(Context):
         self.has_logprobs = self.has_logprobs and logprobs is not None
         context.turns.append(self.num_turns)
         context.turn_spans.append((len(context.ids), len(context.ids) + len(ids)))
-        context._append(ids, True, [0.0] * len(ids) if logprobs is None else logprobs)
+        context.append(ids, True, [0.0] * len(ids) if logprobs is None else logprobs)
         self.turn_rewards.append(0.0)

@@ -80,8 +80,7 @@ class HandPlayer:
     def play(self, env: Any, action: Action) -> Step:
         """Play a turn. The reward of a tool call is the sum that the call adds to `turn_rewards`.
 
-        Raises:
-            KeyError: there is no such tool.
+        A tool that does not exist raises KeyError.
         """
         if isinstance(action, str):
             return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))

@@ -20,9 +20,7 @@ def read_messages(messages: Iterable[Any]) -> list[dict[str, Any]]:
 
     Text blocks become text, `developer` becomes `system`, arguments of calls become mappings, a tool's
     message gets the name of its call, and keys without a value are dropped (Arrow adds keys of other rows).
-
-    Raises:
-        ValueError: a message without a role, content that is not text, or a call without a name.
+    A message without a role, content that is not text, and a call without a name raise ValueError.
     """
     names: dict[str, str] = {}
     return [read_message(message, names) for message in messages]

@@ -86,10 +86,9 @@ class TextWorldEnv:
         state, score, done = self._env.step(_command(action))
         self._steps += 1
         valid = bool(done) or state.moves > moves
-        reward = self._reward_of(state, float(score or 0)) + (
-            0.0 if valid else self._invalid_reward
-        )
-        self._score = float(score or 0)
+        score = float(score or 0)
+        reward = self._reward_of(state, score) + (0.0 if valid else self._invalid_reward)
+        self._score = score
         truncated = not done and self._limit is not None and self._steps >= self._limit
         info = {"valid_action": valid}
         if done or truncated:

@@ -70,7 +70,8 @@ class SearchEnv:
                 shares. None is "stdlib", BM25 over the documentation of Python's library, built on the
                 first search.
             top_k: passages per search, >= 1.
-            max_observation_tokens: limit of an observation, tags included, >= 1; None for no limit.
+            max_observation_tokens: limit of an observation, tags included, >= 1 and enough for the fixed
+                texts; None for no limit.
             count_tokens: text -> number of tokens. Without it a token counts as four characters, unless
                 `max_observation_chars` is set.
             max_observation_chars: limit of all passages of an observation, in characters, >= 1.
@@ -79,9 +80,6 @@ class SearchEnv:
             metric: "em" rewards an exact match with 1; "f1" rewards the F1 of the words; "letter"
                 rewards the right letter of a multiple-choice question with 1, and other rows as "em".
             invalid_reward: reward of a turn without a valid action; 0 or a small negative number.
-
-        Raises:
-            ValueError: a setting that is not allowed, or a limit that is too small for the fixed texts.
         """
         caps = {"top_k": top_k, "max_observation_tokens": max_observation_tokens}
         caps["max_observation_chars"] = max_observation_chars

@@ -47,7 +47,6 @@ def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("text", "named"), [
     ("max_turns: three", "--max_turns"),
     ("learnin_rate: 1", "`learning_rate`"),
-    ("num_processes: 2", "`num_processes` in "),
     ("- max_turns", "no settings"),
     ("", "no settings"),
     ("max_turns: [", "no YAML"),

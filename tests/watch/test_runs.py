@@ -28,7 +28,9 @@ def test_a_line_that_is_being_written_does_not_count_yet(tmp_path):
     assert read_run(folder).history == ENTRIES
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), True, "1", None])
+@pytest.mark.parametrize(
+    "value", [pytest.param(10**400, id="long"), float("inf"), float("nan"), True, "1", None]
+)
 def test_what_is_no_finite_number_is_left_out(value):
     assert number(value) is None
 

@@ -76,6 +76,7 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
+UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -310,6 +311,9 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
+    for name in UNUSED:
+        if getattr(config, name):
+            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
@@ -326,11 +330,17 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
                 folder, args, config, model_args, own, sets, name, wrapper
             )
             gc.collect()
-            torch.cuda.empty_cache()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
     finally:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
+            figures = [f for parts in results.values() for f in parts.values()]
+            if min(f.get("valid actions", 1.0) for f in figures) < 0.75 and not args.show:
+                print(
+                    "A quarter of some agent's turns or more are no valid actions: see `--show 2`."
+                )
             if args.output is not None:
                 path = Path(args.output)
                 path.parent.mkdir(parents=True, exist_ok=True)

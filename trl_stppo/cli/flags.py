@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -197,33 +197,37 @@ def check_words(types: Sequence[type], words: Sequence[str]) -> None:
     if rest and not rest[0].startswith("-"):
         raise UsageError(f"`{rest[0]}` belongs to no flag.")
     # Allow keys of other commands, because one file may serve several commands.
-    kinds = (TrainArguments, EvaluateArguments, ModelConfig, *configs())
-    others = {"env", *IGNORED, *(spec.name for kind in kinds for spec in fields(kind))}
-    keys = [key for key in settings if key not in known | others]
-    if not rest and not keys:
-        return
-    theirs = launcher_flags()
-    given_names = {f"`{key}` in {path}": key for key in keys}
+    keys = [key for key in settings if key not in known | {"env", *IGNORED, *_fields_of_commands()}]
+    theirs = launcher_flags() if rest or keys else {}
     for word in rest:
-        if word.startswith("--"):
-            given_names[f"`{word}`"] = word[2:].partition("=")[0].replace("-", "_")
-    for shown, name in given_names.items():
-        if name not in theirs:
-            raise UsageError(f"{shown} is not known. {hint(name, known | theirs)}")
-    if keys:
-        raise UsageError(f"`{keys[0]}` in {path} is a flag of `accelerate launch`.")
-    raise UsageError(
-        f"`{shlex.join(rest)}` is for accelerate, which starts the processes. "
-        f"Run:\n  {accelerate_line(types, _without(words, rest), rest)}"
-    )
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name not in theirs:
+            raise UsageError(f"`{word}` is not known. {hint(name, known | set(theirs))}")
+    for key in keys:
+        if key not in theirs:
+            raise UsageError(f"`{key}` in {path} is not known. {hint(key, known | set(theirs))}")
+    if rest or keys:
+        launcher = []
+        for key in keys:
+            if theirs[key]:
+                launcher += [f"--{key}", str(settings[key])]
+            elif settings[key]:
+                launcher.append(f"--{key}")
+        launcher += rest
+        where = f", and `{'`, `'.join(keys)}` must not be in {path}" if keys else ""
+        raise UsageError(
+            f"`{shlex.join(launcher)}` is for accelerate, which starts the processes{where}. "
+            f"Run:\n  {accelerate_line(types, _without(words, rest), launcher)}"
+        )
 
 
-def launcher_flags() -> set[str]:
-    """Return the names of the flags of `accelerate launch`, and `accelerate_config`."""
+def launcher_flags() -> dict[str, bool]:
+    """Return the flags of `accelerate launch` and `accelerate_config`: name -> whether a value follows."""
     from accelerate.commands.launch import launch_command_parser
 
     options = launch_command_parser()._option_string_actions
-    return {"accelerate_config", *(name[2:] for name in options if name.startswith("--"))}
+    found = {name[2:]: kind.nargs != 0 for name, kind in options.items() if name.startswith("--")}
+    return {**found, "accelerate_config": True}
 
 
 def accelerate_line(
@@ -239,6 +243,11 @@ def accelerate_line(
     line = shlex.join(["accelerate", "launch", *launcher, "-m", "trl_stppo", command, *words])
     # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
     return re.sub(r"--accelerate_config[= ](\S+)", config_file, line)
+
+
+def _fields_of_commands() -> Iterator[str]:
+    for kind in (TrainArguments, EvaluateArguments, ModelConfig, *configs()):
+        yield from (spec.name for spec in fields(kind))
 
 
 def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:

@@ -80,7 +80,12 @@ def isolated(factory: Callable[[], Any]) -> Callable[[], Any]:
 
     Returns:
         A factory for `environment_factory`, as it is or as a value of its dict.
+
+    Raises:
+        TypeError: the factory cannot be called.
     """
+    if not callable(factory):
+        raise TypeError(f"`factory={factory!r}` must be callable.")
     return Isolated(factory)
 
 

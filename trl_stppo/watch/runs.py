@@ -29,7 +29,12 @@ def number(value: Any) -> float | None:
     """Return a logged metric as float; None if it is missing, not a number, or infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        figure = float(value)
+    except OverflowError:
+        # An int may have hundreds of digits.
+        return None
+    return figure if math.isfinite(figure) else None
 
 
 def shown(value: float | None, form: str = ".3f") -> str:

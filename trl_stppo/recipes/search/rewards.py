@@ -125,7 +125,7 @@ def exact_match_reward(
         completions: strings, or lists of messages.
         answers: per row a list of gold answers, or a single answer; None for a row without gold answers.
         choices: per row the choices; `multiple_choice_reward` scores rows with choices.
-        **columns: further columns, which are not used.
+        **columns: not used.
 
     Returns:
         One reward per completion; None for rows without answers and for rows with choices.
@@ -151,8 +151,14 @@ def multiple_choice_reward(
 ) -> list[float | None]:
     """Return 1 if the answer is the gold letter, alone or with the text of its choice, else 0.
 
-    `answers` has the gold letters. `choices` has per row the texts in order, or letter -> text; without the
-    column A to Z are allowed. Rows without answers, or without choices in that column, get None.
+    Args:
+        completions: strings, or lists of messages.
+        answers: per row the gold letters; None for a row without gold letters.
+        choices: per row the texts in order, or letter -> text; without the column A to Z are allowed.
+        **columns: not used.
+
+    Returns:
+        One reward per completion; None for rows without answers, or without choices in that column.
     """
     return _scores(completions, answers, choices, letter_match, lettered=True)
 
@@ -164,7 +170,9 @@ def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | No
     `<answer>..</answer>`, with words in each and nothing else around them. The opening `<think>` may be
     in the chat template, and the thought in `reasoning_content`.
 
-    Completions are strings, with turns between `<information>` blocks, or lists of messages.
+    Args:
+        completions: strings, with turns between `<information>` blocks, or lists of messages.
+        **columns: not used.
     """
     return [_share_in_format(_turns(completion)) for completion in completions]
 

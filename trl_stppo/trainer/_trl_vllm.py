@@ -114,9 +114,6 @@ def adapter(number: int, folder: str) -> Any:
     return LoRARequest(f"policy-{number}", number, folder)
 
 
-# ------------------------------------------------------------------------------- a server
-
-
 def new_client(vllm: Any, patience: float) -> Any:
     """Make a TRL client without retries to sample turns. Connecting may take up to `patience` seconds."""
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"

@@ -228,8 +228,6 @@ class AgentTrainer(Bridge):
             stale=self._stale,
         )
 
-    # ------------------------------------------------------------- the training loop's steps
-
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
         return self._loop.rollout(inputs)
 
@@ -251,13 +249,9 @@ class AgentTrainer(Bridge):
         self._loop.end_micro_batch(loss, started)
         return loss
 
-    # ---------------------------------------------------------------------- forward passes
-
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
         upstream = super()._get_per_token_logps_and_entropies
         return self._forward.logprobs(upstream, *args, **kwargs)
-
-    # ----------------------------------------------------------------------- evaluation
 
     def evaluate(
         self,
@@ -318,8 +312,6 @@ class AgentTrainer(Bridge):
         with self._evaluator.table_of_its_own():
             super().log(logs, start_time)
 
-    # ------------------------------------------------------------- optimizers and engines
-
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
         return self._optimizers.create(super().create_optimizer, *args, **kwargs)
@@ -332,8 +324,6 @@ class AgentTrainer(Bridge):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._optimizers.preparing():
             return super()._prepare_for_training(*args, **kwargs)
-
-    # ---------------------------------------------------------------- a run and its checkpoints
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -384,8 +374,6 @@ class AgentTrainer(Bridge):
 
     def _finalize_training(self, *args: Any) -> Any:
         return self._publisher.finish(super()._finalize_training, *args)
-
-    # ------------------------------------------------------------------ an agent, and the Hub
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None

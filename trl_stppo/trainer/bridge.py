@@ -51,8 +51,6 @@ class Bridge(GRPOTrainer):
     def rollout_buffer(self, value: list[Batch] | None) -> None:
         self._buffered_inputs = value
 
-    # --------------------------------------------------------------------- the next log
-
     @property
     def next_metrics(self) -> dict[str, dict[str, list[float]]]:
         """Values of the next log, by mode ("train", "eval") and name."""
@@ -91,8 +89,6 @@ class Bridge(GRPOTrainer):
     def loss_sums(self, value: tuple[torch.Tensor, float, int]) -> None:
         self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = value
 
-    # ------------------------------------------------------------------ tokens and rows
-
     @property
     def text_tokenizer(self) -> Any:
         """The tokenizer, without the processor around it."""
@@ -111,8 +107,6 @@ class Bridge(GRPOTrainer):
     def signature_columns(self) -> list[str]:
         """Columns of the rows that upstream keeps."""
         return self._signature_columns
-
-    # --------------------------------------------------------------------------- methods
 
     @property
     def vllm_step(self) -> int:

@@ -76,8 +76,6 @@ class PPOTrainer(AgentTrainer):
         "citation": PPO_CITATION,
     }
 
-    # --------------------------------------------------------------------------- for users
-
     def generate_completions(self, sampling: bool = False) -> None:
         """Play a few episodes of the evaluation (or training) data and print them as a table.
 

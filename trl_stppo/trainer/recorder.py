@@ -129,8 +129,6 @@ class TraceRecorder(TrainerCallback):
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         return cut(ids, partial(self._tokenizer.decode, **whole), backend)
 
-    # ------------------------------------------------------------------ called by training
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Give the training a number, so that readers drop earlier records of the steps that it repeats."""
         start = 0
@@ -233,8 +231,6 @@ class TraceRecorder(TrainerCallback):
         self._update = None
         if state is not None and self._share:
             self._update = OpenRecord(**send_to_device(state, self._accelerator.device))
-
-    # -------------------------------------------------------------------------- inside
 
     def _begun(
         self, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine

@@ -112,8 +112,6 @@ class TrainingLoop:
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
 
-    # --------------------------------------------------------------------------- rollout
-
     def rollout(self, rows: list[Row]) -> Batch:
         """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
@@ -315,8 +313,6 @@ class TrainingLoop:
             gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
             self.guards.watch_sampler(gap, exact=exact)
 
-    # ---------------------------------------------------------------- update: mini-batches
-
     def micro_batch(self, play: Callable[[], Batch]) -> Batch:
         """Return the next micro-batch; call `play` for a new rollout batch if the last batch is used up."""
         host, accumulation = self.host, self.args.gradient_accumulation_steps
@@ -371,8 +367,6 @@ class TrainingLoop:
         self.guards.start_mini_batch(empty=empty)
         self.scale.start_mini_batch(self.step_of_rollout)
         self.second_pass = None
-
-    # ------------------------------------------------------------- update: one micro-batch
 
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum."""
@@ -556,8 +550,6 @@ class TrainingLoop:
         (inputs, coefficient), self.second_pass = self.second_pass, None
         logprobs = self.forward.policy(self.host.model, inputs)[0]
         self.scale.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
-
-    # ------------------------------------------------------------ update: one optimizer step
 
     def _before_step(self) -> None:
         """Reduce and clip the critic's gradient, and correct the policy's gradient for the clipping bias."""

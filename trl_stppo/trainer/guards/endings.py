@@ -260,8 +260,6 @@ class Ending(TrainerCallback):
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
-    # -------------------------------------------------------- called by the loop of transformers
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check at the start of training that the loaded weights are finite."""
         self._stepped = False

@@ -40,8 +40,6 @@ class VLLM:
         # Whether the requests of a push have a time limit.
         self._is_limited = False
 
-    # --------------------------------------------------------------------------- weights
-
     def sync(self, version: int | None = None) -> int:
         """Send the weights if vLLM lacks them; return their optimizer steps. All processes call this."""
         host = self._host
@@ -133,8 +131,6 @@ class VLLM:
         except RuntimeError as error:
             raise ServerError(str(error), unreachable=True) from error
         return self._name
-
-    # --------------------------------------------------------------------------- turns
 
     @contextmanager
     def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:

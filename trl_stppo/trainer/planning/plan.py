@@ -91,9 +91,6 @@ def check_models(
             )
 
 
-# ---------------------------------------------------------------------- rollout
-
-
 @dataclass(frozen=True)
 class RolloutPlan:
     """The source of episodes: the engine, the caller's function, or one plain generation.
@@ -173,9 +170,6 @@ def plan_rollout(
                 f"`{name}={getattr(args, name)}` is for episodes with an environment or tools."
             )
     return plan
-
-
-# -------------------------------------------------------------------- evaluation
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:

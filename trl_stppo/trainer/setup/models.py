@@ -262,9 +262,6 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
         )
 
 
-# ----------------------------------------------------------------------- critic
-
-
 def build_critic(host: Bridge, given: GivenCritic) -> Critic:
     """Build the critic on the device, equal on all processes.
 

@@ -8,18 +8,15 @@ the remains of a killed process.
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
 import os
 import re
 import shutil
 import socket
-import threading
 import time
 import zlib
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +27,8 @@ from filelock import FileLock, Timeout
 from ..errors import CheckpointError, CheckpointWriteError, RunLockError
 from ..hub.pushing import EPISODES
 
-# Bytes per read; a small number, because each thread's allocator keeps the thread's peak memory.
+# Bytes per read.
 _BLOCK = 1 << 18
-_THREADS = 8
 logger = logging.getLogger(__name__)
 
 # Seconds for a killed process to close its files.
@@ -69,30 +65,8 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def checksums(paths: Sequence[Path]) -> list[str]:
-    """Return the CRC-32 of each file, as hex digits; it detects damage and mix-ups, not forgery."""
-    return list(readers().map(_checksum, paths))
-
-
-@functools.cache
-def readers() -> ThreadPoolExecutor:
-    """Return the thread pool that reads files; the first call starts all its threads.
-
-    A trainer's constructor makes the first call, because starting a thread during a save can hang if memory
-    is limited.
-    """
-    pool = ThreadPoolExecutor(_THREADS, "checksums")
-    # The barrier gives each thread exactly one task, so that all threads start.
-    together = threading.Barrier(_THREADS)
-    list(pool.map(lambda _: together.wait(), range(_THREADS)))
-    return pool
-
-
-# A forked child has none of its parent's threads, so it needs a new pool.
-os.register_at_fork(after_in_child=readers.cache_clear)
-
-
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """Return a file's CRC-32, as hex digits; it detects damage and mix-ups, not forgery."""
     value, block = 0, memoryview(bytearray(_BLOCK))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -105,13 +79,13 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     # The manifest omits the files of logged texts, because a copy from the Hub lacks them.
     needed = [p for p in files if not p.match(EPISODES)]
-    names = [p.relative_to(folder).as_posix() for p in needed]
+    named = {p.relative_to(folder).as_posix(): p for p in needed}
     manifest = {
         "format": FORMAT,
         "saved_at": time.time(),
         **about,
-        "files": {name: path.stat().st_size for name, path in zip(names, needed, strict=True)},
-        "crc32": dict(zip(names, checksums(needed), strict=True)),
+        "files": {name: path.stat().st_size for name, path in named.items()},
+        "crc32": {name: checksum(path) for name, path in named.items()},
     }
     for path in files:
         flush(path)
@@ -192,14 +166,15 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
             return f"`{path}` has {path.stat().st_size} bytes; it was written with {size}."
     if not thorough:
         return None
-    written: dict[str, str] = manifest["crc32"]
-    try:
-        found = checksums([folder / name for name in written])
-    except (OSError, ValueError) as error:
-        return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
-    for name, now in zip(written, found, strict=True):
-        if now != written[name]:
-            return f"`{folder / name}` has changed since it was written: CRC-32 {now}, not {written[name]}."
+    for name, written in manifest["crc32"].items():
+        try:
+            now = checksum(folder / name)
+        except (OSError, ValueError) as error:
+            return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
+        if now != written:
+            return (
+                f"`{folder / name}` has changed since it was written: CRC-32 {now}, not {written}."
+            )
     return None
 
 

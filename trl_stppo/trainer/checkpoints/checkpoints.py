@@ -103,7 +103,6 @@ class Checkpoints:
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
         self._has_trained = False
-        disk.readers()
 
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""

@@ -5,6 +5,9 @@ read, with the installed TRL. If it fails after an upgrade, read the upstream di
 refresh the recorded hashes.
 """
 
+# Names that are unused here are imported by other files.
+# ruff: noqa: F401
+
 from __future__ import annotations
 
 import copy
@@ -47,22 +50,6 @@ from trl.trainer.utils import (
 )
 
 from ..rollout.chat import ChatRenderer
-
-# Re-exported; unused in this file.
-__all__ = [
-    "SyncRefModelCallback",
-    "apply_chat_template",
-    "create_model_from_path",
-    "disable_gradient_checkpointing",
-    "get_config_model_id",
-    "pad",
-    "print_prompt_completions_sample",
-    "profiling_context",
-    "profiling_decorator",
-    "trl_rewards",
-    "unwrap_model_for_generation",
-    "use_adapter",
-]
 
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
@@ -216,18 +203,6 @@ def disable_dropout(model: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-
-
-def prepare_reference(
-    model: PreTrainedModel | nn.Module, *, temperature: float, args: GRPOConfig
-) -> PreTrainedModel | nn.Module:
-    """Freeze a caller's reference policy, and add the fused head that GRPOTrainer expects."""
-    model.requires_grad_(False)
-    model.eval()
-    add_fused_lm_head(
-        model, temperature=temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32
-    )
-    return model
 
 
 def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: Any) -> Any:

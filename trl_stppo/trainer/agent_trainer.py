@@ -185,7 +185,7 @@ class AgentTrainer(Bridge):
             self.text_tokenizer,
             self.accelerator,
             run={
-                "trainer": self.method_name,
+                "trainer": self._name,
                 "variant": getattr(run.args, "variant", None),
                 "level": self.importance_sampling_level,
             },

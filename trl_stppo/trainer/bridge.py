@@ -133,11 +133,6 @@ class Bridge(GRPOTrainer):
         return self._get_per_token_logps_and_entropies
 
     @property
-    def method_name(self) -> str:
-        """The name of the training method, as on the model card."""
-        return self._name
-
-    @property
     def checkpoint_folder(self) -> Callable[[Any], str]:
         """Upstream's method for the folder that holds a trial's checkpoints."""
         return self._get_output_dir

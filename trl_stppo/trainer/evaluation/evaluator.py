@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object, set_seed
+from datasets import IterableDataset
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
@@ -179,8 +180,6 @@ class NamedRows:
 
 def named_rows(dataset: Any, repetitions: int) -> Any:
     """Repeat each row of a dataset or stream `repetitions` times, with an episode name in each entry."""
-    from datasets import IterableDataset
-
     if not isinstance(dataset, IterableDataset):
         return NamedRows(dataset, repetitions)
 

@@ -134,10 +134,7 @@ class Ending(TrainerCallback):
     """
 
     def __init__(
-        self,
-        host: Bridge,
-        failures: FailureWatch,
-        last_checkpoint: Callable[[], Path | None],
+        self, host: Bridge, failures: FailureWatch, last_checkpoint: Callable[[], Path | None]
     ) -> None:
         self._host, self._failures = host, failures
         self._last_checkpoint = last_checkpoint
@@ -283,11 +280,8 @@ class Ending(TrainerCallback):
         if due:
             # After a signal the checkpoint keeps unlogged metrics for the resumed run.
             control.should_log = control.should_log or not self.signal
-            self._end(control)
-
-    def _end(self, control: Any) -> None:
-        control.should_training_stop = control.should_save = True
-        control.should_evaluate = False
+            control.should_training_stop = control.should_save = True
+            control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run after an evaluation if there is a reason, before a long rollout begins."""

@@ -54,10 +54,7 @@ class Guards:
     """Decides which optimizer steps are skipped and when a run ends, equally on all processes."""
 
     def __init__(
-        self,
-        host: Bridge,
-        optimizers: Optimizers,
-        last_checkpoint: Callable[[], Path | None],
+        self, host: Bridge, optimizers: Optimizers, last_checkpoint: Callable[[], Path | None]
     ) -> None:
         self._host, self._optimizers = host, optimizers
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl

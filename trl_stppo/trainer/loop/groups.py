@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import (
-    group_advantages,
-    leave_one_out_advantages,
-    return_batch_norm,
-    token_rewards,
-)
+from ...core import group_advantages, leave_one_out_advantages, return_batch_norm, token_rewards
 from ..batch import Targets, TurnBatch
 from ..stgrpo_config import STGRPOConfig
 from ..sums import centred, spread

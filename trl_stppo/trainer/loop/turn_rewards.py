@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of
@@ -176,8 +177,8 @@ class TurnRewardFuncs:
             arguments["environments"] = [environments[turn.episode] for turn in turns]
         check_columns(func, arguments, columns)
         rewards = func(**arguments)
-        if inspect.isawaitable(rewards):
-            rewards = self._run_async(_awaited(rewards))
+        if inspect.iscoroutine(rewards):
+            rewards = self._run_async(rewards)
         scores = checked(rewards, func, len(turns))
         if len(scores) != len(turns):
             raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
@@ -203,8 +204,6 @@ class TurnRewardFuncs:
 
 def _loaded(model: Any, tokenizer: Any, *, trust: bool) -> tuple[Any, Any]:
     """Load a reward model and its tokenizer if they are not given as instances."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
     options = {"trust_remote_code": trust}
     if isinstance(model, str):
         kind = (AutoConfig.from_pretrained(model, **options).architectures or [""])[0]
@@ -233,7 +232,3 @@ def _name(func: Callable[..., Any]) -> str:
     if isinstance(func, nn.Module):
         return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
     return name_of(func)
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from datasets import Dataset
+
 from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
 from ...rollout.messages import check_turn, read_messages
@@ -52,8 +54,6 @@ def unpadded(row: Row, tokenizer: Any) -> list[int]:
 
 def is_conversational(dataset: Any) -> bool:
     """Return whether a dataset's prompts are messages; also True without a prompt column."""
-    from datasets import Dataset
-
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return isinstance(dataset, Dataset)
     return not isinstance(dataset[0]["prompt"], str)
@@ -88,8 +88,6 @@ def plan_data(
     args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> DataPlan:
     """Check the training and evaluation rows against their environments, and return the plan."""
-    from datasets import Dataset
-
     rows = training_rows(train, args, rollout)
     check_eval_dataset(evaluation, rollout, evaluation_plan)
     parts = [("train_dataset", rows), *_parts(evaluation)]
@@ -110,8 +108,6 @@ def plan_data(
 
 def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
     """Return the checked training rows: repeated if too few, placeholders if there is no dataset."""
-    from datasets import Dataset
-
     if dataset is None:
         if rollout.text and None not in rollout.text:
             names = list(rollout.text)
@@ -142,8 +138,6 @@ def check_eval_dataset(
     dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
     """Check evaluation rows against the environments of `evaluation_plan` (default: `rollout`)."""
-    from datasets import Dataset
-
     for name, part in _parts(dataset):
         if isinstance(part, Dataset):
             _check_rows(part, name, rollout, evaluation_plan or rollout)

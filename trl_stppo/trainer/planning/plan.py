@@ -29,13 +29,9 @@ def check_arguments(
     model: Any,
 ) -> None:
     """Refuse arguments that cannot work, before any model is loaded."""
-    if not isinstance(args, config_class):
+    if not isinstance(args, config_class) or args.trainer_name != config_class.trainer_name:
         raise TypeError(
             f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
-        )
-    if args.trainer_name != config_class.trainer_name:
-        raise TypeError(
-            f"`args` is a {type(args).__name__}, for {args.trainer_name}; allowed: {config_class.__name__}."
         )
     check_tokenizer(processing_class, model)
     if processing_class is not None and processing_class.pad_token is None:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from peft import PeftConfig
 from torch import nn
 from transformers.utils import find_adapter_config_file
 
@@ -22,10 +23,10 @@ from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from ...paths import check_name
 from .._trl import (
     SyncRefModelCallback,
+    add_fused_lm_head,
     create_model_from_path,
     disable_dropout,
     prepare_frozen,
-    prepare_reference,
 )
 from ..bridge import Bridge
 from ..loop.player import renderer
@@ -104,8 +105,6 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
 
 def shared_critic(policy: Any, folder: Path) -> SharedCritic:
     """Load a published critic's adapter and head onto a policy's backbone."""
-    from peft import PeftConfig
-
     if not hasattr(policy, "peft_config"):
         raise ValueError(
             f"The critic in `{folder}` is an adapter on the backbone of a LoRA policy, but the policy "
@@ -253,8 +252,9 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
         return
     if plan.model is None:
         return
-    args = host.args
-    reference = prepare_reference(plan.model, temperature=host.temperature, args=args)
+    args, reference = host.args, plan.model.requires_grad_(False).eval()
+    in_float32 = args.cast_lm_head_to_fp32
+    add_fused_lm_head(reference, temperature=host.temperature, cast_lm_head_to_fp32=in_float32)
     host.ref_model = prepare_frozen(reference, host)
     if args.sync_ref_model:
         host.add_callback(

@@ -18,20 +18,10 @@ from ...rollout.episode import Limits
 from ...rollout.openai_wire import AgentEndpoint
 from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
-from .._trl import (
-    max_context_tokens,
-    prepare_tool_tokenizer,
-    read_message,
-    training_template,
-)
+from .._trl import max_context_tokens, prepare_tool_tokenizer, read_message, training_template
 from ..bridge import Bridge
 from ..loop.player import EpisodePlayer, renderer
-from ..loop.sampler import (
-    TurnSampler,
-    speaks_to_vllm,
-    warn_of_hidden_settings,
-    why_not_cached,
-)
+from ..loop.sampler import TurnSampler, speaks_to_vllm, warn_of_hidden_settings, why_not_cached
 from ..loop.vllm import VLLM
 from ..planning.data import is_conversational
 from ..planning.plan import RolloutPlan

@@ -270,9 +270,6 @@ class AgentTrainer(Bridge):
                 `eval_<name>_...`. Default: the trainer's evaluation data.
             ignore_keys: upstream's argument; without effect.
             metric_key_prefix: prefix of the metrics' names.
-
-        Returns:
-            The metrics by name.
         """
         saving = self._guards.ending.saving()
         return self._evaluator.evaluate(
@@ -387,11 +384,8 @@ class AgentTrainer(Bridge):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's model card, with results and settings, as `README.md` in the output directory.
 
-        A README.md that was not written by a trainer stays unchanged; a push uploads it.
-
-        Args:
-            *args: upstream's `model_name`, `dataset_name` and `tags`.
-            **kwargs: the same arguments by name.
+        A README.md that was not written by a trainer stays unchanged; a push uploads it. The arguments are
+        upstream's.
         """
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
 
@@ -409,9 +403,7 @@ class AgentTrainer(Bridge):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Save the policy and upload it to the Hub, with critic, settings and model card.
 
-        Args:
-            *args: arguments of `transformers.Trainer.push_to_hub`.
-            **kwargs: keyword arguments of the same method and of `create_model_card`.
+        The arguments are those of `transformers.Trainer.push_to_hub` and of `create_model_card`.
 
         Raises:
             HubError: the push failed; the output directory has all files.

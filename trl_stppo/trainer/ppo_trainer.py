@@ -77,11 +77,7 @@ class PPOTrainer(AgentTrainer):
     }
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Play a few episodes of the evaluation (or training) data and print them as a table.
-
-        Args:
-            sampling: stop after the first batch, as PPO scripts use it.
-        """
+        """Print episodes of the evaluation (or training) data as a table; with `sampling`, of one batch."""
         self._loop.source.settle()
         with undisturbed(self), evaluation_settings(self):
             rows = self.eval_dataset

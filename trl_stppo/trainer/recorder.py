@@ -124,11 +124,6 @@ class TraceRecorder(TrainerCallback):
         self._first_step: int | None = None
         self._warned = False
 
-    def _pieces(self, ids: list[int]) -> list[str]:
-        whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return cut(ids, partial(self._tokenizer.decode, **whole), backend)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Give the training a number, so that readers drop earlier records of the steps that it repeats."""
         start = 0
@@ -304,10 +299,13 @@ class TraceRecorder(TrainerCallback):
             old = table[figures["old_logprobs"][1]]
             table["difference"] = table["logprobs"].double() - old.double()
         columns = {name: _rounded(tensor).tolist() for name, tensor in table.items()}
+        whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        decode = partial(self._tokenizer.decode, **whole)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
         for number, record in enumerate(records):
             prompt, ids = record.pop("ids")
             record |= {"token_ids": [*prompt, *ids], "prompt_tokens": len(prompt)}
-            record["pieces"] = self._pieces(record["token_ids"])
+            record["pieces"] = cut(record["token_ids"], decode, backend)
             own = {name: rows[number][: len(ids)] for name, rows in columns.items()}
             record["loss_mask"] = own.get("loss_mask")
             for name, (mask, values) in figures.items():

@@ -175,30 +175,22 @@ class Flight(Future[tuple[Rollout, Exception | None]]):
         finish()
 
 
-class RowsAhead:
-    """Source of the dataset rows of later rollouts, in training's order, on `device`.
+def rows_ahead(
+    args: PPOConfig, device: torch.device, loader: Any, began: int, step: int
+) -> Iterator[list[Row]]:
+    """Yield the dataset rows of later rollouts, in training's order, on `device`.
 
     `loader`: a second dataloader over the same rows, at the beginning of the epoch. `began`: number of
     optimizer steps at that time. `step`: number of optimizer steps when training on the next rollout begins.
     """
-
-    def __init__(
-        self, args: PPOConfig, device: torch.device, loader: Any, began: int, step: int
-    ) -> None:
-        batches = loader.batch_sampler
-        micro_batches = args.gradient_accumulation_steps
-        # A run resumed in the middle of an epoch has skipped the epoch's earlier batches.
-        passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
-        first = passed + (step - began) * micro_batches
-        self._device = device
-        self._dataset, self._collate = loader.dataset, loader.collate_fn
-        epochs = chain.from_iterable(repeat(batches))
-        self._indices = islice(epochs, first, None, args.micro_batches_per_rollout)
-
-    def next(self) -> list[Row]:
-        """Return the dataset rows of the next rollout."""
-        rows = self._collate([self._dataset[i] for i in next(self._indices)])
-        return send_to_device(rows, self._device)
+    batches, micro_batches = loader.batch_sampler, args.gradient_accumulation_steps
+    # A run resumed in the middle of an epoch has skipped the epoch's earlier batches.
+    passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
+    first = passed + (step - began) * micro_batches
+    epochs = chain.from_iterable(repeat(batches))
+    for indices in islice(epochs, first, None, args.micro_batches_per_rollout):
+        rows = loader.collate_fn([loader.dataset[i] for i in indices])
+        yield send_to_device(rows, device)
 
 
 class OverlappedSource(RolloutSource):
@@ -216,7 +208,7 @@ class OverlappedSource(RolloutSource):
         self._begin()
 
     def _begin(self) -> None:
-        self._ahead: RowsAhead | None = None
+        self._ahead: Iterator[list[Row]] | None = None
         self._is_checked = False
         # Seconds and turns of the last rollout that was played while no update ran.
         self._alone: tuple[float, int] | None = None
@@ -293,8 +285,8 @@ class OverlappedSource(RolloutSource):
         if step >= max_steps:
             return
         if self._ahead is None:
-            self._ahead = RowsAhead(self._args, device, *self._loader_ahead(), step)
-        rows = self._ahead.next()
+            self._ahead = rows_ahead(self._args, device, *self._loader_ahead(), step)
+        rows = next(self._ahead)
         self._backend = self._player.sampler.ahead(now)
         play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
         self._flight = Flight(rows, play, device)

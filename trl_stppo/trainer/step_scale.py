@@ -10,7 +10,7 @@ buffer, so they are not scaled and are in neither norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +43,9 @@ def has_dropout(model: nn.Module) -> bool:
     return False
 
 
-class SecondPass(NamedTuple):
-    """Rows and coefficients of clipped terms whose gradient needs a second forward pass.
-
-    The pass takes the gradient of the negative sum of coefficients times log ratios.
-
-    Attributes:
-        rows: [b] int64, rows of the micro-batch.
-        coefficient: [b, T] float.
-    """
-
-    rows: Tensor
-    coefficient: Tensor
+# Rows [b] int64 of a micro-batch, and coefficients [b, T] of their clipped terms. A second forward pass gives
+# the gradient of the negative sum of coefficients times log ratios.
+SecondPass = tuple[Tensor, Tensor]
 
 
 class ClipBiasCorrection:
@@ -87,7 +78,7 @@ class ClipBiasCorrection:
             return None
         if self._repeatable and cost[0] <= FEW * cost[1]:
             clipped_rows = rows.nonzero().squeeze(1)
-            return SecondPass(clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows])
+            return clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows]
         self.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
         return None
 
@@ -258,17 +249,9 @@ class StepScale:
     ) -> tuple[SecondPass | None, Tensor | None]:
         """Measure a pass of the policy's loss before its backward pass.
 
-        Args:
-            surrogate: terms [B, T] with their graph back to `logprobs`.
-            weights: [B, T], weights of tokens in the mini-batch's loss.
-            extra: terms of the loss that are neither kept nor clipped, or None.
-            batch: the rows.
-            logprobs: [B, T] nats.
-            entropies: [B, T] nats.
-
-        Returns:
-            the terms whose gradient needs a second pass, or None; and `extra`, detached if its gradient
-            has been taken.
+        The terms, `weights` and log-probabilities are [B, T]; `extra` are the loss's other terms, or None.
+        Return the terms whose gradient needs a second pass, or None; and `extra`, detached if its gradient
+        has been taken.
         """
         mask = batch["loss_mask"]
         old_logprobs = batch.get("old_per_token_logps", logprobs)

@@ -467,7 +467,8 @@ class TrainingLoop:
             surrogate, weights, extra, inputs, logprobs, entropies
         )
         if second_pass is not None:
-            self.second_pass = take_rows(inputs, second_pass.rows), second_pass.coefficient
+            rows, coefficient = second_pass
+            self.second_pass = take_rows(inputs, rows), coefficient
         # The loss has the gradient of -kept and the value of -objective. Upstream does not divide it by the
         # number of micro-batches, because GRPOTrainer sets `loss_is_scaled_for_ga`.
         kept = (surrogate.kept * weights).sum()

@@ -144,17 +144,9 @@ def gathered_states(backbone: nn.Module, places: Tensor) -> Iterator[None]:
 
 
 def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, labels: Tensor) -> Any:
-    """Run a pack through a policy with TRL's fused head.
+    """Run a pack through a policy with TRL's fused head; return the head's outputs, [1, M] each.
 
-    Args:
-        model: the policy as the engine has wrapped it.
-        causal: the causal model inside it.
-        pack: the rows.
-        places: [M] int64, positions of the states that predict.
-        labels: [M] int64, the tokens that follow them.
-
-    Returns:
-        The head's outputs, [1, M] each.
+    `model` wraps `causal`; `places` are positions of the states that predict the tokens `labels`, [M] each.
     """
     with gathered_states(causal.base_model, places):
         return model(

@@ -23,21 +23,14 @@ from .rollout import Rollout
 class Turn:
     """One turn and everything before it.
 
-    Attributes:
-        episode: index of the turn's episode in the rollout.
-        number: index of the turn in the episode.
-        prompt: messages or text before the turn.
-        completion: the turn, as a list of one message or as text.
-        before: tokens before the turn.
-        ids: tokens of the turn.
-        columns: columns of the dataset row.
+    `episode` is the index of its episode in the rollout, `number` its index in the episode. The completion is
+    text or a list of one message.
     """
 
     episode: int
     number: int
     prompt: Any
     completion: Any
-    before: list[int]
     ids: list[int]
     columns: dict[str, Any]
 
@@ -71,8 +64,7 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
                 before = tokenizer.decode(ids[:start], skip_special_tokens=True)
                 text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
                 context, completion = _extended(prompt, before), _as(prompt, text)
-            so_far = own.prompt_ids + ids[:start]
-            turns.append(Turn(i, number, context, completion, so_far, ids[start:end], row))
+            turns.append(Turn(i, number, context, completion, ids[start:end], row))
     return turns
 
 

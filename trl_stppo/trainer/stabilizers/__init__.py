@@ -17,7 +17,4 @@ __all__ = [
 ]
 
 for _file in pkgutil.iter_modules(__path__):
-    _before = len(STABILIZERS)
     importlib.import_module(f"{__name__}.{_file.name}")
-    if _file.name != "base" and len(STABILIZERS) == _before:
-        raise ImportError(f"{__name__}.{_file.name} registers no stabilizer.")

@@ -89,17 +89,13 @@ def _sampling(vllm: Any) -> dict[str, Any]:
 
 def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
     """Return the user's `generation_kwargs` with the seed and token limits of one turn."""
-    sampling = {"seed": number(request.seed)} if seeded else {}
+    # vLLM takes integers below 2**63.
+    sampling = {"seed": turn_random(request.seed).getrandbits(63)} if seeded else {}
     sampling |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
     sampling["max_tokens"] = request.max_new_tokens
     if "min_tokens" in sampling:
         sampling["min_tokens"] = min(sampling["min_tokens"], request.max_new_tokens)
     return sampling
-
-
-def number(seed: tuple[int, ...]) -> int:
-    """Convert a turn's seed to an integer for vLLM, below 2**63."""
-    return turn_random(seed).getrandbits(63)
 
 
 def has_adapters(vllm: Any) -> bool:

@@ -285,18 +285,9 @@ class AgentTrainer(Bridge):
         """Return the dataloader of `predict`, with one entry per episode."""
         return self.get_eval_dataloader(test_dataset)
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Run upstream's evaluation loop over a dataloader and return its metrics."""
-        return self._evaluator.loop(
-            super().evaluation_loop, dataloader, description, ignore_keys, metric_key_prefix
-        )
+        return self._evaluator.loop(super().evaluation_loop, *args, **kwargs)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Play one evaluation batch; return None for loss, logits and labels."""
@@ -372,9 +363,7 @@ class AgentTrainer(Bridge):
     def _finalize_training(self, *args: Any) -> Any:
         return self._publisher.finish(super()._finalize_training, *args)
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -42,10 +42,6 @@ def check_vllm(config: GRPOConfig) -> None:
     kwargs = config.vllm_engine_kwargs
     if kwargs is None:
         return
-    if not isinstance(kwargs, dict):
-        raise ValueError(
-            f"`vllm_engine_kwargs={kwargs!r}`: must be a dictionary, such as {{'dtype': 'bfloat16'}}."
-        )
     if not config.use_vllm or config.vllm_mode != "colocate":
         raise ValueError(
             f"`vllm_engine_kwargs={kwargs!r}` is about a colocated engine (`use_vllm=True`, "
@@ -116,6 +112,9 @@ def check_finite(config: GRPOConfig) -> None:
 
 def check_refused(config: GRPOConfig) -> None:
     """Raise ValueError for options that the trainer does not support, and list the allowed values."""
+    for name in ("eval_generation_kwargs", "vllm_engine_kwargs"):
+        if not isinstance(getattr(config, name), dict | None):
+            raise ValueError(f"`{name}={getattr(config, name)!r}`: must be a dictionary.")
     for name, allowed in REFUSED.items():
         if name not in config._HONOURS and getattr(config, name) not in allowed:
             raise ValueError(
@@ -216,10 +215,6 @@ def check_values(config: GRPOConfig) -> None:
 def _check_eval_kwargs(config: GRPOConfig) -> None:
     """Refuse settings of evaluation that are unknown or out of range."""
     kwargs = config.eval_generation_kwargs or {}
-    if not isinstance(kwargs, dict):
-        raise ValueError(
-            f"`eval_generation_kwargs={kwargs!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
-        )
     for name, value in kwargs.items():
         if name not in EVAL_RANGES:
             raise ValueError(

@@ -162,17 +162,17 @@ class Flight(Future[tuple[Rollout, Exception | None]]):
     def run(self) -> None:
         """Play the rollout, on the thread that calls this."""
         began = time.perf_counter()
-        finish: Callable[[], None]
         try:
             # Each thread has its own current device.
             if self._device.type != "cpu" and self._device.index is not None:
                 torch.accelerator.set_device_index(self._device.index)
-            finish = partial(self.set_result, self._play())
+            played = self._play()
         except BaseException as error:
-            finish = partial(self.set_exception, error)
+            self.set_exception(error)
+            return
         self.ended = time.perf_counter()
         self.seconds = self.ended - began
-        finish()
+        self.set_result(played)
 
 
 def rows_ahead(

@@ -124,17 +124,6 @@ class ClipBiasCorrection:
                 buffer.reduce(mean_over_processes)
 
 
-def coefficients(
-    surrogate: ClippedSurrogate, weights: Tensor, logprobs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return derivatives of the weighted kept and clipped terms by log p(y_t), [B, T] each."""
-    kept, clipped = (
-        torch.autograd.grad((terms * weights).sum(), logprobs, retain_graph=True)[0]
-        for terms in (surrogate.kept, surrogate.clipped)
-    )
-    return kept, clipped
-
-
 class ClipBiasEstimate:
     """Estimates the gradient norms of kept and clipped terms in logit space, without gradients of weights.
 
@@ -154,10 +143,11 @@ class ClipBiasEstimate:
         loss_mask: Tensor,
     ) -> None:
         """Add a micro-batch of tensors [B, T]; `surrogate` must have its graph back to `logprobs`."""
-        squares = [
-            logit_space_squares(part, logprobs, entropies, loss_mask).sum()
-            for part in coefficients(surrogate, weights, logprobs)
-        ]
+        squares = []
+        for terms in (surrogate.kept, surrogate.clipped):
+            loss = (terms * weights).sum()
+            (by_logprob,) = torch.autograd.grad(loss, logprobs, retain_graph=True)
+            squares.append(logit_space_squares(by_logprob, logprobs, entropies, loss_mask).sum())
         self._squares = self._squares + wide(torch.stack(squares))
 
     def clear(self) -> None:

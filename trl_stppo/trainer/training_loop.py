@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -80,29 +81,25 @@ class Totals(NamedTuple):
     value_tokens: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class TrainingLoop:
     """Rollout step and update step of PPO and GRPO."""
 
-    def __init__(
-        self,
-        host: Bridge,
-        *,
-        source: RolloutSource,
-        player: EpisodePlayer,
-        rewards: EpisodeRewards,
-        forward: ForwardPasses,
-        optimizers: Optimizers,
-        scale: StepScale,
-        guards: Guards,
-        log: RolloutLog,
-        trace: TraceRecorder,
-        stale: StalePolicies,
-    ) -> None:
-        self.host, self.args, self.accelerator = host, host.args, host.accelerator
-        self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
-        self.optimizers, self.scale, self.guards, self.log = optimizers, scale, guards, log
-        self.trace, self.stale = trace, stale
-        self.weighing = [each for each in scale.stabilizers if weighs(type(each))]
+    host: Bridge
+    source: RolloutSource
+    player: EpisodePlayer
+    rewards: EpisodeRewards
+    forward: ForwardPasses
+    optimizers: Optimizers
+    scale: StepScale
+    guards: Guards
+    log: RolloutLog
+    trace: TraceRecorder
+    stale: StalePolicies
+
+    def __post_init__(self) -> None:
+        self.args, self.accelerator = self.host.args, self.host.accelerator
+        self.weighing = [each for each in self.scale.stabilizers if weighs(type(each))]
         self.second_pass: tuple[Batch, Tensor] | None = None
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []

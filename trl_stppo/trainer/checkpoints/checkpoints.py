@@ -251,7 +251,14 @@ class Checkpoints:
                 order = disk.next_order(run_dir)
                 disk.seal(staging / name, {**self._about(), "order": order})
         except Exception as error:
-            raise self._failed(error, run_dir, staging) from error
+            disk.remove(staging)
+            found = disk.checkpoints(run_dir)
+            complete = [folder for folder in found if disk.complaint(folder) is None]
+            raise CheckpointWriteError(
+                f"The checkpoint of step {host.state.global_step} could not be written to `{run_dir}`: "
+                f"{type(error).__name__}: {error}. The newest complete checkpoint is "
+                f"{complete[-1] if complete else 'none'}."
+            ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process and (staging / name).is_dir():
             disk.publish(staging / name, final)
@@ -283,14 +290,3 @@ class Checkpoints:
                 if folder.resolve() not in kept:
                     disk.discard(folder)
         return result
-
-    def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
-        """Delete an incomplete checkpoint and return the error to raise."""
-        disk.remove(staging)
-        found = disk.checkpoints(run_dir)
-        complete = [folder for folder in found if disk.complaint(folder) is None]
-        step = self._host.state.global_step
-        return CheckpointWriteError(
-            f"The checkpoint of step {step} could not be written to `{run_dir}`: {type(error).__name__}: "
-            f"{error}. The newest complete checkpoint is {complete[-1] if complete else 'none'}."
-        )

@@ -89,8 +89,9 @@ class Evaluator:
         wrapped: Callable[..., Any],
         dataloader: Any,
         description: str,
-        ignore_keys: list[str] | None,
-        prefix: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> Any:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self._host
@@ -103,10 +104,10 @@ class Evaluator:
         process = host.accelerator.process_index, host.accelerator.num_processes
         run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
         with replaced(self, run=run), surroundings, evaluation_settings(host):
-            output = wrapped(dataloader, description, True, ignore_keys, prefix)
+            output = wrapped(dataloader, description, True, ignore_keys, metric_key_prefix)
         figures = run.figures(gather_object)
         figures["num_tokens"] = host.state.num_input_tokens_seen
-        output.metrics.update({f"{prefix}_{k}": v for k, v in figures.items()})
+        output.metrics.update({f"{metric_key_prefix}_{k}": v for k, v in figures.items()})
         return output
 
     @contextmanager

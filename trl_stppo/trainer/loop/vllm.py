@@ -135,30 +135,22 @@ class VLLM:
     @contextmanager
     def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:
         """Context manager with the backend of one rollout, after a sync of the weights."""
-        version = self.sync(version)
-        play = self._colocated if self._host.vllm_mode == "colocate" else self._served
-        with play(capacity, version) as backend:
-            yield backend
-
-    @contextmanager
-    def _colocated(self, capacity: int | None, version: int) -> Iterator[Backend]:
-        vllm = self._host.vllm_generation
-        # On a CPU, vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
-        seeded = self._host.accelerator.device.type == "cuda"
-        options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
-        with door.awake(vllm):
-            backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
-            backend.version = version
-            yield backend
-
-    @contextmanager
-    def _served(self, capacity: int | None, version: int) -> Iterator[Backend]:
-        host = self._host
+        host, version = self._host, self.sync(version)
+        if host.vllm_mode == "colocate":
+            vllm = host.vllm_generation
+            # On a CPU, vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
+            seeded = host.accelerator.device.type == "cuda"
+            options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
+            with door.awake(vllm):
+                backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
+                backend.version = version
+                yield backend
+            return
         # Sharded weights need all processes, so one process cannot send them during the rollout.
         can_send = not runtime.shards_weights(host.accelerator)
-        backend = self._at_server(capacity, version, can_send=can_send)
-        yield backend
-        figures = self.figures_of(backend)
+        server = self._at_server(capacity, version, can_send=can_send)
+        yield server
+        figures = self.figures_of(server)
         if host.model.training:
             self.figures |= figures
 

@@ -177,7 +177,7 @@ class _StoppingPlayer(EpisodePlayer):
 class _StoppingOurs(PPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._loop.source._player.__class__ = _StoppingPlayer
+        self._loop.source.player.__class__ = _StoppingPlayer
 
 
 SETTINGS: dict[str, Any] = {

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from queue import SimpleQueue
@@ -94,20 +95,16 @@ class StalePolicies:
             parameter.copy_(value)
 
 
+@dataclass(eq=False, repr=False)
 class RolloutSource:
     """Plays a rollout batch and adds its rewards when the training loop calls `next`."""
 
-    def __init__(
-        self,
-        args: PPOConfig,
-        accelerator: Any,
-        player: EpisodePlayer,
-        rewards: EpisodeRewards,
-        guards: Guards,
-        stale: StalePolicies,
-    ) -> None:
-        self._args, self._accelerator, self._player = args, accelerator, player
-        self._rewards, self._guards, self._stale = rewards, guards, stale
+    args: PPOConfig
+    accelerator: Any
+    player: EpisodePlayer
+    rewards: EpisodeRewards
+    guards: Guards
+    stale: StalePolicies
 
     def next(self, rows: list[Row], step: int, max_steps: int) -> tuple[Rollout, Tensor]:
         """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F].
@@ -115,14 +112,14 @@ class RolloutSource:
         `step` of `max_steps` optimizer steps have been taken.
         """
         rollout = self.play(rows, step)
-        self._guards.count_failures(rollout.episodes)
-        return rollout, self._rewards.add_rewards(rollout)
+        self.guards.count_failures(rollout.episodes)
+        return rollout, self.rewards.add_rewards(rollout)
 
     def play(self, rows: list[Row], step: int) -> Rollout:
         """Play one episode per row, now and on this thread."""
-        version = self._stale.version(step, self._args.steps_per_rollout)
-        with self._stale.past_weights():
-            rollout = self._player.play(rows, self.seed(step), version=version)
+        version = self.stale.version(step, self.args.steps_per_rollout)
+        with self.stale.past_weights():
+            rollout = self.player.play(rows, self.seed(step), version=version)
         return rollout if version is None else self.aged(rollout, step)
 
     def aged(self, rollout: Rollout, step: int) -> Rollout:
@@ -134,7 +131,7 @@ class RolloutSource:
     def seed(self, step: int) -> tuple[int, int, int]:
         """Return the seed of the rollout whose training begins at optimizer step `step`."""
         # The number 1 is part of all seeds; another number would change every episode.
-        return (self._args.seed, 1, step)
+        return (self.args.seed, 1, step)
 
     def settle(self) -> None:
         """Block until no rollout runs on another thread."""
@@ -220,7 +217,7 @@ class OverlappedSource(RolloutSource):
         if self._flight is not None and not self._flight.join(STOP_SECONDS):
             raise RuntimeError("A rollout of the last `train()` is still under way; wait for it.")
         self._flight = None
-        self._player.engine.calls.resume()
+        self.player.engine.calls.resume()
         self._begin()
         self._jobs = SimpleQueue()
         DaemonThread(_play_all, "rollout", self._jobs).start()
@@ -229,7 +226,7 @@ class OverlappedSource(RolloutSource):
         finally:
             self._jobs.put(None)
             if self._flight is not None:
-                self._player.engine.calls.interrupt()
+                self.player.engine.calls.interrupt()
                 self._flight.join(STOP_SECONDS)
 
     def settle(self) -> None:
@@ -246,7 +243,7 @@ class OverlappedSource(RolloutSource):
     def play(self, rows: list[Row], step: int) -> Rollout:
         """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
         if not self._is_checked:
-            self._player.sampler.check_ahead()
+            self.player.sampler.check_ahead()
             self._is_checked = True
         flight = self._flight
         if flight is None:
@@ -264,7 +261,7 @@ class OverlappedSource(RolloutSource):
             return self._play_alone(rows, step)
         raise_first(failure)
         now = time.perf_counter()
-        rollout = self._player.finish(rollout, self._player.sampler.vllm.figures_of(self._backend))
+        rollout = self.player.finish(rollout, self.player.sampler.vllm.figures_of(self._backend))
         rollout.metric_sums |= {
             "perf/rollout_wait_seconds": (now - requested_at, 1),
             "perf/rollout_idle_seconds": (max(0.0, requested_at - flight.ended), 1),
@@ -281,14 +278,14 @@ class OverlappedSource(RolloutSource):
 
     def _launch(self, now: int, max_steps: int) -> None:
         """Start the next rollout on another thread, with the weights before the update."""
-        device, step = self._accelerator.device, now + self._args.steps_per_rollout
+        device, step = self.accelerator.device, now + self.args.steps_per_rollout
         if step >= max_steps:
             return
         if self._ahead is None:
-            self._ahead = rows_ahead(self._args, device, *self._loader_ahead(), step)
+            self._ahead = rows_ahead(self.args, device, *self._loader_ahead(), step)
         rows = next(self._ahead)
-        self._backend = self._player.sampler.ahead(now)
-        play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
+        self._backend = self.player.sampler.ahead(now)
+        play = partial(self.player.run_ahead, self._backend, rows, self.seed(step))
         self._flight = Flight(rows, play, device)
         self._jobs.put(self._flight.run)
 

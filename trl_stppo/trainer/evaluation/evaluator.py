@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +32,19 @@ from .metrics import EvaluationRun
 COLUMN = "_evaluation_episode"
 
 
+@dataclass(eq=False, repr=False)
 class Evaluator:
     """Runs a trainer's evaluations without changing the state of training."""
 
-    def __init__(
-        self,
-        host: Bridge,
-        player: EpisodePlayer,
-        source: RolloutSource,
-        rewards: EpisodeRewards,
-        log: RolloutLog,
-        rollout_plan: RolloutPlan,
-        trace: TraceRecorder,
-    ) -> None:
-        self._host, self._player, self._source = host, player, source
-        self._rewards, self._log, self._trace = rewards, log, trace
-        self._rollout_plan = rollout_plan
-        self.run: EvaluationRun | None = None
-        self.prefix: str | None = None
+    host: Bridge
+    player: EpisodePlayer
+    source: RolloutSource
+    rewards: EpisodeRewards
+    log: RolloutLog
+    rollout_plan: RolloutPlan
+    trace: TraceRecorder
+    run: EvaluationRun | None = None
+    prefix: str | None = None
 
     def evaluate(
         self,
@@ -59,19 +55,19 @@ class Evaluator:
         prefix: str,
     ) -> dict[str, float]:
         """Check the rows and run upstream's `evaluate`, isolated from the state of training."""
-        if self._rewards.plan.current.episodes:
+        if self.rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
         # A string names one of the trainer's own data sets, which the constructor has checked.
         if not isinstance(eval_dataset, str):
-            check_eval_dataset(eval_dataset, self._rollout_plan)
-        open_trackio(self._host)
-        self._source.settle()
-        with replaced(self, prefix=prefix), saving, undisturbed(self._host):
+            check_eval_dataset(eval_dataset, self.rollout_plan)
+        open_trackio(self.host)
+        self.source.settle()
+        with replaced(self, prefix=prefix), saving, undisturbed(self.host):
             return wrapped(eval_dataset, ignore_keys, prefix)
 
     def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
         """Return upstream's loader with one entry per episode, named by row and repetition."""
-        host = self._host
+        host = self.host
         if eval_dataset is None and host.eval_dataset is None:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
@@ -94,12 +90,12 @@ class Evaluator:
         metric_key_prefix: str = "eval",
     ) -> Any:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
-        host = self._host
+        host = self.host
         surroundings: AbstractContextManager[None] = nullcontext()
         # `predict` calls this method without `evaluate`, so isolate it from training here.
         if self.prefix is None:
-            open_trackio(self._host)
-            self._source.settle()
+            open_trackio(self.host)
+            self.source.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
         run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
@@ -113,7 +109,7 @@ class Evaluator:
     @contextmanager
     def table_of_its_own(self) -> Iterator[None]:
         """Context manager in which upstream's log writes an evaluation's completions to a separate table."""
-        host = self._host
+        host = self.host
         evaluates = self.prefix is not None and host.log_completions
         if not evaluates or not host.accelerator.is_main_process:
             yield
@@ -138,29 +134,29 @@ class Evaluator:
         if COLUMN in inputs[0]:
             names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
             rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
-        seed, run = self._host.args.seed, self.run
+        seed, run = self.host.args.seed, self.run
         # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
-        seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
+        seeds = (seed, 1, self.host.state.global_step) if names is None else (seed, 1)
         if run is None:
-            rollout = self._player.play(rows, seeds, names)
-            self._rewards.add_rewards_and_totals(rollout)
+            rollout = self.player.play(rows, seeds, names)
+            self.rewards.add_rewards_and_totals(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
         first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
-        rollout = self._player.play(rows, seeds, names, repeated)
-        rewards = self._rewards.add_rewards_and_totals(rollout)
-        self._log.table(rollout, rewards, [0.0] * len(rewards))
-        self._trace.evaluated(rollout, self.prefix or "predict", self._host.state.global_step)
+        rollout = self.player.play(rows, seeds, names, repeated)
+        rewards = self.rewards.add_rewards_and_totals(rollout)
+        self.log.table(rollout, rewards, [0.0] * len(rewards))
+        self.trace.evaluated(rollout, self.prefix or "predict", self.host.state.global_step)
         self._count(run, rollout, counted)
         return rollout
 
     def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
-        host, weight = self._host, len(names) - len(rollout.repeated)
-        for metric, values in self._host.pending_metrics.items():
+        host, weight = self.host, len(names) - len(rollout.repeated)
+        for metric, values in self.host.pending_metrics.items():
             run.sums.append((metric, weight * sum(values) / len(values), weight))
-        self._host.pending_metrics.clear()
+        self.host.pending_metrics.clear()
         run.sums += ((metric, *pair) for metric, pair in rollout.metric_sums.items())
         run.episodes += played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,22 +29,16 @@ from .rollout import EpisodeKey, Rollout
 from .sampler import TurnSampler
 
 
+@dataclass(eq=False, repr=False)
 class EpisodePlayer:
     """Player of rollouts of training and evaluation. If it `owns_prompts`, rows may lack a prompt."""
 
-    def __init__(
-        self,
-        host: Bridge,
-        sampler: TurnSampler,
-        engine: RolloutEngine,
-        eval_engine: RolloutEngine,
-        tokenizer: Any,
-        *,
-        owns_prompts: bool,
-    ) -> None:
-        self._host, self.sampler = host, sampler
-        self.engine, self.eval_engine = engine, eval_engine
-        self._owns_prompts, self._tokenizer = owns_prompts, tokenizer
+    host: Bridge
+    sampler: TurnSampler
+    engine: RolloutEngine
+    eval_engine: RolloutEngine
+    tokenizer: Any
+    owns_prompts: bool
 
     def play(
         self,
@@ -57,11 +52,11 @@ class EpisodePlayer:
 
         `names` identify an evaluation's episodes; `repeated`: indices of episodes that only pad its batch.
         """
-        if self._host.rollout_func is not None:
-            owns = self._owns_prompts
-            rows, _ = rows_with_prompts(inputs, self._tokenizer, owns_prompts=owns)
-            return self._play_by_func(self._host.rollout_func, rows, names, repeated)
-        engine = self.engine if self._host.model.training else self.eval_engine
+        if self.host.rollout_func is not None:
+            owns = self.owns_prompts
+            rows, _ = rows_with_prompts(inputs, self.tokenizer, owns_prompts=owns)
+            return self._play_by_func(self.host.rollout_func, rows, names, repeated)
+        engine = self.engine if self.host.model.training else self.eval_engine
         with self.sampler.backend(version) as backend:
             rollout, failure = self.run(engine, backend, inputs, seed, names, repeated)
         raise_first(failure)
@@ -86,12 +81,12 @@ class EpisodePlayer:
         """Play the episodes with an engine by `play_rows`; error messages name training rows by index."""
         rollout, failure = play_rows(
             engine,
-            renderer(self._host, self._tokenizer),
+            renderer(self.host, self.tokenizer),
             backend,
             inputs,
             seed,
-            owns_prompts=self._owns_prompts,
-            first_row=self._host.accelerator.process_index * len(inputs),
+            owns_prompts=self.owns_prompts,
+            first_row=self.host.accelerator.process_index * len(inputs),
             names=names,
             label=None if names is not None else lambda row: self._label(inputs[row]),
         )
@@ -106,7 +101,7 @@ class EpisodePlayer:
     @cached_property
     def _numbers(self) -> dict[int, int]:
         """Index of each training row by hash; equal rows share the first index. Empty for a stream."""
-        rows = self._host.train_dataset
+        rows = self.host.train_dataset
         hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
         return {found: number for number, found in reversed([*enumerate(hashes)])}
 
@@ -127,12 +122,12 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None,
         repeated: frozenset[int],
     ) -> Rollout:
-        host, prompts = self._host, [row["prompt"] for row in rows]
+        host, prompts = self.host, [row["prompt"] for row in rows]
         # The function may generate with vLLM, which then needs the current weights.
         if host.use_vllm:
             self.sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
-        read = partial(read_message, renderer(host, self._tokenizer))
+        read = partial(read_message, renderer(host, self.tokenizer))
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
         for episode in episodes:
             for key, values in columns.items():
@@ -148,8 +143,8 @@ class EpisodePlayer:
 
     def pad(self, rollout: Rollout) -> Batch:
         """Convert a rollout's tokens to tensors on the device, with a row per context."""
-        host, ended = self._host, rollout.ended(self._host.end_ids)
-        pad = self._host.text_tokenizer.pad_token_id
+        host, ended = self.host, rollout.ended(self.host.end_ids)
+        pad = self.host.text_tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
         hidden = [host.mask_truncated_completions and not ended[n] for n, _ in rollout.contexts]
         # With sharded gradients all processes must make equally many passes, so pad to equally many rows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +17,22 @@ from .rollout import Rollout
 from .turn_rewards import TurnRewardFuncs
 
 
+@dataclass(eq=False, repr=False)
 class EpisodeRewards:
     """Calls the reward functions and computes the scores of episodes."""
 
-    def __init__(
-        self,
-        host: Bridge,
-        plan: RewardPlan,
-        turn_funcs: TurnRewardFuncs,
-        *,
-        shows_environments: bool,
-    ) -> None:
-        self._host, self.plan = host, plan
-        self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
+    host: Bridge
+    plan: RewardPlan
+    turn_funcs: TurnRewardFuncs
+    shows_environments: bool
 
     def add_rewards(self, rollout: Rollout) -> Tensor:
         """Add all functions' rewards to the rollout; return the rewards of all processes, [W * B, F]."""
-        host, episodes = self._host, rollout.episodes
+        host, episodes = self.host, rollout.episodes
         if rollout.has_environment:
             endings = [_ending(episode) for episode in episodes]
-            self._host.pending_columns["stop_reason"].extend(endings)
-        completions = rollout.completions(self._host.decode)
+            self.host.pending_columns["stop_reason"].extend(endings)
+        completions = rollout.completions(self.host.decode)
         ids = [e.completion_ids for e in episodes]
         # Reward models render all prompts, and a template may refuse the prompt of a failed episode.
         hidden = [e.conversational and not e.num_turns for e in episodes]
@@ -54,8 +50,8 @@ class EpisodeRewards:
                     )
             first = host.accelerator.process_index * len(ids)
             rollout.rewards = all_rewards[first : first + len(ids)]
-            if self._turn_funcs.funcs:
-                self._turn_funcs.add_rewards(rollout, host.environments, host.state)
+            if self.turn_funcs.funcs:
+                self.turn_funcs.add_rewards(rollout, host.environments, host.state)
         return all_rewards
 
     @contextmanager
@@ -64,9 +60,9 @@ class EpisodeRewards:
 
         Training's environments stay on the trainer, as in upstream, because callers read their state.
         """
-        host = self._host
+        host = self.host
         before = host.environments
-        if self._shows_environments:
+        if self.shows_environments:
             host.environments = [episode.env for episode in rollout.episodes]
         try:
             yield
@@ -76,7 +72,7 @@ class EpisodeRewards:
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Return episode scores [B], and [B] bool, True for episodes with a score (see `score`)."""
-        host = self._host
+        host = self.host
         return score(
             rollout,
             host.reward_weights,

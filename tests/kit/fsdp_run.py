@@ -55,7 +55,7 @@ class Held(TrainerCallback):
         self.figures["gradient"] = held(grads._grads)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        state = self.trainer._optimizers.critic._optimizer.state.values()
+        state = self.trainer._optimizers.critic.optimizer.state.values()
         self.figures["moments"] = held([v for kept in state for v in kept.values() if v.ndim])
         gc.collect()
         tensors = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]

@@ -40,7 +40,7 @@ class Held(TrainerCallback):
         self.figures["gradient"] = size(p for g in grads._groups().values() for p in g)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        state = self.trainer._optimizers.critic._optimizer.state.values()
+        state = self.trainer._optimizers.critic.optimizer.state.values()
         self.figures["moments"] = size(v for of in state for v in of.values() if v.ndim)
 
 

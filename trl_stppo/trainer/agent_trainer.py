@@ -131,7 +131,7 @@ class AgentTrainer(Bridge):
         self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_models(run)
         self._build_watch(run)
-        self._build_loop(run)
+        self._build_loop()
 
     def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
         """Build the player of episodes, the reward functions and the log of rollouts."""
@@ -149,9 +149,8 @@ class AgentTrainer(Bridge):
         self.reward_funcs: list[Any] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names
         )
-        shows = bool(run.rollout.tools)
         self._rewards = EpisodeRewards(
-            self, run.rewards, self._turn_reward_funcs, shows_environments=shows
+            self, run.rewards, self._turn_reward_funcs, bool(run.rollout.tools)
         )
         self._rollout_log = RolloutLog(self)
 
@@ -210,7 +209,7 @@ class AgentTrainer(Bridge):
             self._trace,
         )
 
-    def _build_loop(self, run: RunPlan) -> None:
+    def _build_loop(self) -> None:
         """Build the training loop, and register its stabilizers, guards and trace for checkpoints."""
         self._run_state.stabilizers = self._scale.stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace

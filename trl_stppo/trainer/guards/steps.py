@@ -108,17 +108,13 @@ class Guards:
         step = self._host.state.global_step
         fall = self._falls.look(new, statistics.fmean(kls) if kls else None, step)
         if fall and self._host.accelerator.is_main_process:
-            self._warn_of_fall(fall)
-
-    def _warn_of_fall(self, fall: str) -> None:
-        """Warn of a collapse, and name the last checkpoint before it."""
-        folders = checkpoints(Path(self._host.args.output_dir))
-        good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
-        logger.warning(
-            "In the rollout after step %d, %s. Last checkpoint before the fall: %s. First try a third of the "
-            "learning rate; see docs/collapse.md.",
-            self._host.state.global_step, fall, good[-1] if good else "none, so begin again",
-        )  # fmt: skip
+            folders = checkpoints(Path(self._host.args.output_dir))
+            good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
+            logger.warning(
+                "In the rollout after step %d, %s. Last checkpoint before the fall: %s. First try a third of "
+                "the learning rate; see docs/collapse.md.",
+                step, fall, good[-1] if good else "none, so begin again",
+            )  # fmt: skip
 
     def keep_best(self, episodes: list[Episode], scores: list[float]) -> None:
         """Save the policy that played a rollout if the rollout is the best so far (`save_best`).

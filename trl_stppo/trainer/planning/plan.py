@@ -133,16 +133,11 @@ def plan_rollout(
     args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any, agent: Any = None
 ) -> RolloutPlan:
     """Plan how episodes are played, from a trainer's arguments."""
-    others = {
-        "environment_factory": environment_factory,
-        "rollout_func": rollout_func,
-        "tools": tools,
-    }
-    given = [name for name, value in others.items() if value]
-    if agent is not None and (given or not callable(agent)):
+    others = environment_factory or rollout_func or tools
+    if agent is not None and (others or not callable(agent)):
         raise ValueError(
-            f"`agent` is {agent!r:.60}{f' beside `{given[0]}`' if given else ''}; allowed is a function "
-            f"`(client, row)`, alone."
+            f"`agent` is {agent!r:.60}; allowed is a function `(client, row)`, without an "
+            f"`environment_factory`, a `rollout_func` or `tools`."
         )
     text, tool_environments, probes = split_environments(environment_factory)
     plan = RolloutPlan(
@@ -151,15 +146,10 @@ def plan_rollout(
     for i, tool in enumerate(plan.standalone_tools):
         if not callable(tool):
             raise TypeError(f"`tools[{i}]` is {tool!r:.70}, not a function.")
-    by_func = rollout_func is not None
-    tooled = tools or tool_environments
-    for pair, both in (
-        ("`rollout_func` and `tools` or a tool `environment_factory`", by_func and tooled),
-        ("`tools` and a text `environment_factory`", text and tools),
-        ("`rollout_func` and a text `environment_factory`", by_func and text),
-    ):
-        if both:
-            raise ValueError(f"{pair} were both given; pass one of them.")
+    if rollout_func is not None and (environment_factory or tools):
+        raise ValueError("`rollout_func` was given beside `environment_factory` or `tools`.")
+    if text and tools:
+        raise ValueError("`tools` and a text `environment_factory` were both given.")
     for name in () if plan.plays_environment else ENGINE_LIMITS:
         if getattr(args, name) is not None:
             raise ValueError(

@@ -68,9 +68,22 @@ def build_engines(
         template = agent_template(renderer(host, tokenizer))
         host.chat_template = host.chat_template or template
     elif rollout.text and host.chat_template is None:
-        _make_template_grow(host, tokenizer)
-    limits, overrides = _limits(host), host.args.eval_settings
-    reader, endpoint = renderer(host, tokenizer), host.args.agent_endpoint
+        try:
+            host.chat_template = growing_template(renderer(host, tokenizer))
+        except ValueError:
+            # Plain prompts need no template.
+            if is_conversational(host.train_dataset):
+                raise
+    args, overrides = host.args, host.args.eval_settings
+    limits = Limits(
+        max_completion_tokens=args.max_completion_length,
+        max_turns=args.max_turns,
+        max_turn_tokens=args.max_turn_tokens,
+        max_context_tokens=max_context_tokens(host),
+        max_tool_rounds=args.max_tool_calling_iterations,
+        env_timeout_seconds=args.env_timeout_seconds,
+    )
+    reader, endpoint = renderer(host, tokenizer), args.agent_endpoint
     engine = assemble(rollout, reader, limits, agent_endpoint=endpoint)
     if "max_completion_length" in overrides:
         limits = dataclasses.replace(
@@ -126,15 +139,6 @@ def agent_template(renderer: ChatRenderer) -> str | None:
     return template or growing_template(renderer)
 
 
-def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
-    """Use TRL's training template if the tokenizer's own rewrites earlier turns."""
-    try:
-        host.chat_template = growing_template(renderer(host, tokenizer))
-    except ValueError:
-        if is_conversational(host.train_dataset):
-            raise
-
-
 def growing_template(renderer: ChatRenderer) -> str | None:
     """Return TRL's training template if it preserves turns and the tokenizer's own does not, else None."""
     tokenizer = renderer.tokenizer
@@ -150,15 +154,3 @@ def growing_template(renderer: ChatRenderer) -> str | None:
         tokenizer.name_or_path,
     )
     return None
-
-
-def _limits(host: Bridge) -> Limits:
-    args = host.args
-    return Limits(
-        max_completion_tokens=args.max_completion_length,
-        max_turns=args.max_turns,
-        max_turn_tokens=args.max_turn_tokens,
-        max_context_tokens=max_context_tokens(host),
-        max_tool_rounds=args.max_tool_calling_iterations,
-        env_timeout_seconds=args.env_timeout_seconds,
-    )

@@ -59,16 +59,11 @@ def colocated_engine(
         alone = alone and speaks_to_vllm(trainer)
         rank = adapter_rank(trainer) if alone else None
         lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
-        return {"dtype": _dtype(args, trainer.model), **lora, **overrides}
+        # vLLM computes in the dtype of the policy's forward passes.
+        dtype = "bfloat16" if args.bf16 else str(trainer.model.dtype).removeprefix("torch.")
+        return {"dtype": dtype, **lora, **overrides}
 
     return door.engine_options(options)
-
-
-def _dtype(args: PPOConfig, model: Any) -> str:
-    """Return the dtype of the policy's forward passes, as vLLM's option."""
-    if args.bf16 or args.fp16:
-        return "bfloat16" if args.bf16 else "float16"
-    return str(model.dtype).removeprefix("torch.")
 
 
 def adapter_rank(trainer: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class EngineGradient(GradientBuffer):
         return self._engine.optimizer.averaged_gradients
 
 
+@dataclass(eq=False)
 class EngineOptimizer(CriticOptimizer):
     """Optimizer of a critic in a DeepSpeed engine; it saves and loads the engine's shards."""
 
@@ -125,9 +127,7 @@ def prepare_deepspeed(
 
     critic.values = values  # type: ignore[method-assign]
     gradient = EngineGradient(engine, critic, accelerator)
-    optimizer = EngineOptimizer(engine.optimizer, gradient, rate)
-    optimizer.engine = engine
-    return gradient, optimizer
+    return gradient, EngineOptimizer(engine.optimizer, gradient, rate, engine)
 
 
 def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:

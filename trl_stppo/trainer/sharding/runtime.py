@@ -45,36 +45,33 @@ def shards_weights(accelerator: Any) -> bool:
     return sharding_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
 
 
+@dataclasses.dataclass(eq=False)
 class CriticOptimizer:
     """Separate optimizer of a critic, which steps with the reduced and clipped gradient in `buffer`."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        buffer: GradientBuffer,
-        rate: Callable[[], float | Tensor],
-    ) -> None:
-        self._optimizer, self._buffer, self._rate = optimizer, buffer, rate
+    optimizer: torch.optim.Optimizer
+    buffer: GradientBuffer
+    rate: Callable[[], float | Tensor]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups; each `step` sets their learning rate."""
-        return self._optimizer.param_groups
+        return self.optimizer.param_groups
 
     def step(self) -> None:
         """Take an optimizer step with the buffered gradient and clear the buffer; skip an empty buffer."""
-        if self._buffer.is_empty:
+        if self.buffer.is_empty:
             return
-        self._buffer.add_to_grad()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._buffer.clear()
+        self.buffer.add_to_grad()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.buffer.clear()
 
     def save(self, folder: Path, *, writes: bool) -> None:
         """Save the optimizer's state to a checkpoint; all processes must call this, and one writes."""
-        state = self._optimizer.state_dict()
+        state = self.optimizer.state_dict()
         moments = {
             i: {k: whole(v, writes) for k, v in kept.items()} for i, kept in state["state"].items()
         }
@@ -93,7 +90,7 @@ class CriticOptimizer:
         moments = {
             i: {k: cut(v, own[i]) for k, v in kept.items()} for i, kept in state["state"].items()
         }
-        self._optimizer.load_state_dict({**state, "state": moments})
+        self.optimizer.load_state_dict({**state, "state": moments})
 
 
 def is_in_pieces(value: Any) -> bool:

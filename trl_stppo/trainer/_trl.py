@@ -158,15 +158,12 @@ def read_message(
     return {"role": "assistant", "content": renderer.decode_action(ids)}
 
 
-def _is_deep(value: Any) -> bool:
+def _is_deep(value: Any, levels: int = MAX_NESTING) -> bool:
     """Return whether lists and dicts are nested too deeply for functions that recurse into them."""
-    level = [value]
-    for _ in range(MAX_NESTING):
-        parts = [
-            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
-        ]
-        level = [value for part in parts for value in part]
-    return bool(level)
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deep(part, levels - 1) for part in parts)
 
 
 def training_template(tokenizer: Any) -> str | None:

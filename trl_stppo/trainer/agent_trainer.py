@@ -134,7 +134,6 @@ class AgentTrainer(Bridge):
         self._build_loop()
 
     def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
-        """Build the player of episodes, the reward functions and the log of rollouts."""
         self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             turn_funcs,
@@ -155,7 +154,6 @@ class AgentTrainer(Bridge):
         self._rollout_log = RolloutLog(self)
 
     def _build_models(self, run: RunPlan) -> None:
-        """Build critic, reference, forward passes and optimizers."""
         self.critic = models.install_models(self, run.reference, run.critic)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
@@ -166,7 +164,6 @@ class AgentTrainer(Bridge):
         self._forward.probe()
 
     def _build_watch(self, run: RunPlan) -> None:
-        """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
         self._checkpoints = Checkpoints(self, self._run_state)
         engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
@@ -210,7 +207,6 @@ class AgentTrainer(Bridge):
         )
 
     def _build_loop(self) -> None:
-        """Build the training loop, and register its stabilizers, guards and trace for checkpoints."""
         self._run_state.stabilizers = self._scale.stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
         self._loop = self.loop_class(

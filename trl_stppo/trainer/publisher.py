@@ -188,7 +188,8 @@ class Publisher(TrainerCallback):
         """Return the agent's settings, taken from the trainer's evaluation."""
         host, rollout, fields = self._host, self._rollout, dataclasses.asdict(self._limits)
         model = host.accelerator.unwrap_model(host.model)
-        quantization: Any = getattr(model.config, "quantization_config", None)
+        known: Any = getattr(model.config, "quantization_config", None)
+        quantization = _as_json(known.to_dict()) if hasattr(known, "to_dict") else None
         # The model's own configuration has this limit.
         del fields["max_context_tokens"]
         return AgentSettings(
@@ -209,9 +210,7 @@ class Publisher(TrainerCallback):
             tools=[name_of(tool) for tool in rollout.standalone_tools],
             trainer=type(host).__name__,
             dtype=str(model.dtype).removeprefix("torch."),
-            quantization=_as_json(quantization.to_dict())
-            if hasattr(quantization, "to_dict")
-            else None,
+            quantization=quantization,
             seed=host.args.seed,
         )
 

@@ -131,11 +131,10 @@ class STPPOConfig(PPOConfig):
 
     def _fitting(self, level: str, listed: list[str] | None) -> list[str]:
         """Return the variants with this level, and with stabilizers if any are listed."""
-        choices = (True, False) if listed is None else (bool(listed),)
         return [
             name
-            for name, meaning in self._VARIANTS.items()
-            if meaning in {(level, c) for c in choices}
+            for name, (own_level, stabilised) in self._VARIANTS.items()
+            if own_level == level and (listed is None or stabilised == bool(listed))
         ]
 
     @property

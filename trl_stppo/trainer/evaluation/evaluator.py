@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from accelerate.utils import gather_object, set_seed
 from datasets import IterableDataset
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
+from ..guards.endings import random_states, set_random_states
 from ..loop.log import RolloutLog, played_episodes
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
@@ -198,24 +196,20 @@ SAMPLING = ("temperature", "top_p", "top_k")
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
     log, training = host.next_log, host.model.training
-    states = random.getstate(), np.random.get_state()
-    device = host.accelerator.device
-    forked = [] if device.type in ("cpu", "mps") else [device.index or 0]
-    with torch.random.fork_rng(devices=forked, device_type=device.type if forked else "cuda"):
-        try:
-            metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
-            logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
-            for entry in logs.values():
-                entry.clear()
-            host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
-            set_seed(host.args.seed, device_specific=True)
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            host.next_log = log
-            if host.model.training != training:
-                host.model.train(training)
+    states = random_states(host.accelerator.device)
+    try:
+        metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+        logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
+        for entry in logs.values():
+            entry.clear()
+        host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
+        set_seed(host.args.seed, device_specific=True)
+        yield
+    finally:
+        set_random_states(states)
+        host.next_log = log
+        if host.model.training != training:
+            host.model.train(training)
 
 
 @contextmanager

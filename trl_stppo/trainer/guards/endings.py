@@ -152,17 +152,6 @@ class Ending(TrainerCallback):
         self.before: list[Any] | None = None
         self._agreed = 0
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Context manager of a complete `train()`, in which signals are handled."""
-        self.reset()
-        self.training = True
-        try:
-            with self.signals.watching():
-                yield
-        finally:
-            self.training = False
-
     @property
     def signal(self) -> int | None:
         """Return the number of the signal that the run has received, or None."""
@@ -216,15 +205,15 @@ class Ending(TrainerCallback):
         if not self.unsaved:
             return
         if self.before is not None:
-            _set_random_states(self.before)
+            set_random_states(self.before)
         host.save_checkpoint()
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
         """Write a checkpoint of the state before the rollout, and keep the current random states."""
-        states = _random_states(self._host.accelerator.device)
+        states = random_states(self._host.accelerator.device)
         self._save_as_before()
-        _set_random_states(states)
+        set_random_states(states)
 
     def check_weights(self) -> None:
         """Raise NonFiniteError if a trained weight is not finite."""
@@ -264,12 +253,12 @@ class Ending(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the random states before the epoch's rows are read, for a run that resumes from here."""
-        self.before = _random_states(self._host.accelerator.device)
+        self.before = random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the random states after the rows are read, for a run that resumes from here."""
         if self.before is None:
-            self.before = _random_states(self._host.accelerator.device)
+            self.before = random_states(self._host.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and end the run after an optimizer step if there is a reason, without a due evaluation."""
@@ -327,7 +316,7 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _random_states(device: torch.device) -> list[Any]:
+def random_states(device: torch.device) -> list[Any]:
     """Return the states of all random generators that a checkpoint keeps."""
     states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
     if device.type != "cpu":
@@ -335,7 +324,8 @@ def _random_states(device: torch.device) -> list[Any]:
     return states
 
 
-def _set_random_states(states: list[Any]) -> None:
+def set_random_states(states: list[Any]) -> None:
+    """Restore the states of `random_states`."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])

@@ -92,8 +92,13 @@ class Guards:
     def watching(self) -> Iterator[None]:
         """Context manager of a complete `train()` that resets the guards and handles signals."""
         self._begin()
-        with self.ending.watching():
-            yield
+        self.ending.reset()
+        self.ending.training = True
+        try:
+            with self.ending.signals.watching():
+                yield
+        finally:
+            self.ending.training = False
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
+from .._trl import replaced
 from ..bridge import Bridge
 from ..planning.data import PLACEHOLDER_PROMPT
 from ..planning.rewards import RewardPlan
@@ -39,7 +39,10 @@ class EpisodeRewards:
         prompts = [
             PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
         ]
-        with self.plan.current.about(episodes), self._environments_of(rollout):
+        environments = host.environments
+        if self.shows_environments:
+            environments = [episode.env for episode in episodes]
+        with self.plan.current.about(episodes), replaced(host, environments=environments):
             all_rewards = host.calculate_rewards(
                 rollout.rows_of_episodes(), prompts, completions, ids
             )
@@ -52,23 +55,10 @@ class EpisodeRewards:
             rollout.rewards = all_rewards[first : first + len(ids)]
             if self.turn_funcs.funcs:
                 self.turn_funcs.add_rewards(rollout, host.environments, host.state)
+        if host.model.training:
+            # Training's environments stay on the trainer, as in upstream, because callers read their state.
+            host.environments = environments
         return all_rewards
-
-    @contextmanager
-    def _environments_of(self, rollout: Rollout) -> Iterator[None]:
-        """Context manager in which reward functions get the rollout's tool environments as `environments`.
-
-        Training's environments stay on the trainer, as in upstream, because callers read their state.
-        """
-        host = self.host
-        before = host.environments
-        if self.shows_environments:
-            host.environments = [episode.env for episode in rollout.episodes]
-        try:
-            yield
-        finally:
-            if not host.model.training:
-                host.environments = before
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Return episode scores [B], and [B] bool, True for episodes with a score (see `score`)."""

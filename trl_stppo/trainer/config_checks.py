@@ -248,10 +248,10 @@ def _check_combinations(config: GRPOConfig) -> None:
             raise ValueError(
                 f"`rollout_overlap=True` is not supported with `{option}`; allowed: `vllm_mode='server'`."
             )
-    staleness = f"rollout_staleness={config.rollout_staleness}"
     if config.save_best and config.rollout_staleness:
-        option = "rollout_overlap=True" if config.rollout_overlap else staleness
-        raise ValueError(f"`save_best=True` is not supported with `{option}`.")
+        raise ValueError(
+            "`save_best=True` is not supported with `rollout_staleness` or `rollout_overlap`."
+        )
     temperature = (config.generation_kwargs or {}).get("temperature", config.temperature)
     if temperature != config.temperature:
         raise ValueError(

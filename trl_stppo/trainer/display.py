@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
@@ -49,36 +49,22 @@ def install_callbacks(
         engine.on_progress = partial(on_progress, what)
 
 
-class Loggable(TrainerCallback):
-    """Callback that removes None and non-finite values from the log, or that restores them from `left_out`.
+def shield_integrations(callbacks: Sequence[Any]) -> None:
+    """Keep None and non-finite values from upstream's integrations; `log_history` has all values.
 
     A metric without an episode in the batch is None in the log, and TensorBoard and MLflow warn of it each
-    time. NaN and infinities are not points of a curve. `log_history` keeps all values.
+    time. NaN and infinities are not points of a curve.
     """
-
-    def __init__(self, left_out: dict[str, Any], *, restores: bool = False) -> None:
-        self._left_out, self._restores = left_out, restores
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Remove from `logs`, in place, values that are neither finite numbers nor text; or restore them."""
-        logs = {} if logs is None else logs
-        if self._restores:
-            logs.update(self._left_out)
-            return
-        self._left_out.clear()
-        for name, value in [*logs.items()]:
-            if value is None or (isinstance(value, float) and not math.isfinite(value)):
-                self._left_out[name] = logs.pop(name)
+    for callback in callbacks:
+        if type(callback).__module__.startswith("transformers.integrations"):
+            callback.on_log = partial(_log_points, callback.on_log)
 
 
-def shield_integrations(callbacks: list[Any]) -> None:
-    """Insert a `Loggable` before the integrations, and one that restores after them, in place."""
-    where = [
-        i
-        for i, callback in enumerate(callbacks)
-        if type(callback).__module__.startswith("transformers.integrations")
-    ]
-    if where:
-        left_out: dict[str, Any] = {}
-        callbacks.insert(where[-1] + 1, Loggable(left_out, restores=True))
-        callbacks.insert(where[0], Loggable(left_out))
+def _log_points(
+    on_log: Callable[..., Any], *states: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    """Call an integration's `on_log` with the values of `logs` that are finite numbers or text."""
+    known = {name: value for name, value in (logs or {}).items() if value is not None}
+    gaps = [n for n, v in known.items() if isinstance(v, float) and not math.isfinite(v)]
+    points = {name: value for name, value in known.items() if name not in gaps}
+    return on_log(*states, logs=points, **kwargs)

@@ -102,7 +102,6 @@ class Checkpoints:
         self.last: Path | None = None
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
-        self._has_trained = False
 
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
@@ -118,10 +117,9 @@ class Checkpoints:
             if folder is not None:
                 saved = disk.read_manifest(folder)
                 check_same_run(folder, saved, self._about())
-                self.run_name = saved.get("run") or self.run_name
-            elif self._has_trained:
+                self.run_name = saved["run"]
+            else:
                 self.run_name = uuid.uuid4().hex
-            self._has_trained = True
             self.last = folder
             self._state.read(folder)
             resume_from = None if folder is None else str(folder)

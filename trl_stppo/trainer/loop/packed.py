@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,28 +125,20 @@ def attention_mask(pack: Pack, model: Any) -> Tensor:
     return additive(pack.attends, dtype)
 
 
-@contextmanager
-def gathered_states(backbone: nn.Module, places: Tensor) -> Iterator[None]:
-    """Context manager in which a backbone returns only the last hidden states at `places`, [M]."""
-
-    def gather(module: nn.Module, args: Any, output: Any) -> Any:
-        states = output.last_hidden_state
-        output.last_hidden_state = states[:, places.to(states.device)]
-        return output
-
-    handle = backbone.register_forward_hook(gather)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, labels: Tensor) -> Any:
     """Run a pack through a policy with TRL's fused head; return the head's outputs, [1, M] each.
 
     `model` wraps `causal`; `places` are positions of the states that predict the tokens `labels`, [M] each.
     """
-    with gathered_states(causal.base_model, places):
+
+    def gather(module: nn.Module, args: Any, output: Any) -> Any:
+        """Keep only the states that predict, before the head projects them."""
+        states = output.last_hidden_state
+        output.last_hidden_state = states[:, places.to(states.device)]
+        return output
+
+    handle = causal.base_model.register_forward_hook(gather)
+    try:
         return model(
             input_ids=pack.input_ids,
             attention_mask=attention_mask(pack, causal),
@@ -156,3 +146,5 @@ def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, lab
             shift_labels=labels[None],
             fused_lm_head=True,
         )
+    finally:
+        handle.remove()

@@ -136,7 +136,11 @@ def check_sharding(
     accelerator, model = host.accelerator, host.model
     state, lora = accelerator.state, hasattr(model, "peft_config")
     several = isinstance(turn_reward_funcs, list | tuple)
-    critic = checks.critic_kind(given.model, given.name, lora=lora)
+    critic = "shared" if lora else "copied"
+    if given.model is not None:
+        critic = "given"
+    elif given.name is not None:
+        critic = "named"
     checks.check(
         checks.EngineRun(
             engine=runtime.sharding_name(accelerator),

@@ -49,15 +49,6 @@ class EngineRun:
     parallelism: Any = None
 
 
-def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
-    """Return a critic's kind: "given", "named", "shared" or "copied" (see `CRITICS`)."""
-    if model is not None:
-        return "given"
-    if name is not None:
-        return "named"
-    return "shared" if lora else "copied"
-
-
 def check(run: EngineRun) -> None:
     """Raise ValueError for a combination that would train wrongly or fail."""
     if not run.engine.startswith(("ZeRO", "FSDP")):

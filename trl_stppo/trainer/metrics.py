@@ -70,11 +70,6 @@ class MiniBatchMetrics:
         lowest = weights.masked_fill(~counts, 1.0).min()
         self._sums.maximum("_minus_lowest_weight", -lowest)
 
-    def add_value(self, per_token: Tensor, clipped: Tensor, value_mask: Tensor) -> None:
-        """Add loss and clipping of the critic."""
-        self.add_mean("value/loss", per_token, value_mask)
-        self.add_mean("value/clip_fraction", clipped, value_mask)
-
     def add_mean(self, name: str, x: Tensor, mask: Tensor) -> None:
         """Add the values of `x` under `mask` to the mean `name` of the mini-batch."""
         self._sums.mean(name, x, mask)

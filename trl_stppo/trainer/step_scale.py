@@ -165,10 +165,7 @@ class StepScale:
     """The factor on the policy's next optimizer step, and its measurements; one instance per training run.
 
     Gradient norms are exact if gradients are not sharded and the configuration takes a second gradient,
-    otherwise estimates. Estimates are available before the last backward pass of a mini-batch.
-
-    Attributes:
-        factor: factor on the policy's learning rate in the next step, and thus on decoupled weight decay.
+    otherwise estimates. `factor` scales the policy's learning rate, and thus decoupled weight decay.
     """
 
     def __init__(self, args: Any, accelerator: Any, stabilizers: Sequence[Stabilizer]) -> None:

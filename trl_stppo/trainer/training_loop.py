@@ -417,7 +417,8 @@ class TrainingLoop:
             )
             loss = per_token.sum() / self.totals.value_tokens.clamp(min=1) * processes
             self.optimizers.critic_grads.add(self.args.vf_coef * loss)
-        self.metrics.add_value(per_token, clipped, value_mask)
+        self.metrics.add_mean("value/loss", per_token, value_mask)
+        self.metrics.add_mean("value/clip_fraction", clipped, value_mask)
         return loss.detach()
 
     def policy_loss(self, model: nn.Module, inputs: Batch) -> Tensor:

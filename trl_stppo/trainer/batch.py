@@ -252,9 +252,7 @@ def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
     joined = join(batches)
     device = joined["loss_mask"].device
     order = torch.randperm(num_episodes([joined])).view(count, -1)
-    if "episode" not in joined:
-        return [take_rows(joined, numbers.to(device)) for numbers in order]
-    owners = joined["episode"].cpu()
+    owners = joined.get("episode", torch.arange(len(joined["loss_mask"]))).cpu()
     rows = [
         torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
     ]

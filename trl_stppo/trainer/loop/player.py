@@ -58,8 +58,9 @@ class EpisodePlayer:
             return self._play_by_func(self.host.rollout_func, rows, names, repeated)
         engine = self.engine if self.host.model.training else self.eval_engine
         with self.sampler.backend(version) as backend:
-            rollout, failure = self.run(engine, backend, inputs, seed, names, repeated)
+            rollout, failure = self.run(engine, backend, inputs, seed, names)
         raise_first(failure)
+        rollout.repeated = repeated
         return self.finish(rollout, self.sampler.vllm.figures)
 
     def run_ahead(
@@ -76,10 +77,9 @@ class EpisodePlayer:
         inputs: list[Row],
         seed: tuple[int, ...],
         names: list[EpisodeKey] | None = None,
-        repeated: frozenset[int] = frozenset(),
     ) -> tuple[Rollout, Exception | None]:
         """Play the episodes with an engine by `play_rows`; error messages name training rows by index."""
-        rollout, failure = play_rows(
+        return play_rows(
             engine,
             renderer(self.host, self.tokenizer),
             backend,
@@ -90,8 +90,6 @@ class EpisodePlayer:
             names=names,
             label=None if names is not None else lambda row: self._label(inputs[row]),
         )
-        rollout.repeated = repeated
-        return rollout, failure
 
     def _label(self, row: Row) -> str:
         """Return the name of a training row for error messages."""

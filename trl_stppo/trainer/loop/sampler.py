@@ -18,6 +18,7 @@ from ...generation.sampling import SamplingSettings, shaping
 from ...generation.slots import supports
 from .._trl import new_token_limit, overrides, prepare_frozen, unwrap_model_for_generation
 from ..bridge import Bridge
+from ..optimizers import policy_parameters
 from ..sharding import runtime
 from .vllm import VLLM
 
@@ -104,9 +105,8 @@ class TurnSampler:
     @cached_property
     def _copy(self) -> PolicyCopy:
         host = self._host
-        critic = {id(parameter) for parameter in host.critic.parameters()}
+        trained = (parameter for _, parameter in policy_parameters(host))
         with generation_model(host) as model:
-            trained = (p for p in model.parameters() if p.requires_grad and id(p) not in critic)
             return PolicyCopy(model, trained, lambda copied: prepare_frozen(copied, host))
 
     @property

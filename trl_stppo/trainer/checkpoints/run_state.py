@@ -82,7 +82,7 @@ def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
         numbered = enumerate(zip(groups, roles, strict=True))
         found = [(group, role, i) for i, (group, role) in numbered if role != GIVEN]
     if optimizers.critic is not None:
-        of_critic = zip(optimizers.critic.param_groups, CRITIC, strict=False)
+        of_critic = zip(optimizers.critic.optimizer.param_groups, CRITIC, strict=False)
         found += [(group, role, None) for group, role in of_critic]
     return found
 

@@ -53,11 +53,6 @@ class CriticOptimizer:
     buffer: GradientBuffer
     rate: Callable[[], float | Tensor]
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's parameter groups; each `step` sets their learning rate."""
-        return self.optimizer.param_groups
-
     def step(self) -> None:
         """Take an optimizer step with the buffered gradient and clear the buffer; skip an empty buffer."""
         if self.buffer.is_empty:
@@ -84,7 +79,7 @@ class CriticOptimizer:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         ids, parameters = (
             [one for group in groups for one in group["params"]]
-            for groups in (state["param_groups"], self.param_groups)
+            for groups in (state["param_groups"], self.optimizer.param_groups)
         )
         own = dict(zip(ids, parameters, strict=True))
         moments = {

@@ -23,7 +23,6 @@ from ._trl import replaced, uploads_without
 from .bridge import Bridge, Wrapped
 from .checkpoints.checkpoints import Checkpoints
 from .describe import algorithm_settings, dataset_of
-from .evaluation.evaluator import SAMPLING
 from .loop.sampler import sampling_settings
 from .planning.plan import RolloutPlan
 from .sharding.critics import gathered
@@ -225,7 +224,7 @@ def _sampling(host: Bridge) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None if host.use_vllm else sampling_settings(host)[0]
     known = {name: getattr(settings or args, name) for name in names}
-    overrides = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
+    overrides = {name: value for name, value in args.eval_settings.items() if name in known}
     if overrides.get("temperature") == 0:
         del overrides["temperature"]
     return known | overrides

@@ -188,10 +188,6 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
     return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
 
 
-# Keys of `eval_generation_kwargs` that control token sampling.
-SAMPLING = ("temperature", "top_p", "top_k")
-
-
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
@@ -215,13 +211,13 @@ def undisturbed(host: Bridge) -> Iterator[None]:
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
     """Context manager that applies `eval_generation_kwargs`, and sets `num_generations_eval` to 1."""
-    overrides = host.args.eval_settings
-    sampling = {name: overrides[name] for name in SAMPLING if name in overrides}
+    sampling = dict(host.args.eval_settings)
+    length = sampling.pop("max_completion_length", None)
     with ExitStack() as stack:
         if sampling:
             stack.enter_context((_vllm_sampling if host.use_vllm else _sampling)(host, sampling))
-        if "max_completion_length" in overrides:
-            stack.enter_context(new_token_limit(host, overrides["max_completion_length"]))
+        if length is not None:
+            stack.enter_context(new_token_limit(host, length))
         stack.enter_context(replaced(host, num_generations_eval=1))
         yield
 

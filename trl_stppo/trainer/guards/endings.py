@@ -242,7 +242,7 @@ class Ending(TrainerCallback):
     def before_backward(self, what: str) -> NonFiniteError:
         """Return the error for a non-finite value under DeepSpeed, which cannot skip a step."""
         return NonFiniteError(
-            f"{what.capitalize()} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
+            f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
@@ -295,7 +295,7 @@ class Ending(TrainerCallback):
         # No process may exit while another process still writes.
         self._host.accelerator.wait_for_everyone()
         raise NonFiniteError(
-            f"{self.broken.capitalize()} was not finite at step {self._host.state.global_step}, the last of "
+            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
             f"{MAX_SKIPS} skipped steps in a row. {self._saved('them')}"
         )
 
@@ -310,6 +310,10 @@ class Ending(TrainerCallback):
                 "Training stopped after step %d of %d: %s. %s.",
                 state.global_step, state.max_steps, self.reason, saved,
             )  # fmt: skip
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def random_states(device: torch.device) -> list[Any]:

@@ -25,8 +25,10 @@ class Stabilizer:
     For each mini-batch the loop calls `start_mini_batch`; for each pass of the loss `episode_weights` and
     `observe`; then `before_step` and `end_step`.
 
-    An instance belongs to one run, whose `STPPOConfig` it gets. Its state between steps goes into
-    `state_dict`.
+    An instance belongs to one run. Its state between steps goes into `state_dict`.
+
+    Args:
+        config: the run's `STPPOConfig`.
 
     Attributes:
         name: entry in `stabilizers`.
@@ -49,13 +51,20 @@ class Stabilizer:
         """Raise ValueError if the configuration does not allow this stabilizer."""
 
     def episode_weights(self, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        """Return constant factors on the kept terms of the policy's loss, [B], from tensors [B, T]."""
+        """Return constant factors on the kept terms of the policy's loss, [B].
+
+        Args:
+            advantages: [B, T].
+            loss_mask: [B, T] bool, True = counts.
+        """
         raise NotImplementedError
 
     def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor | float:
         """Return the factor on an optimizer step, equal on all processes.
 
-        The arguments, [], are the gradient norms of the terms that the clip keeps and removes, in one unit.
+        Args:
+            kept_norm: [], norm of the gradient of the terms that the clip keeps.
+            clipped_norm: [], norm of the gradient of the terms that the clip removes, in the same unit.
         """
         raise NotImplementedError
 
@@ -65,9 +74,13 @@ class Stabilizer:
     def observe(
         self, logprobs: Tensor, old_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
     ) -> None:
-        """Measure a pass of the policy's loss, from tensors [B, T].
+        """Measure a pass of the policy's loss.
 
-        `old_logprobs` are of the policy that played; `turn_index` is -1 outside turns.
+        Args:
+            logprobs: [B, T] nats.
+            old_logprobs: [B, T] nats, log-probabilities of the policy that played.
+            turn_index: [B, T] int64, -1 outside turns.
+            loss_mask: [B, T] bool, True = counts.
         """
 
     def before_step(self, reduce: Reduce, device: torch.device) -> tuple[float, dict[str, float]]:
@@ -78,7 +91,12 @@ class Stabilizer:
         return 1.0, {}
 
     def end_step(self, *, taken: bool, clip_fraction: float) -> None:
-        """End a mini-batch; the policy has stepped if `taken`. `clip_fraction`: share of clipped tokens."""
+        """End a mini-batch.
+
+        Args:
+            taken: whether the policy has stepped.
+            clip_fraction: share of tokens whose terms the clip removed.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stabilizer's state as plain data for checkpoints."""

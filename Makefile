@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo pretrained demo-pretrained test-pretrained gpu-check docs test test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
+.PHONY: install demo pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -55,6 +55,10 @@ gpu-check:
 
 test: install
 	$(PYTEST) $(DOCS_TESTS:%=--ignore=%)
+
+# What takes more than a second per test, most of it several processes, resumed runs and overlap.
+test-long: install
+	$(PYTEST) -m "long and not slow" $(DOCS_TESTS:%=--ignore=%)
 
 # Runs the pages' blocks and commands, tries the shipped files, builds the site and the wheel, and TRL's own scripts and tests with our trainers.
 test-docs: install

@@ -110,7 +110,7 @@ def saved(request, tmp_path_factory):
     return folder, trainer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_critic_scores_as_in_training(saved):
     folder, trainer = saved
     agent, seen = Agent.from_pretrained(str(folder)), []
@@ -141,6 +141,7 @@ def capitals(prompts, completions):
     return [sum(c.isupper() for c in turn) for turn in completions]
 
 
+@pytest.mark.long
 def test_better_turns_are_played(saved):
     agent = Agent.from_pretrained(str(saved[0]))
     scores = best_of.of_texts(f"{__name__}:capitals", agent.tokenizer, "cpu")
@@ -159,7 +160,7 @@ def searches(prompts, completions):
     return [-float(ord(turn.strip(" <")[:1] or "~")) for turn in completions]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command(capsys, tmp_path):
     words = ["--config", DEMO, "--models", AGENT, "--max_rows", "4", "--output_dir", str(tmp_path)]
     results = best_of.main(["--candidates", "3", "--by", f"{__name__}:searches", *words])
@@ -198,7 +199,7 @@ def test_label_scores_are_the_share_of_yes():
     assert len({round(value, 6) for value in scored}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_updates_with_label_scores(tmp_path):
     tiny_policy(TOKENIZER, seed=3).save_pretrained(tmp_path / "labels")
     labels = label_scores(AutoModelForCausalLM.from_pretrained(tmp_path / "labels"), TOKENIZER)

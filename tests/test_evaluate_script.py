@@ -68,7 +68,7 @@ def evaluated(words, adapter, tmp_path_factory):
     return evaluate.compare([*words, *flags]), output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_data_set_has_its_own_figures_and_all_rows_theirs(evaluated):
     shipped = evaluated[0]["shipped"]
     assert list(shipped) == ["nq", "hotpotqa", "mean of data sets", "all rows"]
@@ -86,11 +86,13 @@ def test_each_data_set_has_its_own_figures_and_all_rows_theirs(evaluated):
         assert 0 <= figures["valid actions"] <= 1
 
 
+@pytest.mark.long
 def test_an_adapter_is_evaluated_with_its_adapter(evaluated):
     results = evaluated[0]
     assert results["changed"]["nq"]["turns"] != results["shipped"]["nq"]["turns"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(["drawn", "half", "answers", "tools"], "answers"))
 def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
     """Drawn tokens, rewards of functions, repetitions, penalties, batches that do not come out even."""
@@ -173,7 +175,7 @@ def tool_agent(folder):
     return str(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_generate_alone_can_do_is_done(words):
     """As the trainer has it; here no token may come twice."""
     flags = [*words, "--max_rows", "2", "--generation_kwargs", '{"no_repeat_ngram_size": 1}']

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from trl import GRPOTrainer
 
 from tests.kit.builders import build
@@ -32,6 +33,7 @@ def private_accesses(tree: ast.AST) -> Iterator[str]:
             yield ast.unparse(node)
 
 
+@pytest.mark.long
 def test_private_attributes_are_private():
     found = Counter(
         f"{path.relative_to(PACKAGE)}: {access}"

@@ -119,6 +119,7 @@ def violations(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_imports_keep_to_the_layers():
     assert len(MODULES) > 100
     assert [line for path in MODULES for line in violations(path)] == []
@@ -177,10 +178,12 @@ def dotted(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
+@pytest.mark.long
 def test_modules_import_in_no_circle():
     assert circle() == []
 
 
+@pytest.mark.long
 def test_folders_of_the_trainer_import_in_no_circle():
     assert circle(depth=3) == []
 

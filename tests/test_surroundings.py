@@ -40,7 +40,7 @@ def test_a_product_does_not_depend_on_where_its_factors_lie(offset):
     assert products(offset) == products()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_calculates_the_same():
     code = (
         "import json; from tests.test_surroundings import products; print(json.dumps(products()))"

@@ -55,6 +55,7 @@ def test_no_thread_at_all_is_the_same_error(monkeypatch):
         DaemonThread(print, "bad").start()
 
 
+@pytest.mark.long
 def test_a_rollout_whose_threads_do_not_start_ends_the_run_and_frees_its_folder(dying, tmp_path):
     callback = at_step("on_step_begin", 2, dying)
     limits = {**LIMITS, "num_mini_batches": 1}

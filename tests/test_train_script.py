@@ -33,7 +33,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tmp_path = tmp_path / "run"

@@ -60,6 +60,7 @@ def test_what_hangs_is_ended_with_all_that_it_has_started(monkeypatch):
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_launchers_signal_to_all_its_children_is_not_for_the_parent():
     child = warm.Process([PYTHON, "-c", "import time; time.sleep(1000)"])
     os.kill(warm.parent().process.pid, signal.SIGTERM)

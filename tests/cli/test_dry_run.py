@@ -30,6 +30,7 @@ def test_time_is_told_of_a_model_that_is_here(dry_run):
     assert "time here not known" in absent
 
 
+@pytest.mark.long
 def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
     one = dry_run("--config", DEMO)[1]
     monkeypatch.setenv("WORLD_SIZE", "4")

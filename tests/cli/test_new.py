@@ -31,6 +31,7 @@ def test_the_tutorial_shows_the_files(folder):
         assert f"# {name}\n" + (folder / name).read_text() in blocks, name
 
 
+@pytest.mark.long
 def test_training_before_the_warm_start_says_what_to_run_first(folder):
     run = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, timeout=600)
     assert run.returncode == 1

@@ -62,6 +62,7 @@ def history(tmp_path: Path) -> list[dict[str, float]]:
     return json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", [(), ("--variant", "grpo")])
 def test_such_a_file_trains(variant, file, tmp_path):
     path = file(dataset_name=str(tmp_path / "a"), reward_funcs=["think_format_reward"])
@@ -72,6 +73,7 @@ def test_such_a_file_trains(variant, file, tmp_path):
     assert main(["evaluate", "--config", path]) == 2, "there is no split to evaluate on"
 
 
+@pytest.mark.long
 def test_a_reward_model_comes_first_as_in_trl(file, tmp_path):
     config = AutoConfig.from_pretrained(AGENT, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "judge")
@@ -100,6 +102,7 @@ def test_the_registered_names_are_those_of_trls_script():
     assert punished(completion_ids=[[0] * 1000, [0] * 1300]) == [0.0, -1.0]
 
 
+@pytest.mark.long
 def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, caplog):
     write_rows(tmp_path / "a", "test", 2)
     path = file(
@@ -117,6 +120,7 @@ def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, ca
     assert "think_format_reward" in parts
 
 
+@pytest.mark.long
 def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
     parts = [{"path": str(tmp_path / name)} for name in "ab"]
     path = file(

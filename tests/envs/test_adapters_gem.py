@@ -90,7 +90,7 @@ def check_that_a_resumed_run_ends_like_the_whole_one(env_id, folder):
     return whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_ends_like_the_whole_one(gem, tmp_path) -> None:
     sys.modules["gem"].make = lambda env_id: PaysAtRandom()
     whole = check_that_a_resumed_run_ends_like_the_whole_one("dice", tmp_path)

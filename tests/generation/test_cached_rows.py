@@ -98,6 +98,7 @@ def poison_if_floating(backend) -> None:
         backend._cache.ids.data[free] = 5
 
 
+@pytest.mark.long
 def test_poison_everywhere_changes_nothing(monkeypatch) -> None:
     model, runs = tiny_model("llama"), []
     for share in (8, 0, 10**9):

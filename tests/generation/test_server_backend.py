@@ -91,7 +91,7 @@ def test_what_fails_is_asked_again_and_the_log_says_so_once(caplog) -> None:
     assert caplog.text == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_errors_are_given_up_after_some_but_absence_does_not_count(monkeypatch) -> None:
     script = [AWAY] * 9 + [ServerError("out of memory")] * module.TRIES
     _, (result,) = play(Server(_0=script))

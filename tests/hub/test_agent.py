@@ -36,6 +36,7 @@ def length(completions, **columns):
     return [float(len(each)) for each in completions]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("penalty", [None, 0.5])
 def test_evaluate_gives_the_trainers_metrics(tmp_path, penalty):
     rows = letters()
@@ -200,6 +201,7 @@ def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
     assert torch.equal(logits(agent.model), expected)
 
 
+@pytest.mark.long
 def test_a_quantised_policy_comes_back_quantised(tmp_path):
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)

@@ -83,7 +83,7 @@ def warnings_of(caplog, count):
     return told()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("status", [401, None])
 def test_a_push_from_a_checkpoint_that_fails_is_told_and_ends_no_run(hub, tmp_path, caplog, status):
     trainer = run(tmp_path / "run", hub_strategy="checkpoint", **PUSHES)

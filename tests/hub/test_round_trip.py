@@ -30,6 +30,7 @@ def played(trainer, rows):
     return [(kept[i].prompt_ids, kept[i].ids) for i in range(len(rows))]
 
 
+@pytest.mark.long
 def test_the_token_of_the_hub_stays_here(hub, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     trainer = run(tmp_path, hub_token=TOKEN, push_to_hub=True, hub_always_push=True, **steps)
@@ -41,6 +42,7 @@ def test_the_token_of_the_hub_stays_here(hub, tmp_path):
     assert not [path for path in saved if TOKEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_push_load_run_and_train_on(hub, tmp_path):
     rows = letters()
     trainer = run(tmp_path / "run", arguments={"eval_dataset": rows}, max_steps=4)
@@ -79,6 +81,7 @@ def test_push_load_run_and_train_on(hub, tmp_path):
     assert not torch.equal(values(onward), said)
 
 
+@pytest.mark.long
 def test_an_adapter_with_its_shared_critic(hub, tmp_path):
     base = saved_base(tmp_path / "base", seed=3)
     rows = letters()

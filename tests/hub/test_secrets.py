@@ -75,6 +75,7 @@ def settings(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_no_secret_is_saved_pushed_or_printed(hub, tmp_path, settings, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     folder = tmp_path / "run"
@@ -102,6 +103,7 @@ def test_no_secret_is_saved_pushed_or_printed(hub, tmp_path, settings, caplog, c
     assert ours == []
 
 
+@pytest.mark.long
 def test_a_run_goes_on_exactly_without_what_was_left_out(tmp_path, settings):
     whole = run(tmp_path / "whole", **settings)
     whole.train()

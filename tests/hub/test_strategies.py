@@ -30,6 +30,7 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "folders"),
     [("end", ()), ("every_save", ()), ("all_checkpoints", ("checkpoint-2", "checkpoint-4"))],
@@ -55,6 +56,7 @@ def test_each_strategy_uploads_the_agent_and_run_state_only_in_checkpoints(
     assert {f"{folder}/{name}" for folder in folders for name in inside} <= set(files)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
     rows = {"train_dataset": letters().map(lambda row: {"prompt": SECRET})}
     whole = run(tmp_path / "whole", max_steps=4, arguments=rows)
@@ -80,6 +82,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
         second.train(resume_from_checkpoint="no-checkpoint")
 
 
+@pytest.mark.long
 def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
     release, seen = threading.Event(), {}
 

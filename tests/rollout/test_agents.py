@@ -300,6 +300,7 @@ def test_what_an_agent_returns_is_the_reward(tmp_path, result, rewards, success)
         assert str(episode.stop_reason) == ("truncated" if cut else "terminated")
 
 
+@pytest.mark.long
 def test_rewards_by_completion_id_and_reward_functions(tmp_path):
     async def agent(client, row):
         first = await ask(client)
@@ -367,7 +368,7 @@ class OwnError(Exception):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     """One raises, one hangs, one calls after its end, one retries."""
     done = threading.Event()
@@ -413,7 +414,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     assert done.wait(5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "result", ["text", float("nan"), {"score": 1.0}, {"turn_rewards": [1.0, 2.0]}]
 )

@@ -291,7 +291,7 @@ def hostile_text(kind: Kind, draw: random.Random) -> str:
     return "".join(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @EVERY_KIND
 @pytest.mark.parametrize("times", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_random_mixes_hold_no_control_token_and_read_as_written(name, times):

@@ -143,6 +143,7 @@ def test_opening_words_that_fill_the_context_cost_only_their_episode():
     assert played.episodes[0].action_mask == [False]
 
 
+@pytest.mark.long
 def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
     engine = build(
         {

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from tests.kit.rollout_kit import build, play, play_once, says
 from tests.kit.waiting import PATIENCE, wait_until
 
@@ -42,6 +44,7 @@ def test_broken_environments_are_closed_at_once_and_the_others_with_the_engine()
         assert set(map(id, Closing.closed)) == {id(e.env) for e in played.episodes}
 
 
+@pytest.mark.long
 def test_a_close_that_hangs_does_not_hold_the_engines_own():
     release, ended = threading.Event(), threading.Event()
 
@@ -74,6 +77,7 @@ def test_lone_surrogates_are_replaced():
     assert played.only.prompt[-1]["content"].endswith("o?o")
 
 
+@pytest.mark.long
 def test_an_async_reset_that_blocks_its_loop_costs_only_that_batch():
     release = threading.Event()
 

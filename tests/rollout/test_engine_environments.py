@@ -76,7 +76,7 @@ class AsyncTools(Tools):
         return super().reset(**row)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize("kind", [Drawn, AsyncDrawn])
 def test_pictures_of_the_environment_are_kept_and_their_errors_end_nothing(kind, isolate):

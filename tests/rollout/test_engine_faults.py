@@ -77,6 +77,7 @@ def check_record(record, episodes, rows):
             assert episode.turn_rewards == [*paid, 0.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batches", "size"), quick([(3, 90), (4, 200), (12, 200)], (3, 90)))
 def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog):
     caplog.set_level(logging.ERROR)

@@ -215,6 +215,7 @@ def schedule(number, engine):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedules", quick([25, 100], 25))
 def test_random_schedules_play_the_same_episodes(schedules):
     engine = build(KINDS)

@@ -55,6 +55,7 @@ def _no_instances():
     Slow.over.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("when", "turns", "kind"), [("in_reset", 0, Slow), ("in_step", 1, SlowAsync)]
 )
@@ -149,6 +150,7 @@ def test_an_exception_while_sampling_leaves_nothing_behind(error):
     assert wait_until(lambda: not environment_threads())
 
 
+@pytest.mark.long
 def test_processes_that_hang_or_die_cost_only_their_episodes():
     others = descendants()
     engine = build(isolated(Dangerous), env_timeout_seconds=2.0)

@@ -76,6 +76,7 @@ def test_the_child_sees_the_folder_and_variables_of_its_start(monkeypatch, tmp_p
     env.kill()
 
 
+@pytest.mark.long
 def test_lambdas_closures_and_local_classes():
     name = "from the closure"
 

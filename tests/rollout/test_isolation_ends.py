@@ -74,6 +74,7 @@ def test_one_call_at_a_time(env):
     assert [result() for result in results] == [1, 1, 1, 1]
 
 
+@pytest.mark.long
 def test_close_calls_close_and_ends_the_child(tmp_path):
     marks = [str(tmp_path / name) for name in ("closed", "at_exit")]
 
@@ -94,6 +95,7 @@ def test_close_calls_close_and_ends_the_child(tmp_path):
         assert not is_running(other.pid)
 
 
+@pytest.mark.long
 def test_close_is_bounded_and_passes_errors_on(monkeypatch):
     class Stuck:
         def close(self):
@@ -132,7 +134,7 @@ def test_an_interrupted_call_cannot_answer_the_next_one(env):
         env.step("a")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cycles_leave_neither_descriptors_nor_children():
     def cycle(i):
         env = IsolatedEnvironment(Env)
@@ -154,6 +156,7 @@ def test_cycles_leave_neither_descriptors_nor_children():
     del kept
 
 
+@pytest.mark.long
 def test_a_child_holds_no_descriptors_of_others(env):
     others = [IsolatedEnvironment(Env) for _ in range(3)]
     # Its connection, and the pair of its event loop.
@@ -213,6 +216,7 @@ print(*(e.pid for e in [*envs, idle]), idle._process.pid, flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_hanging_child_does_not_block_the_exit_of_the_caller():
     process = run_script(HANGING)
     pids = process.stdout.readline()
@@ -228,7 +232,7 @@ isolation._CODE = isolation._CODE.replace("isolation._guard", "sys.platform = 'o
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "head"), [(signal.SIGKILL, ""), (signal.SIGTERM, ELSEWHERE)])
 def test_no_child_outlives_a_killed_caller(number, head):
     process = run_script(head + HANGING + "time.sleep(1000)")
@@ -241,6 +245,7 @@ def test_no_child_outlives_a_killed_caller(number, head):
     assert wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
+@pytest.mark.long
 def test_no_child_outlives_a_killed_caller_whose_fork_lives_on():
     fork = "if not (pid := os.fork()):\n    time.sleep(1000)\nprint(pid, flush=True)\n"
     process = run_script(ELSEWHERE + HANGING + fork + "time.sleep(1000)")

@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 
+import pytest
+
 from tests.kit.rollout_kit import build, play, play_once, says
 
 MAIN = threading.main_thread()
@@ -71,6 +73,7 @@ def test_what_it_raises_is_its_answer():
     assert answers(played) == ["{'error': 'a'}"]
 
 
+@pytest.mark.long
 def test_the_wait_for_the_main_thread_is_not_the_tools_time():
     engine = build(None, standalone=[alarmed_for(0.2)], env_timeout_seconds=1.0)
     played = play(engine, says(*[["!slow a]", "end]"]] * 8), rows=[{}] * 8)

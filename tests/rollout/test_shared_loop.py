@@ -43,6 +43,7 @@ def released():
     Held.release.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["reset", "step"])
 def test_an_environment_that_blocks_the_loop_for_good_ends_at_its_limit(released, place):
     engine = build(lambda: Held(done()), env_timeout_seconds=0.5)
@@ -60,6 +61,7 @@ def test_an_environment_that_blocks_the_loop_for_good_ends_at_its_limit(released
         assert play(engine, lambda row, turn: "a]", [{}] * 4).reasons == ["terminated"] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("thread", [False, True])
 def test_calls_on_a_blocked_loop_end_at_their_limits_and_later_calls_get_a_new_loop(
     calls, thread, released

@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("agents")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("task", "trainer"), quick(SMALL, SMALL[1], SMALL[2]))
 def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
     if task == "textworld":

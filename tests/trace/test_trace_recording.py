@@ -155,6 +155,7 @@ def test_weights_are_the_same_bit_for_bit_without_it(trained, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
+@pytest.mark.long
 def test_a_resumed_run_records_as_if_it_had_never_stopped(tmp_path):
     """From the middle of the first update, whose first passes only the checkpoint remembers."""
     options = {**UPDATE, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}

@@ -1,10 +1,12 @@
 """`torch_compile=True`: turns are sampled with the uncompiled module, updates use the compiled one."""
 
+import pytest
 import torch
 
 from tests.kit.builders import LIMITS, TEXT, Kept, build
 
 
+@pytest.mark.long
 def test_a_compiled_policy_samples_and_trains(tmp_path) -> None:
     arguments, options = dict(TEXT), {"temperature": 1.0, **LIMITS}
     plain = build(tmp_path / "plain", Kept, arguments=arguments, **options)

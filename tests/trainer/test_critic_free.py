@@ -76,6 +76,7 @@ def some_unscored(completions, **columns):
     return [None if 4 * r % 3 == 0 else r for r in letters(completions)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rewards", quick([letters, some_unscored], some_unscored))
 def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
     """On the policy, with KL in the reward and normalised advantages, which are not here, off there.
@@ -228,7 +229,7 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
     assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["st-rebn", "st-grpo"])
 def test_the_ratio_and_the_correction_work_with_them(variant, tmp_path):
     options = {**SINGLE, **LIMITS, "max_steps": 6, "num_ppo_epochs": 3, "learning_rate": 3e-2}

@@ -48,6 +48,7 @@ def bare(optimizer):
 NOW = ("adafactor", "paged_adamw_8bit")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optim", quick([*TORCH, *BITSANDBYTES], *NOW))
 def test_policy_and_critic_step_and_a_resumed_run_equals_the_uninterrupted(optim, tmp_path):
     if optim in BITSANDBYTES:

@@ -55,6 +55,7 @@ def until(process, line: str) -> None:
     raise AssertionError(process.communicate()[1][-3000:])
 
 
+@pytest.mark.long
 def test_two_runs_and_a_killed_one(processes, tmp_path):
     """Real trainings: the second is refused, changes nothing, and starts at once after a kill."""
     first = processes("-m", "tests.kit.signals_run", str(tmp_path))
@@ -104,7 +105,7 @@ def fail() -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_given_back_however_the_run_ends(tmp_path):
     looks = Looks(tmp_path)
     trainer = build(tmp_path, arguments={"eval_dataset": prompts(2), "callbacks": [looks]})
@@ -124,6 +125,7 @@ def test_it_is_given_back_however_the_run_ends(tmp_path):
     assert not (tmp_path / LOCK).exists()
 
 
+@pytest.mark.long
 def test_another_trainer_of_the_same_process_is_refused_too(tmp_path):
     second = build(tmp_path)
 

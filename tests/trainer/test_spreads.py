@@ -79,7 +79,7 @@ def alike(completions, **columns):
     return [0.1] * len(completions)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [PPOTrainer, STGRPOTrainer])
 @pytest.mark.parametrize("text", [True, False])
 def test_equal_rewards_are_logged_without_a_deviation(kind, text, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from tests.kit.builders import LIMITS, TEXT, logs, prompts, train
@@ -54,6 +55,7 @@ def test_success_that_no_episode_has_come_to_is_not_logged(tmp_path):
     assert trainer.state.global_step == 1
 
 
+@pytest.mark.long
 def test_a_text_environment_trains_and_logs_everything_that_is_promised(tmp_path):
     data = prompts(letter=list("abcdefgh"))
     arguments = {**TEXT, "train_dataset": data}

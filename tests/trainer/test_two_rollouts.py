@@ -18,7 +18,7 @@ def ranks(tmp_path_factory):
     return on_two_processes("tests.kit.collective_run", folder, weights_only=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["text", "tools", "server", "slow"])
 def test_processes_have_different_numbers_of_turns_and_agree(ranks, case):
     first, second = (rank[case] for rank in ranks)
@@ -33,6 +33,7 @@ def test_processes_have_different_numbers_of_turns_and_agree(ranks, case):
         assert {k for k in one if one[k] != other[k]} <= set(OWN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "environment"), [("text", RowEnv), ("tools", RowTools)])
 def test_figures_are_those_of_all_processes_together(ranks, case, environment, tmp_path):
     """One process with the whole batch plays the same episodes and logs the same."""

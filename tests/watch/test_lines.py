@@ -69,6 +69,7 @@ def test_the_console_is_as_recorded(tmp_path, capsys, monkeypatch):
     assert "it/s" not in err
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
     settings = {**SETTINGS, "save_strategy": "steps", "save_steps": 2}
     trainer, _ = scripted_trainer(tmp_path, callbacks=[FailAtStep(3)], **settings)
@@ -132,6 +133,7 @@ def test_only_the_main_process_prints(main, capsys):
     assert printed.splitlines()[-1].startswith("stopped after rollout 2/4, step 2/4, in ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "the terminal has gone")])
 def test_a_terminal_that_has_gone_does_not_end_a_training(error, tmp_path, monkeypatch):
     class Gone(io.StringIO):

@@ -55,7 +55,7 @@ def small(tmp_path) -> Path:
     return tmp_path / "small"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_scores_and_ranks_as_bm25s_does(large) -> None:
     passages, index = large
     reference = bm25s.BM25(k1=0.9, b=0.4)

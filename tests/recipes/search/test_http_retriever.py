@@ -47,6 +47,7 @@ def test_answers_are_kept_and_callers_cannot_change_them() -> None:
         assert len(server.requests) == 4
 
 
+@pytest.mark.long
 def test_many_threads_lose_no_question() -> None:
     faults = ["500", "reset", "garbage", "cut", "close"] * 6
     with faulty_server(*faults) as server, ThreadPoolExecutor(50) as pool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from datasets import load_dataset
 
 from tests.kit.hub_copies import flashrag
@@ -19,6 +20,7 @@ def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+@pytest.mark.long
 def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
     flashrag(tmp_path, "nq", "train", [(f"question {i}", ["x"]) for i in range(5)])
     flashrag(tmp_path, "nq", "test", [("Question 3?", ["x"])])

@@ -22,6 +22,7 @@ def demos(monkeypatch: pytest.MonkeyPatch):
     return search_demonstrations
 
 
+@pytest.mark.long
 def test_right_behaviour_always_succeeds(demos) -> None:
     rng = random.Random(0)
     source = demos.TaskSource(rng, 0.5)

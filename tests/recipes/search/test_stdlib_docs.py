@@ -50,6 +50,7 @@ def _oracle(row: dict, env: StdlibSearchEnv) -> float:
     return env.step(f"<answer>{answer[1] if answer else '?'}</answer>")[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_searching_the_asked_name_leads_to_the_answer(split: retrieval.Split) -> None:
     pytest.importorskip("bm25s")

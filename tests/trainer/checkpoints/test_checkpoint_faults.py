@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(step, options, message, 
     assert trainer.state.global_step == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_cut_goes_on_at_the_end_of_a_rollout_batch_and_says_so(finished, tmp_path, caplog):
     folder, _ = finished
     trainer = build(tmp_path, **FINER)
@@ -96,7 +96,7 @@ def of_two_processes(source, folder):
     return str(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_number_of_processes(finished, tmp_path, caplog):
     """The rest of a rollout batch cannot be shared out anew; the next one can."""
     inside = of_two_processes(finished[0] / "checkpoint-3", tmp_path / "checkpoint-3")
@@ -128,7 +128,7 @@ def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
     assert "checkpoint-6 is of step 6, and this run ends with step 6" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path, finished):
     first = build(tmp_path, max_steps=2)
     first.train(resume_from_checkpoint="auto")
@@ -173,7 +173,7 @@ class FullDisk:
         return self.original(state, path, *args, **kwargs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("calls", quick([0, 2, 4], 2))
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_path, monkeypatch):
     """The error names path, cause and remedy; what is there continues bit for bit."""
@@ -231,7 +231,7 @@ BEST = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path):
     options = {**BEST, "eval_dataset": numbered_rows(), "save_total_limit": 2}
     build(tmp_path / "here", max_steps=3, **options).train()
@@ -243,7 +243,7 @@ def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path)
     assert names == ["checkpoint-1", "checkpoint-6"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ends_early", quick([False, True], True))
 def test_the_last_checkpoint_of_a_run_that_ended_early_is_kept(ends_early, tmp_path):
     """Upstream deletes all but the best one at the end, where only one is to be kept."""

@@ -71,6 +71,7 @@ def far(one, other) -> float:
     return max((one[name] - weight).abs().max().item() for name, weight in other.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(CHANGES, "rates", "Adam"))
 def test_it_holds_from_the_checkpoint_on_and_is_said(case, stopped, tmp_path, caplog):
     checkpoint, unchanged = stopped
@@ -92,6 +93,7 @@ def test_it_holds_from_the_checkpoint_on_and_is_said(case, stopped, tmp_path, ca
     assert mine == pytest.approx(theirs[-len(mine) :])
 
 
+@pytest.mark.long
 def test_an_optimizer_that_was_passed_in_keeps_its_groups(tmp_path, caplog):
     """The critic's groups, which it did not have, are ours."""
 

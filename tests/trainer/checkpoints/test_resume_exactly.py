@@ -107,6 +107,7 @@ def streamed(tmp_path_factory):
     return folder, trainer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", quick([2, 4, 6, 9, 12], 4, 9))
 def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
     folder, reference = streamed
@@ -117,12 +118,14 @@ def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
     assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
 
 
+@pytest.mark.long
 def test_too_few_rows_are_repeated_equally_often(uninterrupted):
     _, trainer, _ = uninterrupted("fewer rows than a rollout batch")
     assert sorted(trainer.train_dataset["prompt"]) == sorted("01234" * 2)
     assert trainer.state.epoch == 3.0, "an epoch is a rollout batch"
 
 
+@pytest.mark.long
 def test_a_new_run_of_the_same_trainer_starts_over(tmp_path):
     """`_step` and the buffer of a run that was stopped half-way are gone."""
     (tmp_path / "notes.txt").write_text("no run")

@@ -162,6 +162,7 @@ def equal(one, other) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full", "shared"])
 def test_the_best_model_at_the_end_has_the_critic_of_its_checkpoint(kind, tmp_path):
     """The scripted score never improves, so the first checkpoint stays the best one."""

@@ -16,6 +16,7 @@ from tests.kit.scripted import numbered_rows, play_script, weights
 from tests.kit.tiers import quick
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(["text", "answers", "stream"], "text"))
 def test_batch_size_changes_no_episode_and_no_figure(case, tmp_path):
     one, first = evaluated(tmp_path, case, per_device_eval_batch_size=16)
@@ -51,6 +52,7 @@ def sampled(prompts, completions, **kwargs):
     return share_of_a(completions)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(["text", "answers", "script"], "script"))
 def test_a_run_with_evaluations_is_the_run_without(case, tmp_path):
     """Weight for weight, in the middle of a rollout batch's epochs too."""

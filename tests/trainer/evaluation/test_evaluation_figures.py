@@ -122,7 +122,7 @@ def ranks(tmp_path_factory):
     return on_two_processes("tests.kit.evaluation_run", folder, weights_only=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_report_what_one_reports(case, ranks, tmp_path):
     one, trainer = evaluated(tmp_path, case, per_device_eval_batch_size=3)
@@ -133,6 +133,7 @@ def test_two_processes_report_what_one_reports(case, ranks, tmp_path):
         assert figures_of(rank[case][0]) == figures_of(one)
 
 
+@pytest.mark.long
 def test_both_processes_report_the_same_in_the_middle_of_a_training(ranks):
     first, second = (rank["while training"] for rank in ranks)
     assert first == second

@@ -72,6 +72,7 @@ def test_vllm_gets_evaluations_settings_and_training_its_own_again(tmp_path):
         assert trainer.vllm_importance_sampling_correction
 
 
+@pytest.mark.long
 def test_evaluation_has_environments_of_its_own(tmp_path):
     made = {"train": [], "eval": []}
 
@@ -101,6 +102,7 @@ def test_evaluation_has_environments_of_its_own(tmp_path):
         assert sum(env.resets for env in players) == 3
 
 
+@pytest.mark.long
 def test_the_best_model_is_chosen_by_score_unless_told_otherwise(tmp_path):
     options = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}
     config = quick_config(tmp_path, eval_steps=1, save_steps=1, **options)

@@ -84,7 +84,7 @@ def build(folder, plan, trainer_class=STPPOTrainer, **options):
     return trainer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fall_is_told_once_with_the_checkpoint_before_it(tmp_path, caplog):
     save = {"save_strategy": "steps", "save_steps": 3}
     trainer = build(tmp_path, [8, 8, 8, 8, 0, 0], **save)
@@ -100,7 +100,7 @@ def test_a_fall_is_told_once_with_the_checkpoint_before_it(tmp_path, caplog):
     assert logged(trainer, "guard/falls") == [0] * 8 + [1] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_checkpoint_stays_and_is_the_policy_that_played_it(tmp_path):
     class Watched(STPPOTrainer):
         seen = ()
@@ -122,7 +122,7 @@ def test_the_best_checkpoint_stays_and_is_the_policy_that_played_it(tmp_path):
     assert any(not torch.equal(trainer.seen[3][n], loaded[n]) for n in best)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_saving_the_best_changes_nothing_and_a_run_goes_on_from_it(tmp_path):
     plan = [2, 4, 6, 5, 7, 3]
     plain = build(tmp_path / "plain", plan)
@@ -139,7 +139,7 @@ def test_saving_the_best_changes_nothing_and_a_run_goes_on_from_it(tmp_path):
         assert comparable(other.state.log_history) == comparable(plain.state.log_history)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_checkpoint_survives_a_resume(tmp_path):
     plan = [2, 6, 5, 4, 3, 3]
     options = {"save_best": True, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}

@@ -56,6 +56,7 @@ def spoil(*steps: int, critic: bool = False, value: float = math.inf):
 SPOILT = [(critic, value) for critic in (False, True) for value in (math.inf, math.nan)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("critic", "value"), quick(SPOILT, (False, math.nan), (True, math.inf)))
 def test_weights_that_are_not_finite_are_not_saved(critic, value, tmp_path):
     save = {"save_strategy": "steps", "save_steps": 2}
@@ -112,6 +113,7 @@ def test_a_checkpoint_of_such_weights_is_told_from_a_good_one(tmp_path, monkeypa
         trainer.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.long
 def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path):
     """Of finite weights: numbers that grow too large on their way."""
     trainer = build_playing(tmp_path, PPOTrainer, arguments=TEXT, max_steps=6, **LIMITS)

@@ -13,6 +13,7 @@ def free_run(tmp_path_factory):
     return run(tmp_path_factory.mktemp("free"), max_steps=8, **FAR)
 
 
+@pytest.mark.long
 def test_beyond_target_kl_the_rest_of_the_rollout_batch_moves_nothing(free_run, tmp_path):
     free, free_moments = free_run
     kl = logged(free, "policy/approx_kl")
@@ -38,6 +39,7 @@ def test_below_target_kl_nothing_changes(free_run, tmp_path):
     assert same(moments.by_step[8], free_moments.by_step[8])
 
 
+@pytest.mark.long
 def test_a_run_resumed_in_a_stopped_rollout_batch_leaves_it_alone_too(free_run, tmp_path):
     kl = logged(free_run[0], "policy/approx_kl")
     options = {**FAR, "target_kl": (kl[0] + kl[1]) / 2, "max_steps": 8}

@@ -123,6 +123,7 @@ def test_one_bad_micro_batch_skips_the_whole_mini_batch(tmp_path, caplog):
     assert "losses [nan] of 2" in caplog.text
 
 
+@pytest.mark.long
 def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp_path):
     trainer, moments = build(tmp_path, the_loss, steps=(3, 4, 5), max_steps=9)
     with pytest.raises(NonFiniteError) as caught:
@@ -151,6 +152,7 @@ def test_a_good_step_between_them_starts_the_count_anew(tmp_path):
     assert logged(trainer, "guard/skipped_steps") == [1, 2, 2, 3, 4, 4]
 
 
+@pytest.mark.long
 def test_a_checkpoint_keeps_the_count_of_skips_in_a_row(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 1}
     run(tmp_path, the_loss, steps=(4, 5), max_steps=5, **save)

@@ -42,7 +42,7 @@ def uninterrupted(request, tmp_path_factory):
     return at, options, trainer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rollout_without_environments_is_played_again(uninterrupted, impatient, tmp_path):
     at, options, expected = uninterrupted
     trainer = build(tmp_path, lambda trainer, n: trainer.state.global_step == at, **options)
@@ -80,7 +80,7 @@ class OwnError(Exception):
         super().__init__(text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_error_of_a_rollout_saves_first(tmp_path, caplog):
     def judged(breaks):
         def judge(completions, trainer_state, **kwargs):
@@ -105,6 +105,7 @@ def test_any_error_of_a_rollout_saves_first(tmp_path, caplog):
     assert comparable(resumed.state.log_history) == comparable(expected.state.log_history)
 
 
+@pytest.mark.long
 def test_a_bad_row_of_a_stream_saves_first(tmp_path):
     rows = [{"prompt": [{"role": "user", "content": "say a "}], "n": n} for n in range(40)]
     rows[30]["prompt"] = [{"role": "user", "content": None}]
@@ -115,7 +116,7 @@ def test_a_bad_row_of_a_stream_saves_first(tmp_path):
     assert saved(tmp_path) == ["checkpoint-6"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_saved_already_is_not_saved_again(impatient, tmp_path):
     saves = Saves()
     trainer = build(
@@ -136,7 +137,7 @@ def test_before_the_first_step_there_is_nothing_to_save(impatient, tmp_path):
         trainer.evaluate(prompts(BATCH, n=list(range(BATCH))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluation_that_fails_comes_after_the_checkpoint_that_is_due(impatient, tmp_path):
     def evaluated(trainer, n):
         return trainer._evaluator.run is not None
@@ -173,6 +174,7 @@ RATES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("down", "end"), quick(RATES, RATES[2]))
 def test_too_many_failures_of_five_batches_end_the_run(down, end, tmp_path):
     trainer = build(tmp_path, down, **STEADY)
@@ -194,7 +196,7 @@ def test_too_many_failures_of_five_batches_end_the_run(down, end, tmp_path):
     assert saved(tmp_path) == [f"checkpoint-{end}"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_count_goes_on_over_a_resume_and_begins_anew_after_the_end(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 6}
     build(tmp_path, some(7), **{**STEADY, "max_steps": 6}, **save).train()
@@ -228,7 +230,7 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(ENDS, *NOW[:3]))
 def test_both_end_with_the_same_message(case, ranks):
     step, message = ENDS[case]
@@ -245,6 +247,7 @@ def test_failures_are_counted_over_all_processes(ranks):
         assert (result["error"], result["steps"], result["empty"]) == (None, 12, [0] * 12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "moves"),
     quick([(NOTHING, True), ("nobody has anything to learn from", False)], (NOTHING, True)),

@@ -55,6 +55,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[3]))
 def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     number, event, at, stops, tmp_path, uninterrupted, capfd
@@ -75,6 +76,7 @@ def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     assert all(torch.equal(final[name], tensor) for name, tensor in uninterrupted.items())
 
 
+@pytest.mark.long
 def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_path):
     options = {
         **RUN, "eval_dataset": numbered_rows(), "per_device_eval_batch_size": 8,
@@ -96,6 +98,7 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
     assert (tmp_path / "during" / "checkpoint-2").is_dir()
 
 
+@pytest.mark.long
 def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp_path):
     process = warm.Process(
         [sys.executable, "-m", "tests.kit.signals_run", str(tmp_path)], cwd=ROOT,
@@ -128,7 +131,7 @@ def moved(result: dict, step: int) -> bool:
     return any(not torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_both_processes_come_to_the_same_end(case, ranks):
     one, two = (rank[case] for rank in ranks)
@@ -140,6 +143,7 @@ def test_both_processes_come_to_the_same_end(case, ranks):
     assert all(torch.equal(last[name], two["weights"][-1][name]) for name in last)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "what"), [
     # DDP has spread the one process's gradient to both, before any of them could look.
     ("loss of rank 1", "the loss (process 1), the policy's gradient (processes 0, 1)"),

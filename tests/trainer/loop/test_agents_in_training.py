@@ -78,6 +78,7 @@ def weights(trainer: Any) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "options"), [
     (PPOTrainer, {"kl_coef": 0.05}),
     (STPPOTrainer, {"advantage_level": "turn", "num_ppo_epochs": 2}),
@@ -122,6 +123,7 @@ SEVERAL = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_resumed_run_of_several_contexts_ends_as_the_uninterrupted_one(tmp_path):
     """Step 3 lies within an update."""
     whole = build(tmp_path / "whole", Kept, arguments={"agent": compacting}, **SEVERAL)
@@ -193,6 +195,7 @@ def here(client: Any, row: dict[str, Any]) -> float:
     return float(len(text))
 
 
+@pytest.mark.long
 def test_an_agent_in_another_process_is_one_in_this_process(tmp_path):
     runs = []
     for agent in (elsewhere, here):
@@ -209,6 +212,7 @@ def test_an_agent_in_another_process_is_one_in_this_process(tmp_path):
         assert torch.equal(one, other)
 
 
+@pytest.mark.long
 def test_an_address_is_open_to_the_secret_of_a_running_episode_alone(tmp_path):
     known: dict[str, Any] = {}
 

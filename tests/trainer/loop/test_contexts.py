@@ -117,6 +117,7 @@ class KeptByToken(Float64Trainer):
     loop_class = ByToken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [
     {"whiten_rewards": True, "kl_coef": 0.0},
     {"advantage_level": "turn", "lam": 0.6},

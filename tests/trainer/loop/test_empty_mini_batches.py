@@ -49,6 +49,7 @@ def test_a_rollout_batch_that_is_masked_moves_nothing(optim, tmp_path):
     assert "policy/approx_kl" not in trainer.state.log_history[4], "nothing is computed for it"
 
 
+@pytest.mark.long
 def test_one_episode_is_enough_for_a_step(tmp_path):
     halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer, moments = run(tmp_path, masked(1, episodes=slice(1, None)), **halves)
@@ -59,6 +60,7 @@ def test_one_episode_is_enough_for_a_step(tmp_path):
     assert same(moments.by_step[3], moments.by_step[6]), "of all its micro-batches"
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_counting(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 4}
     whole, expected = run(tmp_path, masked(1), **save)
@@ -79,6 +81,7 @@ class Keeps(TrainerCallback):
         self.after.append(weights(self.trainer))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainer_class", [PPOTrainer, STPPOTrainer, STGRPOTrainer])
 def test_a_batch_whose_environments_have_failed_teaches_nothing(trainer_class, tmp_path):
     options = {"num_generations": 2} if trainer_class is STGRPOTrainer else {}
@@ -119,6 +122,7 @@ def parts(before: dict, after: dict) -> tuple[bool, bool]:
     return bool(moved - critic), bool(critic)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "halves", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}]
 )

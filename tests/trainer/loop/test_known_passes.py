@@ -55,6 +55,7 @@ def test_the_rows_are_numbered_on_the_device_of_the_batch(tmp_path):
     assert batch["row"].device.type == "meta"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [{}, {"critic_warmup_steps": 3}, {"gradient_accumulation_steps": 4}]
 )
@@ -70,6 +71,7 @@ def test_the_first_steps_log_probabilities_are_the_old_ones(tmp_path, options):
     assert any(entry["policy/ratio_max"] != 1.0 for entry in later)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_after_the_first_step_is_the_whole_one(tmp_path):
     options = {"kl_coef": 0.0, "save_strategy": "steps", "save_steps": 1}
     whole = trained(tmp_path / "a", Loop, **options)
@@ -88,10 +90,12 @@ def test_later_mini_batches_need_the_old_ones_before_the_update(tmp_path):
     assert trainer._loop.olds == 2
 
 
+@pytest.mark.long
 def test_the_kl_needs_the_old_ones_before_the_update(tmp_path):
     assert trained(tmp_path, Loop, kl_coef=0.05)._loop.olds == 2
 
 
+@pytest.mark.long
 def test_a_fresh_lora_policy_is_its_reference(tmp_path):
     trainer = trained(tmp_path, Loop, kl_coef=0.05, lora=True)
     # Of two rollouts the first has no pass of the reference, which is the policy without its adapter.

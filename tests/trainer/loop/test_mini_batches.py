@@ -43,6 +43,7 @@ def epochs(trainer) -> list[list[list[int]]]:
     return [batches[i : i + MINI_BATCHES] for i in range(0, len(batches), MINI_BATCHES)]
 
 
+@pytest.mark.long
 def test_every_epoch_takes_every_episode_once(finished):
     assert finished.state.global_step == 2 * EPOCHS * MINI_BATCHES
     assert len(epochs(finished)) == 2 * EPOCHS

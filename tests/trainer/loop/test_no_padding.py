@@ -85,6 +85,7 @@ def no_overhead(monkeypatch):
     monkeypatch.setitem(forward.PASS_OVERHEAD, "cpu", 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["shared", "separate"])
 def test_the_update_computes_hardly_more_than_the_episodes_tokens(kind, tmp_path, monkeypatch):
     trainer, _ = ragged(tmp_path / "parts", kind)
@@ -123,6 +124,7 @@ def test_values_are_computed_in_bounded_chunks(tmp_path):
     assert max(rows) <= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variant", "multiple"),
     quick(

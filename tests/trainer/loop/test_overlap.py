@@ -75,7 +75,7 @@ def figures(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_lora_and_a_shared_critic_is_the_same_with_overlap(whole, stale):
     assert_equal(whole[1], stale[1])
 
@@ -125,7 +125,7 @@ def test_it_is_so_with_plain_prompts(tmp_path):
 # ---------------------------------------------------------------------------------- what is played
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_turns_are_one_update_old_and_rollout_and_update_run_together(tmp_path):
     trainer = trainer_for(tmp_path, **OVERLAP)
     trainer.train()
@@ -169,7 +169,7 @@ class HoldsUpdates(TrainerCallback):
             Held.may_answer.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rollout_first", [True, False])
 def test_who_is_ready_first_decides_nothing(rollout_first, stale, tmp_path):
     trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Held})
@@ -178,7 +178,7 @@ def test_who_is_ready_first_decides_nothing(rollout_first, stale, tmp_path):
     assert_equal(end_of(trainer), stale[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
     """Environments are used again: the next rollout begins when all rewards are computed."""
 
@@ -208,7 +208,7 @@ def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
 # ------------------------------------------------------------------------ checkpoints and resuming
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("step", quick(range(1, 10), 3, 8))
 def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
     folder, expected = whole
@@ -219,7 +219,7 @@ def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
     assert_equal({**end, "trace": None}, {**expected, "trace": None})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_without_overlap_goes_on_with_it(whole, stale, tmp_path):
     resumed = trainer_for(tmp_path, **OVERLAP, **SAVES)
     resumed.train(resume_from_checkpoint=str(stale[0] / "checkpoint-3"))
@@ -241,7 +241,7 @@ class Sends(TrainerCallback):
             raise self.what
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path, request):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -256,7 +256,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path, req
     assert_equal(end_of(resumed), whole[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tmp_path):
     Held.may_answer.clear()
     given = {"environment_factory": Held}
@@ -286,7 +286,7 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
 # -------------------------------------------------------------------------------------- evaluation
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evaluations_wait_and_change_nothing(stale, tmp_path):
     def both():
         return {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8}
@@ -319,7 +319,7 @@ class Breaks(SleepyEnv):
         return super().reset(**row)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_environments_that_fail_in_flight_end_the_run_with_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "MAX_FAILURES_IN_A_ROW", 8)
     given = {"environment_factory": Breaks}
@@ -340,7 +340,7 @@ def test_environments_that_fail_in_flight_end_the_run_with_a_checkpoint(tmp_path
 # ------------------------------------------------------------------------- the copy of the policy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sampler_with_other_weights_is_named_and_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(PolicyCopy, "refresh", lambda self: None)
     trainer = trainer_for(tmp_path, "full", **OVERLAP, max_steps=20, kl_coef=0.0)
@@ -352,7 +352,7 @@ def test_a_sampler_with_other_weights_is_named_and_ends_the_run(tmp_path, monkey
     assert figures(trainer, "guard/sampler_mismatch")[-1] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_path):
     trainer = trainer_for(tmp_path, "lora", **OVERLAP)
     trainer.train()
@@ -379,7 +379,7 @@ def served(tmp_path):
         yield trainer, server, attach(trainer, server)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again(
     served, monkeypatch
 ):
@@ -408,14 +408,14 @@ def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again
 # ---------------------------------------------------------------------------------- two processes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_are_the_same_too_and_talk_on_their_main_threads_alone(tmp_path):
     for rank in on_two_processes("tests.kit.overlap_run", tmp_path, "stale", "overlapped"):
         assert_equal(rank["overlapped"], rank["stale"])
         assert rank["overlapped"]["threads"] == ["MainThread"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_share_a_server_that_has_the_weights_of_each_blocks_beginning(tmp_path):
     for rank in on_two_processes("tests.kit.overlap_run", tmp_path, "server"):
         logged = [e for e in rank["server"]["log"] if "rollout/staleness_max" in e]

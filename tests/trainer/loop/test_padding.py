@@ -11,6 +11,7 @@ def length_reward(completions, **kwargs):
     return [float(len(text)) for text in completions]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2])
 def test_micro_batches_of_truncated_episodes_only_do_no_harm(tmp_path, size):
     trainer = build(

@@ -65,6 +65,7 @@ class Sleepy(CountEnv):
         return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("slots", "expected"), [(1, {1}), (2, {2}), (None, {2, 3, 4})])
 def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     """Never more episodes at once, neither on the model nor in their environments."""
@@ -179,6 +180,7 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
     assert trainer.generation_config.max_new_tokens == LIMITS["max_completion_length"]
 
 
+@pytest.mark.long
 def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
     tmp_path, monkeypatch
 ):

@@ -176,6 +176,7 @@ def test_tokens_masks_and_rewards_are_those_of_trls_loop(agent, tmp_path, rounds
     assert play(our_trainer(tmp_path, agent, **options), tasks) == theirs
 
 
+@pytest.mark.long
 def test_messages_given_to_reward_functions_are_trls(agent, tmp_path):
     seen = []
 
@@ -198,6 +199,7 @@ def alone(agent, tmp_path_factory):
     return {task: play(our_trainer(folder, agent), [task])[0] for task in range(4)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("slots", "batch"), [(1, 5), (3, 12), (None, 1)])
 def test_batch_slots_and_arrival_order_change_nothing(
     agent, alone, tmp_path, monkeypatch, slots, batch
@@ -208,6 +210,7 @@ def test_batch_slots_and_arrival_order_change_nothing(
     assert play(trainer, tasks) == [alone[task] for task in tasks]
 
 
+@pytest.mark.long
 def test_sampled_episodes_depend_on_the_seed_and_not_on_timing(agent, tmp_path, monkeypatch):
     def sampled(**options):
         options = {"generation_kwargs": {"do_sample": True}, "temperature": 1.5, **options}

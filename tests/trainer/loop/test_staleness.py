@@ -54,6 +54,7 @@ def weights_of(trainer):
     return torch.cat([p.detach().flatten().clone() for _, p in policy_parameters(trainer)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", quick([0, 1, 2, 9], 0, 2))
 def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
     options = {**RUN, "trainer_class": Watching, "rollout_staleness": staleness}
@@ -65,6 +66,7 @@ def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
     assert not torch.equal(trainer.trained[0], trainer.trained[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("adapters", quick([False, True], True))
 def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
     options = {**RUN, "trainer_class": Watching, "num_ppo_epochs": 1, "max_steps": 4}
@@ -78,6 +80,7 @@ def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
         assert all((ratio > 1e-4) == bool(staleness) for ratio in later)
 
 
+@pytest.mark.long
 def test_an_unchanged_policy_is_never_stale(tmp_path):
     runs = []
     for staleness in (0, 3):
@@ -90,6 +93,7 @@ def test_an_unchanged_policy_is_never_stale(tmp_path):
     assert all(torch.allclose(runs[0][name], runs[1][name], atol=1e-6) for name in runs[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", quick([3, 4, 6], 3))
 def test_a_resumed_run_has_the_same_past(step, tmp_path):
     options = {**LEARNS, "max_steps": 8, "rollout_staleness": 2, "save_strategy": "steps"}
@@ -103,6 +107,7 @@ def test_a_resumed_run_has_the_same_past(step, tmp_path):
     assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
 
 
+@pytest.mark.long
 def test_checkpoints_hold_the_past_and_a_new_run_forgets_it(tmp_path):
     options = {**RUN, "trainer_class": Watching, "rollout_staleness": 2}
     trainer, _ = scripted_trainer(tmp_path, **options, save_strategy="steps", save_steps=8)

@@ -111,6 +111,7 @@ def episodes(trainer):
         yield number, said, index, estimates.rewards[b]
 
 
+@pytest.mark.long
 def test_rewards_land_on_the_last_token_of_the_turn_that_earned_them(tmp_path, monkeypatch):
     """Two tools in one turn, tools that fail, and a rollout that is cut."""
     trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv)
@@ -132,6 +133,7 @@ def test_rewards_land_on_the_last_token_of_the_turn_that_earned_them(tmp_path, m
     assert figures["episode/score"] == pytest.approx(sum(earned) / 4)
 
 
+@pytest.mark.long
 def test_a_malformed_call_and_a_turn_that_is_cut_are_no_valid_actions(tmp_path, monkeypatch):
     said = ["It is done.", '<tool_call>\n{"name": \n</tool_call>', "gibberish", "no end" * 200]
     turn = said_by(lambda number: [said[number % 4]], r"say (\d)")
@@ -142,6 +144,7 @@ def test_a_malformed_call_and_a_turn_that_is_cut_are_no_valid_actions(tmp_path, 
     assert logged(trainer, "stop_reason/token_budget") == [0.25]
 
 
+@pytest.mark.long
 def test_every_rollout_starts_counting_afresh(tmp_path, monkeypatch):
     trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv, max_steps=4)
     trainer.train()
@@ -150,6 +153,7 @@ def test_every_rollout_starts_counting_afresh(tmp_path, monkeypatch):
     assert first == second
 
 
+@pytest.mark.long
 def test_reward_functions_get_upstreams_arguments_and_no_others(tmp_path, monkeypatch):
     seen = []
 

@@ -75,7 +75,7 @@ def test_the_model_reads_a_list(template, says, tool, shown, tmp_path, monkeypat
         assert f"<tool_response>\n{shown}\n</tool_response>" in tokenizer.decode(episode.ids)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "reason"), [
     ("[" * 1100, "no_action"),
     ('{"q": ' + "[" * 900 + "]" * 900 + "}", "no_action"),
@@ -103,6 +103,7 @@ LOG = [
 BLOCKS = [{"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?"}]}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("template", ["qwen3", "qwen2_5", "qwen3_5_think", "llama3_2"])
 @pytest.mark.parametrize(("prompt", "shown"), [
     (BLOCKS, ["What is 2 + 2?"]),

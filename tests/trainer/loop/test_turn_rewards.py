@@ -110,6 +110,7 @@ def test_text_environments_give_the_conversation_before_each_turn(tmp_path, scri
     assert logs(trainer)["episode/score"] == 3.5
 
 
+@pytest.mark.long
 def test_tool_environments_give_calls_and_answers(tmp_path, monkeypatch):
     watch = Watch(lambda number: 100.0 * (number + 1))
     trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv, shuffle_dataset=False)

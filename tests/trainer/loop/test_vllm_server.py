@@ -95,6 +95,7 @@ def trained(tmp_path_factory):
     return served(tmp_path_factory.mktemp("vllm"), max_turn_tokens=5)
 
 
+@pytest.mark.long
 def test_every_sampled_token_and_logprob_is_the_servers(trained):
     trainer, server, _ = trained
     answers = list(server.answers)
@@ -122,6 +123,7 @@ def test_the_server_gets_the_weights_of_every_step(trained):
     )
 
 
+@pytest.mark.long
 def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path):
     arguments = {"peft_config": LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])}
     trainer, _, client = served(tmp_path, arguments=arguments, learning_rate=0.1)
@@ -132,6 +134,7 @@ def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path
     assert any(p.any() for p in trainer.critic.parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["turn_truncate", "turn_mask"])
 def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, mode):
     bounds = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.03}
@@ -162,6 +165,7 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
         assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kl_coef", [0.0, 0.05])
 def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(kl_coef, tmp_path):
     """With one epoch and no KL they are not."""
@@ -181,7 +185,7 @@ def episodes(trainer):
     return [sorted((tuple(p), tuple(c)) for p, c, _ in rows_of(kept[1])) for kept in trainer.kept]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["500", "429", "drop", "garbage"])
 def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
     tmp_path, monkeypatch, fault, trained
@@ -209,7 +213,7 @@ def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
     assert time.monotonic() - started < PATIENCE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("moment", [2, 12], ids=["within a turn", "between rollouts"])
 def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(tmp_path, moment):
     """It forgets weights and their name, as vLLM does."""
@@ -225,6 +229,7 @@ def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(
     assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
 
 
+@pytest.mark.long
 def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
     options = {"vllm_server_timeout": 0.2, "max_steps": 30}
@@ -237,6 +242,7 @@ def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_
     assert trainer._player.engine.calls._running == {}
 
 
+@pytest.mark.long
 def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
     given = {"arguments": {"eval_dataset": prompts(3)}, "eval_strategy": "steps", "eval_steps": 1}
     trainer, _, client = served(tmp_path, **given)
@@ -269,7 +275,7 @@ def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
     assert max(gaps) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
     """The best ones at the end, which an evaluation plays with."""
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}

@@ -300,7 +300,7 @@ def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
         trainer.train()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_text_environments_and_rollouts_of_ones_own_need_no_template(tmp_path):
     build(tmp_path / "text", STPPOTrainer, arguments=made(BARE)).train()
     build(tmp_path / "env", STPPOTrainer, arguments=made(BARE) | COUNT).train()

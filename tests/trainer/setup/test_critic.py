@@ -40,6 +40,7 @@ def states(trainer):
     return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(
     checkpointing, tmp_path
@@ -62,6 +63,7 @@ def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(
         assert torch.equal(trainer.model(ids).logits, base(ids).logits)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", quick(["ppo", "st-ppo"], "st-ppo"))
 def test_gradient_checkpointing_changes_no_gradient_of_either_adapter(variant, tmp_path):
     """A layer recomputed in the critic's backward must run with the critic's adapter again."""
@@ -90,6 +92,7 @@ def test_gradient_checkpointing_changes_no_gradient_of_either_adapter(variant, t
     assert all(v.abs().max() > 0 for v in adapters), "the critic's adapter should have moved"
 
 
+@pytest.mark.long
 def test_values_ignore_the_policy_adapter_and_logprobs_the_critics(tmp_path):
     arguments, _ = shared(tmp_path)
     trainer, recorder = train(**arguments)
@@ -152,6 +155,7 @@ def test_pushed_weights_are_the_merged_policy_under_the_bases_names(tmp_path):
     assert any(not torch.equal(pushed[n], w) for n, w in base.named_parameters())
 
 
+@pytest.mark.long
 def test_the_critic_starts_at_zero(tmp_path):
     arguments, _ = shared(tmp_path)
     _, recorder = train(**arguments)

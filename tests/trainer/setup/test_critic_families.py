@@ -102,6 +102,7 @@ def values(critic) -> torch.Tensor:
         return critic.values(IDS, torch.ones_like(IDS), IDS.size(1) - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Cohere2", "Glm4Moe"])
 def test_every_family_trains_and_is_saved(name, tmp_path):
     trainer, _ = scripted_trainer(
@@ -125,7 +126,7 @@ def test_every_family_trains_and_is_saved(name, tmp_path):
     torch.testing.assert_close(values(one.critic), values(trainer.critic))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Cohere2", "Glm4Moe", "Qwen3Moe"])
 def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     """Also of experts, which the disk has one by one and the model in one tensor."""
@@ -221,6 +222,7 @@ def test_a_model_without_a_backbone_is_named(tmp_path):
         model.config.__class__ = Qwen2Config
 
 
+@pytest.mark.long
 def test_a_model_of_ones_own_code_trains_saves_and_resumes(coded, tmp_path):
     run = {"model": coded, "trainer_class": STPPOTrainer, "trust_remote_code": True, **OPTIONS}
     run["cast_lm_head_to_fp32"] = False

@@ -151,7 +151,7 @@ def test_the_final_folder_loads_as_the_policy(run):
     run.trainer.model.train()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_ends_where_the_uninterrupted_one_did(run):
     if run.kind in PLAIN:
         pytest.skip("its tensors are those of plain LoRA")

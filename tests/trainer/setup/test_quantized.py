@@ -39,6 +39,7 @@ def frozen(trainer):
     return {n: p.detach().clone() for n, p in named if "lora_" not in n}
 
 
+@pytest.mark.long
 def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path):
     """By the backend that keeps its cache, which leaves modes and adapters as they were."""
     trainer = build(
@@ -129,6 +130,7 @@ def run(request, checkpoint, tmp_path_factory):
     return way, folder, trainer, recorder, before
 
 
+@pytest.mark.long
 def test_every_way_trains_both_adapters_on_untouched_weights(run):
     _, _, trainer, recorder, before = run
     for name, weight in recorder.before.items():
@@ -158,6 +160,7 @@ def test_every_way_has_its_initial_policy_as_the_reference(run):
     assert (late["ref_per_token_logps"] - late["old_per_token_logps"]).abs().max() > 1e-2
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_where_the_uninterrupted_one_did(run, checkpoint):
     """In the same precision too: PEFT casts what it loads to float32, into new parameters."""
     way, folder, _, recorder, before = run
@@ -192,6 +195,7 @@ def test_the_final_folder_loads_as_the_policy_alone(run, checkpoint):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_values_are_not_rounded_by_mixed_precision(checkpoint, tmp_path):
     """Rewards and returns take the dtype of the values; bfloat16 has three digits."""
     way = by_name(in_4_bits(torch.bfloat16), bf16=True)(checkpoint)

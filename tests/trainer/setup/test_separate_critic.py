@@ -66,6 +66,7 @@ def test_a_given_value_model_is_trained_in_place(tmp_path):
     torch.testing.assert_close(recorder.batches[0]["values"][counted], values[counted])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_a_peft_value_model_trains_its_adapter_and_head_only(checkpointing, tmp_path):
     config = LoraConfig(**LORA, task_type="SEQ_CLS", init_lora_weights=False)
@@ -128,6 +129,7 @@ class StateWatcher(TrainerCallback):
         self.counts.append(sum(p in held for p in parameters))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("max_grad_norm", "critic"),
     quick(product([0.0, 1.0], ["shared", "separate"]), (0.0, "separate"), (1.0, "shared")),

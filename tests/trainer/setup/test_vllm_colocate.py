@@ -143,7 +143,7 @@ def test_turns_are_sampled_one_by_one_with_the_weights_of_every_step(tmp_path, e
     assert [e.policy_versions for e in trainer.episodes] == [[1, 1]] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_goes_to_the_engine_alone_and_each_version_has_a_name(tmp_path, engine, saved):
     arguments = {"model": saved, "peft_config": LoraConfig(**LORA)}
     usual = {"revision": "main", "trust_remote_code": False, "dtype": None}
@@ -176,7 +176,7 @@ MERGED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", MERGED)
 def test_where_vllm_cannot_have_the_adapter_weights_are_merged(tmp_path, engine, saved, case):
     options, lora = MERGED[case]

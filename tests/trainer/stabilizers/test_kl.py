@@ -148,6 +148,7 @@ def test_a_step_is_scaled_with_its_weight_decay_and_other_factors(tmp_path):
     assert logged(trainer, "clip_bias/scale")
 
 
+@pytest.mark.long
 def test_the_factor_follows_a_run(tmp_path):
     """A tiny desired KL lowers the factor after each update, a large one raises it."""
     steps = {"num_ppo_epochs": 2, "max_steps": 6, "learning_rate": 1e-3}

@@ -66,6 +66,7 @@ print(json.dumps({"scales": scales, "counts": counts}))
 """
 
 
+@pytest.mark.long
 def test_a_new_file_is_a_new_stabilizer(tmp_path):
     copy = shutil.copytree(PACKAGE, tmp_path / "copy" / "trl_stppo")
     (copy / "trainer" / "stabilizers" / "halving.py").write_text(TOY)

@@ -23,7 +23,7 @@ def split_into(split) -> dict[str, int]:
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("split", "variant", "loss_type"),
     [("1x8", "st-ppo", "bnpo"), ("2x4", "st-ppo", "grpo"), ("8x1", "s-ppo", "bnpo")],

@@ -102,6 +102,7 @@ def test_no_pass_is_made_where_nothing_is_clipped(tmp_path):
     assert not hasattr(trainer, "passed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
     checkpointing, tmp_path, monkeypatch

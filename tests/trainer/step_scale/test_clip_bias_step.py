@@ -135,6 +135,7 @@ class RateWatcher(TrainerCallback):
         self.rates.append([group["lr"] for group in optimizer.param_groups])
 
 
+@pytest.mark.long
 def test_scheduler_and_log_never_see_the_scaled_learning_rate(tmp_path):
     options = {
         "lr_scheduler_type": "linear", "warmup_steps": 2, "num_ppo_epochs": 4, "max_steps": 4,

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.kit.tiers import quick
-
 # Between them every task, every trainer and every way to play.
 SMALL = [
     ("hanoi", "STPPOTrainer"),
@@ -23,7 +21,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("task", "trainer"), quick(SMALL, SMALL[1], SMALL[2]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "trainer"), SMALL)
 def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
     if task == "textworld":
         pytest.importorskip("textworld.generator")

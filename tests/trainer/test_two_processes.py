@@ -21,6 +21,7 @@ def ranks(tmp_path_factory):
     return by_case("tests.kit.distributed_run", CASES, NOW, tmp_path_factory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(CASES, *NOW))
 def test_two_processes_take_the_steps_of_one(case, ranks, tmp_path):
     one, two = run(case, tmp_path), ranks(case)[0]

@@ -119,7 +119,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint test test-docs
+check: lint test test-long test-docs
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(AGENTS_VENV) build dist *.egg-info runs docs/_build

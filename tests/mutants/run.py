@@ -49,6 +49,8 @@ def pytest(files: list[str], checkout: Path, limit: int = LIMIT_SECONDS) -> tupl
     # Without bytecode: two versions of a file within a second would look the same to its cache.
     env = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    # With the long tests, which the default leaves out.
+    command += ["-m", "not slow and not gpu"]
     try:
         done = subprocess.run(
             command, cwd=checkout, env=env, capture_output=True, text=True, timeout=limit

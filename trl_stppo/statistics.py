@@ -74,7 +74,7 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
 
 
 def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[float, float] | None:
-    """Return the normal confidence interval of a mean over clusters.
+    """Return a confidence interval, by the normal distribution, of the mean of values that come in clusters.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
     z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, that

@@ -76,7 +76,7 @@ class WatchedRun:
 
 
 def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server of the runs' pages, which are built in `pages`. The caller calls `serve_forever`."""
+    """Return a server of the runs' pages, which it builds in the folder `pages`. The caller starts it."""
     runs = [WatchedRun(folder, pages / f"{i}.html") for i, folder in enumerate(folders)]
     shell = (Path(__file__).parents[1] / "watch" / "template" / "watch.html").read_bytes()
 

@@ -49,7 +49,7 @@ def check_turn_index(turn_index: Tensor) -> None:
 
 
 def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
-    """Raise ValueError if an episode has more than `count` turns. The error calls this limit `what`.
+    """Raise ValueError if an episode has more than `count` turns. `what`: the limit's name in the error.
 
     On a GPU this check would synchronise, so an index out of range ends the run instead.
     """

@@ -174,7 +174,7 @@ def importance_ratio(log_ratio: Tensor) -> Tensor:
 
 
 class SurrogateStats(NamedTuple):
-    """Sums of the clipped surrogate's statistics over the tokens that count, as detached [] tensors.
+    """Statistics of the clipped surrogate over the tokens that count, as detached scalar tensors.
 
     Attributes:
         tokens: number of tokens.

@@ -28,7 +28,7 @@ from .slots import SlotCache, Span, additive, aligned, base_of, cache_argument, 
 
 @dataclass(eq=False)
 class _Row:
-    """An episode's tokens, `ids`. The episode's slot has keys and values of the first `cached` tokens.
+    """An episode's tokens, `ids`. Its slot holds the keys and values of the first ones; `cached`: how many.
 
     A turn in flight is `generating` once it has started. `added` is the number of steps before its request.
     """
@@ -74,7 +74,8 @@ class CachedBackend(Backend):
     # because a forward pass over few rows takes nearly as long as a forward pass over many rows.
     ADMIT_ONE_IN = 8
     ADMIT_AFTER = 4
-    # Slots move together if there is more than one idle slot per this many generating slots.
+    # Generating rows move to adjacent slots if there is more than one idle slot per this many generating
+    # slots.
     IDLE_ONE_IN = 8
     # Largest number of tokens of one forward pass, padding included.
     PREFILL_TOKENS = 8192

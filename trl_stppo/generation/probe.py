@@ -16,7 +16,8 @@ from .protocol import TurnRequest, TurnResult
 from .sampling import SamplingSettings
 from .slots import SlotCache, base_of, options_of
 
-# Allowed difference in nats, if the model computes in 32 bits and its logits deviate by a nat or more.
+# Allowed difference of log-probabilities, in nats, if the model computes in 32 bits and the standard
+# deviation of its logits is at least 1.
 TOLERANCE = 1e-3
 # Largest number of tokens of a row.
 LONGEST = 2048

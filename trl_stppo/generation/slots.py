@@ -234,7 +234,7 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
 
 
 def cache_argument(model: nn.Module) -> str | None:
-    """Return the name of the argument that takes a cache; transformers 5.24 renamed it. None without one."""
+    """Return the name of the argument for a cache, which transformers 5.24 renamed; None if there is none."""
     known = inspect.signature(base_of(model).forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in known), None)
 

@@ -106,7 +106,7 @@ class Critic:
         ).last_hidden_state
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [B, S, H] to values [B, S] by the head, in float32 or a float64 head's dtype."""
+        """Map hidden states [B, S, H] to values [B, S], float64 if the head is, else float32."""
         # Autocast would round the values to bfloat16.
         with torch.autocast(hidden.device.type, enabled=False):
             values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
@@ -123,7 +123,7 @@ class Critic:
         """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context manager of the critic's forward and backward pass, which recomputes checkpointed layers."""
+        """Context manager for the critic's forward and backward pass; the latter recomputes layers."""
         return nullcontext()
 
 

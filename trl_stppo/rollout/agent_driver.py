@@ -123,7 +123,7 @@ class AgentSession:
         return await self.next()
 
     async def next(self) -> AgentRequest | Any:
-        """Return the agent's next request or its result, or raise the agent's exception."""
+        """Return the agent's next request, or its result if the agent has returned; raise its exception."""
         with self._lock:
             event = self._events.popleft() if self._events else None
             waiter = self._waiter = Future[Any]() if event is None else None
@@ -218,7 +218,7 @@ class AgentDriver(Driver):
         logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
         before = context.prompt_ids + context.ids
         name = f"{episode.row}-{session.turns}"
-        # Cut the tokens before the stop string, so that tool calls before it still count.
+        # Keep only the tokens before the stop string, so that tool calls before it still count.
         said = ids
         while stopped is not None and not stopped.startswith(decode(said)):
             said = said[:-1]

@@ -106,7 +106,8 @@ class ChatRenderer:
         ids, ended = self.control.text_ids(after), self.ended([last])
         ends_message = [last, *self.control.text_ids(asked)[:1]]
         if names or (ended and not self.ended(ids[:1])):
-            # Drop the tokens before the turn's end (the rest of a call), because the policy wrote them.
+            # Drop the template's tokens before the turn's end (the rest of a call), because the policy has
+            # already written this text.
             alone = self.control.text_ids(self._around_turn([], names)[2])
             pairs = enumerate(zip_longest(ids, alone))
             ids = ids[next(n for n, (a, b) in pairs if a != b or a in self.eos_token_ids) :]

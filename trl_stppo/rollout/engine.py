@@ -158,7 +158,7 @@ class _Rollout:
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, Proceed] = {}
-        # Row -> context of an agent, whose keys and values the backend keeps.
+        # Row -> the agent's context for which the backend keeps the attention's keys and values.
         self._held: dict[int, Context] = {}
         self.durations = Durations()
 

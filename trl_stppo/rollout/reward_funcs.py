@@ -109,7 +109,8 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
 def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the parameters that `arguments` lacks, and the arguments that `func` does not take."""
     try:
-        # Ignore the wrapped function, because its decorator may add arguments that it needs.
+        # Read the decorated function's own signature, because its decorator may pass further arguments to the
+        # inner function.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         # A compiled function has no signature.
@@ -159,7 +160,7 @@ def final_rewards_of(env_type: str, current: CurrentEpisodes) -> RewardFunc:
 
 
 def turn_sums(current: CurrentEpisodes, without: float | None) -> RewardFunc:
-    """Make a reward function: the sum of an episode's turn rewards, or `without` if no episode has any."""
+    """Make a reward function: an episode's sum of turn rewards, or `without` where no turn has any."""
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
         if not any(episode.has_turn_rewards for episode in current.episodes):

@@ -26,7 +26,8 @@ from .workers import caught
 
 # Name of a list that `reset` clears and tools append to.
 TURN_REWARDS = "turn_rewards"
-# Word in the tags around a tool call in most chat templates. A malformed call stays in the text with them.
+# Word in the tags around a tool call in most chat templates. A malformed call stays in the text with its
+# tags.
 CALL_TAG = "tool_call"
 # Parser of a turn: (its ids, the ids before it, tools) -> assistant message, `tool_calls` included.
 Parse = Callable[[list[int], list[int], list[Any]], Message]
@@ -111,7 +112,7 @@ class ToolDriver(Driver):
         return self._parse(ids, episode.prompt_ids + episode.ids, self.tools)
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
-        """Return the call that executes the turn's tool calls, or None if it has no tool calls."""
+        """Return a function that executes the turn's tool calls, or None if the turn has none."""
         requests = message.get("tool_calls")
         if not (self.tools and requests):
             return None

@@ -113,7 +113,7 @@ def open_trackio(trainer: Any) -> None:
 
 @contextmanager
 def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
-    """Context manager that excludes files that match `patterns` from upstream's uploads."""
+    """Context manager in which upstream's uploads leave out the files that match `patterns`."""
     original = upstream_trainer.hf_api
 
     def api() -> Any:

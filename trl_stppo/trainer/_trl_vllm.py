@@ -111,7 +111,7 @@ def adapter(number: int, folder: str) -> Any:
 
 
 def new_client(vllm: Any, patience: float) -> Any:
-    """Make a TRL client without retries to sample turns. Connecting may take up to `patience` seconds."""
+    """Make a TRL client that samples turns and does not retry. It connects within `patience` seconds."""
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
 

@@ -82,7 +82,7 @@ class Bridge(GRPOTrainer):
 
     @property
     def loss_sums(self) -> tuple[torch.Tensor, float, int]:
-        """Sums of the loss since and before the last log, and the step of that log."""
+        """The sum of the loss since the last log, its sum before that log, and the step of that log."""
         return self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged
 
     @loss_sums.setter
@@ -105,7 +105,7 @@ class Bridge(GRPOTrainer):
 
     @property
     def signature_columns(self) -> list[str]:
-        """Columns of the rows that upstream keeps."""
+        """The columns that upstream keeps in each row."""
         return self._signature_columns
 
     @property

@@ -281,7 +281,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         check_values(self)
 
     def _resolve_critic(self) -> None:
-        """Set the critic's learning rate, by default ten times the policy's, from 1e-5 to 1e-3."""
+        """Set the critic's learning rate; the default is ten times the policy's, within [1e-5, 1e-3]."""
         self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:
             # Round to 12 digits, so that the result is 3e-4 and not 0.00030000000000000003.

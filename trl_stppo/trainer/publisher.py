@@ -1,4 +1,4 @@
-"""Saving and pushing of an agent, around upstream's uploads and model card."""
+"""Saves and pushes an agent, and wraps upstream's methods for uploads and the model card."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
 from .ppo_config import PPOConfig
 
-# Characters after a piece in which the next piece is searched. Text between two pieces belongs to no single
-# token, such as a space, or a character of several tokens.
+# Largest number of characters between two pieces. This text belongs to no single token: a space, or a
+# character of several tokens.
 GAP = 32
 
 

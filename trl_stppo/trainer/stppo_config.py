@@ -46,8 +46,9 @@ class STPPOConfig(PPOConfig):
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
     # Level that is set without a variant -> its variant.
     _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "s-ppo", "turn": "st-ppo"}
-    # Measurement of the clipping bias: "exact" or "logits". None: exact if a stabilizer scales by it, unless
-    # episodes are weighted or gradients are sharded. Studies set this; it is not an option.
+    # How to measure the clipping bias: "exact" or "logits". None: exact if a stabilizer scales by the bias
+    # and none weighs episodes. A stabilizer that needs exact norms always gets them. Sharded gradients
+    # always give estimates. Only studies set this.
     _clip_bias_estimator: ClassVar[str | None] = None
 
     variant: str | None = option(

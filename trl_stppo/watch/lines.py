@@ -64,8 +64,8 @@ CUT_OFF = {
     "stop_reason/max_turn_tokens": "max_turn_tokens too small, or turns that do not end?",
     "stop_reason/max_turns": "max_turns too small?",
 }
-# Metrics that are 0 if nothing can be learned -> the message.
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
+# Metric that is 0 in all rollouts if nothing can be learned -> the message about it.
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
@@ -276,7 +276,8 @@ def lost(history: list[dict[str, Any]]) -> str | None:
     if len(levels) <= LAST or any(known(history, FALLS)):
         return None
     best = max(levels)
-    # A score may be negative. A tenth of its best means little if the score was as far below 0.
+    # A score may be negative. If the lowest score is as far below 0 as the best is above, a tenth of the best
+    # means little.
     if max(levels[-LAST:]) >= best / 10 or min(levels) <= -best:
         return None
     return "success" if known(history, SUCCESS) else "score"

@@ -19,7 +19,7 @@ def action_text(text: str) -> str:
 
 
 def last_word(text: str, words: Iterable[str]) -> str | None:
-    """Return the last word of the action that is among `words`, in lower case, or None."""
+    """Return the last of `words` that occurs in the action, in lower case, or None if none occurs."""
     # Try longer words first, so that "go up" is not read as "go".
     choices = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     found = re.findall(rf"\b(?:{choices})\b", action_text(text), re.IGNORECASE)

@@ -175,7 +175,7 @@ def stdlib_search_dataset(split: Split) -> datasets.Dataset:
 
 
 STDLIB = "stdlib"
-# Lock the call, because `cache` alone lets two threads open one name.
+# Lock the call: with `cache` alone, two threads could both open the same retriever.
 _lock = threading.Lock()
 
 

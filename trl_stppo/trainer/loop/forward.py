@@ -49,7 +49,7 @@ class ForwardPasses:
         self.was_packed = False
 
     def probe(self) -> None:
-        """Decide whether passes may be packed: by the configuration, then by passes of unlike rows."""
+        """Decide whether passes may be packed: check the settings, then compare packed and padded passes."""
         host = self._host
         critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
         self.why_padded = None
@@ -174,7 +174,8 @@ class ForwardPasses:
             places, labels = rows.places(pack), pack.input_ids[0, rows.places(pack, after=1)]
             count = len(labels)
             if not count:
-                # Make a pass without labels too, because processes may communicate in every pass.
+                # If no token has a label, make the pass anyway, because processes may communicate in every
+                # pass.
                 places, labels = labels.new_zeros(1), labels.new_full((1,), IGNORED)
             quiet = ddp.no_sync() if ddp is not None and pack is not packs[-1] else nullcontext()
             with quiet, small_tiles(places.device), accelerator.autocast():
@@ -244,7 +245,7 @@ class ForwardPasses:
         return put_back(parts, values, ids.size(1), length + 1)
 
     def _packed_values(self, batch: Batch, batch_size: int | None) -> Tensor | None:
-        """Return `values` by packs, or None if padded passes cost less."""
+        """Compute the result of `values` in packs; return None if padded passes take less."""
         critic = self._host.critic
         # There is one more column than tokens, because the value after the last token is wanted too.
         wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()

@@ -22,7 +22,7 @@ def group_targets(
     group: int,
     accelerator: Any,
 ) -> tuple[Targets, dict[str, float]]:
-    """Compute advantages without a critic, per episode (with ReBN per turn), and metrics of the scores.
+    """Compute advantages without a critic, one per episode (ReBN: one per turn), and metrics of the scores.
 
     `scores`: [B], reward units. `scored`: [B] bool; an episode without a score does not count in its group
     of `group` episodes. `mask`: [B, T] bool, tokens that train.

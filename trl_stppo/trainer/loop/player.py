@@ -98,7 +98,7 @@ class EpisodePlayer:
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """Index of each training row by hash; equal rows share the first index. Empty for a stream."""
+        """Return a mapping from each training row's hash to the first row with it; empty for a stream."""
         rows = self.host.train_dataset
         hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
         return {found: number for number, found in reversed([*enumerate(hashes)])}

@@ -111,7 +111,7 @@ class TurnSampler:
 
     @property
     def is_exact(self) -> bool | None:
-        """Return whether sampler and training agree in float32; None if their distributions differ."""
+        """Return whether sampler and training should agree to float32's accuracy; None if settings differ."""
         host, policy = self._host, self._host.accelerator.unwrap_model(self._host.model)
         settings, _ = sampling_settings(host)
         if settings is None or settings.truncates or not host.args.disable_dropout:

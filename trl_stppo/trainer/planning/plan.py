@@ -104,7 +104,7 @@ class RolloutPlan:
 
     @property
     def plays_environment(self) -> bool:
-        """Return whether environments, tools or an agent play, not plain prompts or a `rollout_func`."""
+        """Return whether episodes use environments, tools or an agent; False for plain prompts."""
         return bool(self.text or self.tools or self.standalone_tools or self.agent)
 
     @property

@@ -35,7 +35,7 @@ class RewardPlan:
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 
     def weights(self, given: list[float] | None) -> list[float] | None:
-        """Extend the caller's weights by 1 for each added function; return None if no weights are given."""
+        """Append a weight of 1 per added function to the caller's weights; None stays None."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:

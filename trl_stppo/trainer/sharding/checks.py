@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-# Engine -> policy -> critics that it can train. "copied": made from the policy's weights; "named" and
-# "given": a name or a model as `value_model`; "shared": an adapter of a LoRA policy.
+# Engine -> kind of policy -> critics that the engine can train. "copied": made from the policy's weights;
+# "named": `value_model` is a name; "given": `value_model` is a model; "shared": an adapter of a LoRA policy.
 CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},

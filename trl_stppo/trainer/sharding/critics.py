@@ -210,8 +210,8 @@ def _shard(critic: SharedCritic | SeparateCritic, policy: Any, accelerator: Acce
         fsdp2_prepare_model(accelerator, model)
         plugin.transformer_cls_names_to_wrap = names
     else:
-        # Torch fails at the end of a backward pass if unused weights, here of the policy's head, were
-        # never gathered.
+        # Gather all weights once: torch fails at the end of a backward pass if unused weights (here the
+        # policy's head) were never gathered.
         for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
             unit.unshard()
             unit.reshard()

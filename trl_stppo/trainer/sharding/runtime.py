@@ -41,7 +41,7 @@ def is_sharded(accelerator: Any) -> bool:
 
 
 def shards_weights(accelerator: Any) -> bool:
-    """Return whether a forward pass of the policy gathers weights, so that all processes must make it."""
+    """Return whether all processes must join each forward pass of the policy, because it gathers weights."""
     return sharding_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
 
 
@@ -155,7 +155,8 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
     finally:
         for unit in units:
             unit.reshard()
-        # Restore accelerate's settings: root and head stay gathered, because the backward pass begins there.
+        # Restore accelerate's setting, but let root and head stay gathered after a forward pass, because the
+        # backward pass begins there.
         root.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward))
         root.set_reshard_after_forward(False, recurse=False)
         head = root.get_output_embeddings()

@@ -11,7 +11,8 @@ from ..gradient_buffer import Reduce
 
 # Optimizers whose step is proportional to the learning rate, so that scaling the rate scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
-# Exceptions with similar names: their state depends on the learning rate, or they step early.
+# Optimizers that are not linear although some are named alike: their state depends on the learning rate, or
+# they step within the backward pass.
 NONLINEAR_OPTIMIZERS = (
     *("schedulefree", "layerwise", "lomo", "galore", "apollo"),
     *("asgd", "dadapt"),

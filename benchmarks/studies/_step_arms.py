@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from _kl import Kl
 from torch import Tensor
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import normalization_scale
 from trl_stppo.trainer.batch import Batch, Targets
 from trl_stppo.trainer.stabilizers import STEP, Stabilizer, register
-from trl_stppo.trainer.stabilizers.kl import Kl
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 # Deviations beyond which an advantage is cut off.

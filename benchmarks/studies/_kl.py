@@ -1,24 +1,81 @@
-"""`kl`: optimizer steps whose size follows the policy's measured change."""
+"""The stabilizer `kl`: optimizer steps whose size follows the policy's measured change (docs/lab/step.md)."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core.desired_kl import SMALLEST_FACTOR, kl_per_turn, next_step_factor
-from ...core.masking import widest
-from .base import Reduce, Stabilizer, register
-
-logger = logging.getLogger(__name__)
+from trl_stppo.core.masking import check_like, widest
+from trl_stppo.core.policy import MAX_LOG_RATIO
+from trl_stppo.core.turns import check_turn_index, reduce_turns
+from trl_stppo.trainer.stabilizers.base import Reduce, Stabilizer, register
 
 # At the start the effect of a step on the policy is unknown, so begin with small steps.
 FIRST_FACTOR = 0.1
 # A mini-batch this many times above the desired KL halves the factor at once, if it has enough turns.
 BRAKE, ENOUGH_TURNS = 4.0, 32
+GROWTH = 1.5
+# The factor stays the same while the KL is between half and twice the desired KL.
+TOLERANCE = 2.0
+SMALLEST_FACTOR, LARGEST_FACTOR = 0.001, 1.0
+
+
+def kl_per_turn(
+    logprobs: Tensor, old_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sum the KL from the policy that played to the current policy over turns, and count the turns.
+
+    A token's term is expm1(x) - x with x = log pi - log pi_old, which is never negative and whose mean
+    under pi_old is the KL. A turn without a token in the loss is not counted.
+
+    Args:
+        logprobs: [B, T] nats, of the current policy.
+        old_logprobs: [B, T] nats, of the policy that played.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        loss_mask: [B, T] bool, True = counts.
+
+    Returns:
+        The sum in nats and the number of turns, [] each, in the widest dtype, without a graph.
+
+    Source: Schulman 2020, "Approximating KL divergence", the estimator k3, here with the ratio pi / pi_old.
+    """
+    check_turn_index(turn_index)
+    check_like("logprobs", logprobs, old_logprobs=old_logprobs, turn_index=turn_index)
+    check_like("logprobs", logprobs, loss_mask=loss_mask)
+    x = (widest(logprobs.detach()) - widest(old_logprobs.detach())).masked_fill(~loss_mask, 0.0)
+    terms = x.clamp(max=MAX_LOG_RATIO).expm1() - x
+    index = turn_index.masked_fill(~loss_mask, -1)
+    counts = reduce_turns(torch.ones_like(x), index, num_turns=x.size(1), op="sum")
+    return terms.masked_fill(index < 0, 0.0).sum(), (counts > 0).sum().to(x.dtype)
+
+
+def next_step_factor(
+    factor: float, kl: float, desired_kl: float, *, may_grow: bool = True, delay: int = 0
+) -> float:
+    """Move the factor on optimizer steps so that an update's KL per turn comes near the desired KL.
+
+    Args:
+        factor: factor of the update that has ended, within [0.001, 1].
+        kl: KL of this update in nats per turn; a KL that is not finite counts as too large.
+        desired_kl: desired KL in nats per turn.
+        may_grow: whether the factor may grow.
+        delay: number of updates after which a factor shows in `kl`; a longer delay makes the change smaller.
+
+    Returns:
+        The factor of the next update, within [0.001, 1].
+
+    Source: the adaptive learning rate of Isaac Gym (arXiv:2108.10470) and RSL-RL (arXiv:2509.10771).
+    """
+    change = 1.0
+    if not kl <= TOLERANCE * desired_kl:
+        change = 1.0 / GROWTH
+    elif may_grow and kl < desired_kl / TOLERANCE:
+        change = GROWTH
+    moved = factor * change ** (1.0 / (1 + delay))
+    return min(max(moved, SMALLEST_FACTOR), LARGEST_FACTOR)
 
 
 @dataclass
@@ -48,11 +105,11 @@ class Kl(Stabilizer):
 
     The KL per turn is measured in the last epoch, over mini-batches that follow a step of the update.
 
-    Source: `core.next_step_factor`; the brake is this package's own.
+    Source: `next_step_factor`; the brake is this package's own.
     """
 
-    name = "kl"
-    meaning = "scales steps so that an update's KL per turn comes near `desired_kl`"
+    name, meaning = "kl", "scales steps so that an update's KL per turn comes near `desired_kl`"
+    desired_kl = 0.1
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -60,12 +117,6 @@ class Kl(Stabilizer):
         self._update = Update()
         self._step, self._kl, self._turns = 0, 0.0, 0.0
         self._sums: Tensor | None = None
-        if config.steps_per_rollout == 1:
-            logger.warning(
-                "'kl' in `stabilizers`: an update is one step, so nothing is measured after it and all steps "
-                "are scaled by %s. Set num_iterations or num_mini_batches above 1.",
-                FIRST_FACTOR,
-            )
 
     def start_mini_batch(self, step: int) -> None:
         """Reset the mini-batch's sums; before an update's first mini-batch reset the update's sums, too."""
@@ -85,7 +136,7 @@ class Kl(Stabilizer):
         sums = widest(torch.zeros(2, device=device)) if self._sums is None else self._sums
         self._kl, self._turns = reduce(sums).tolist()
         epoch, update = self._step // self.config.num_mini_batches, self._update
-        limit = BRAKE * self.config.desired_kl * self._turns
+        limit = BRAKE * self.desired_kl * self._turns
         if self._kl > limit and self._turns >= ENOUGH_TURNS and epoch != update.braked_epoch:
             update.may_grow, update.braked_epoch = False, epoch
             self.factor = max(self.factor / 2, SMALLEST_FACTOR)
@@ -107,10 +158,8 @@ class Kl(Stabilizer):
 
     def next_factor(self, kl: float, *, may_grow: bool) -> float:
         """Return the factor of the next update, given this update's KL in nats per turn."""
-        config = self.config
-        return next_step_factor(
-            self.factor, kl, config.desired_kl, may_grow=may_grow, delay=config.rollout_staleness
-        )
+        delay = self.config.rollout_staleness
+        return next_step_factor(self.factor, kl, self.desired_kl, may_grow=may_grow, delay=delay)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the factor and the state of the current update."""
@@ -120,3 +169,10 @@ class Kl(Stabilizer):
         """Restore the state from `state_dict`."""
         if state:
             self.factor, self._update = state["factor"], Update(**state["update"])
+
+
+@register
+class HalfKl(Kl):
+    """`kl` with half of the desired KL."""
+
+    name, desired_kl = "kl-0.05", 0.05

@@ -201,7 +201,8 @@ class Agent:
             The episodes, in the order of the rows.
 
         Raises:
-            ValueError: there is neither an environment nor tools nor an agent.
+            ValueError: there is neither an environment nor tools nor an agent, or `factory` cannot be
+                imported.
         """
         if factory is None and not tools and agent is None:
             raise ValueError("`factory`, `tools` and `agent` are all None. Set one.")
@@ -270,7 +271,11 @@ class Agent:
         """
         made = factory
         if isinstance(factory, str):
-            made = pkgutil.resolve_name(factory)
+            try:
+                made = pkgutil.resolve_name(factory)
+            except (ImportError, AttributeError, ValueError) as error:
+                message = f"{factory!r} cannot be imported: {error}. Must be module:Class."
+                raise ValueError(message) from error
         shared = not isinstance(made, (type, dict)) and hasattr(made, "reset")
         player = Player(
             self._speaker,

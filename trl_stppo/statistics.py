@@ -1,7 +1,7 @@
 """Intervals (95 %) of rates and means for evaluation, also of clustered trials.
 
 Several episodes of one dataset row are not independent; the row is the cluster (docs/evaluation.md).
-Counts that are not as documented raise ValueError.
+`wilson_interval` raises ValueError for counts out of range, `effective_trials` without a trial.
 """
 
 from __future__ import annotations

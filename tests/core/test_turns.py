@@ -52,6 +52,7 @@ def test_spans_against_reference(make_batch, seed):
     ([("0", 4)], r"must be a pair of integers"),
     ([(0, 1, 2)], r"span \(0, 1, 2\): must be a pair of integers"),
     ([3], r"span 3: must be a pair of integers"),
+    ([(False, True)], r"pair of integers, not bools"),
 ])  # fmt: skip
 def test_bad_spans_are_refused(turns, message):
     with pytest.raises(TurnSpanError, match=message):

@@ -101,7 +101,7 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
 
 
 def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
-    with pytest.raises(AttributeError, match="NoSuchEnv"):
+    with pytest.raises(ValueError, match="cannot be imported"):
         agent.run("tests.kit.fakes:NoSuchEnv", ROW)
     with pytest.raises(ValueError, match="`factory`, `tools`"):
         agent.run(None, ROW)

@@ -1,4 +1,4 @@
-"""The arm `kl`: its sums and factor by hand, when it decides, and what becomes of a step through `train()`."""
+"""The arm `kl`: its sums and factor by hand, when it decides, and what `train()` makes of a step."""
 
 import math
 from types import SimpleNamespace

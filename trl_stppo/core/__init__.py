@@ -2,8 +2,8 @@
 
 Needs torch and nothing else. Axes B episodes, T tokens, K turns, in this order; True in a mask
 means "counts"; values under a False never reach a result or a gradient. Half precision goes in, float32
-comes out. An argument whose dtype, shape or value is not as documented raises ValueError. No function
-synchronises with the GPU.
+comes out. Wrong dtypes and shapes, and values outside of a documented range of settings, raise ValueError; on
+a GPU too small a number of turns fails a device assertion. No function synchronises with the GPU.
 """
 
 from trl_stppo.core.advantages import (

@@ -61,6 +61,9 @@ def turn_index_from_spans(
                 start, end = map(operator.index, span)
             except (TypeError, ValueError) as error:
                 raise TurnSpanError(f"{where}: must be a pair of integers") from error
+            # A Python bool is an int, so a mask passed by mistake would count as offsets.
+            if any(isinstance(offset, bool) for offset in span):
+                raise TurnSpanError(f"{where}: must be a pair of integers, not bools")
             if not before <= start < end <= length:
                 raise TurnSpanError(f"{where}: must have {before} <= start < end <= {length}")
             rows[episode, start:end] = turn

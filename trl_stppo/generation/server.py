@@ -105,8 +105,6 @@ class ServerBackend(Backend):
         except queue.Empty:
             return results
 
-    # ------------------------------------------------------------------ on a turn's own thread
-
     def _work(self, request: TurnRequest) -> None:
         answer: TurnResult | BaseException
         try:

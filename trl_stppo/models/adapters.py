@@ -82,6 +82,10 @@ def check_loaded_policy(model: Any) -> None:
     """Raise ValueError for an adapter with which the base model's forward pass would fail."""
     if not hasattr(model.get_output_embeddings(), "bias"):
         raise ValueError("`trainable_token_indices` is not supported with tie_word_embeddings.")
+    config = model.peft_config[model.active_adapter]
+    in_8_bit = getattr(model.get_base_model(), "is_loaded_in_8bit", False)
+    if getattr(config, "use_dora", False) and in_8_bit and model.device.type == "cpu":
+        raise ValueError("`use_dora=True` on a base in 8 bits is not supported on the CPU.")
 
 
 def check_untouched_base(config: Any, who: str, instead: str) -> None:

@@ -81,8 +81,6 @@ class AgentSession:
         self._stop: Callable[[], object] = lambda: None
         self.closed = False
 
-    # ------------------------------------------------------- on the agent's thread or task
-
     def _emit(self, event: Any) -> None:
         with self._lock:
             if self.closed and isinstance(event, AgentRequest):
@@ -109,8 +107,6 @@ class AgentSession:
             self._emit((self._agent(self.clients[1], self._row), None))
         except BaseException as error:
             self._emit((None, error))
-
-    # --------------------------------------------------------------- on the event loop
 
     async def start(self) -> AgentRequest | Any:
         """Start the agent. Return its first request, or its result if it makes no request."""

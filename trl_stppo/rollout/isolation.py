@@ -332,7 +332,11 @@ def _serve(connection: Connection) -> None:
         if kind == "make":
             env = awaited(pickle.loads(name)())
             return os.getpid(), type(env).__name__, _public_methods(env)
-        value: Any = getattr(env, name, None) if kind == "close" else getattr(env, name)
+        try:
+            value: Any = getattr(env, name, None) if kind == "close" else getattr(env, name)
+        except AttributeError as error:
+            # A subclass might not survive pickling.
+            raise AttributeError(str(error)) from None
         if kind == "get" or (kind == "close" and not callable(value)):
             return value if kind == "get" else None
         return awaited(value(*args, **(kwargs or {})))

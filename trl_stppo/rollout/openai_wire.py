@@ -301,8 +301,9 @@ class AgentEndpoint:
         headers, content = request.headers, b""
         length = headers.get("Transfer-Encoding") or headers.get("Content-Length") or "0"
         try:
-            key = headers.get("Authorization", "").removeprefix("Bearer ")
-            if (answers := self._sessions.get(key)) is None:
+            scheme, _, key = headers.get("Authorization", "").partition(" ")
+            answers = self._sessions.get(key)
+            if answers is None or scheme != "Bearer":
                 raise RefusedRequest(401, "The API key is not that of a running episode.")
             if not length.isdecimal() or int(length) > MAX_BODY:
                 raise RefusedRequest(413, f"Content-Length is {length}; allowed: {MAX_BODY}.")

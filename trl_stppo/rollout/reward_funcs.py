@@ -50,11 +50,13 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
 
     async def asynchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
+        check_columns(func, selected, _columns(kwargs))
         rewards = checked(await func(**selected), func, len(kept)) if kept else []
         return _spread(rewards, kept, kwargs)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
+        check_columns(func, selected, _columns(kwargs))
         return _spread(checked(func(**selected), func, len(kept)) if kept else [], kept, kwargs)
 
     wrapper = functools.update_wrapper(asynchronous if is_async(func) else synchronous, func)
@@ -122,6 +124,10 @@ def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[lis
     return missing, [name for name in arguments if name not in named]
 
 
+def _columns(kwargs: dict[str, Any]) -> list[str]:
+    return [name for name in kwargs if name not in (*GIVEN, "environments")]
+
+
 def _select(
     kwargs: dict[str, Any], episodes: Sequence[Episode]
 ) -> tuple[list[int], dict[str, Any]]:
@@ -160,7 +166,7 @@ def final_rewards_of(env_type: str, current: CurrentEpisodes) -> RewardFunc:
 
 
 def turn_sums(current: CurrentEpisodes, without: float | None) -> RewardFunc:
-    """Make a reward function: an episode's sum of turn rewards, or `without` where no turn has any."""
+    """Make a reward function: an episode's sum of turn rewards; `without` if no episode has any."""
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
         if not any(episode.has_turn_rewards for episode in current.episodes):

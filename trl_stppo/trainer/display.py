@@ -61,10 +61,11 @@ def shield_integrations(callbacks: Sequence[Any]) -> None:
 
 
 def _log_points(
-    on_log: Callable[..., Any], *states: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    on_log: Callable[..., Any], args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
 ) -> Any:
     """Call an integration's `on_log` with the values of `logs` that are finite numbers or text."""
-    known = {name: value for name, value in (logs or {}).items() if value is not None}
-    gaps = [n for n, v in known.items() if isinstance(v, float) and not math.isfinite(v)]
-    points = {name: value for name, value in known.items() if name not in gaps}
-    return on_log(*states, logs=points, **kwargs)
+    points = {}
+    for name, value in (logs or {}).items():
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value)):
+            points[name] = value
+    return on_log(args, state, control, logs=points, **kwargs)

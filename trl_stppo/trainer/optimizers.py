@@ -57,8 +57,13 @@ class Optimizers(TrainerCallback):
         for parameter in parameters:
             parameter.requires_grad_(True)
         if not self.roles:
-            roles = _policy_roles(host, optimizer, given is not None)
-            self.roles = self._attach(optimizer, roles)
+            # All refusals come before anything is attached, so it is enough to restore the optimizer.
+            try:
+                roles = _policy_roles(host, optimizer, given is not None)
+                self.roles = self._attach(optimizer, roles)
+            except ValueError:
+                host.optimizer = given
+                raise
         return optimizer
 
     def _attach(self, optimizer: torch.optim.Optimizer, roles: list[str]) -> list[str]:

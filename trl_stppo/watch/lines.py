@@ -121,7 +121,6 @@ class ProgressLines(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""
-        # Read the history, because earlier callbacks may have removed entries of `logs`.
         log, new = state.log_history, state.log_history[self._logged :]
         rounds, main = self._rounds(state), state.is_world_process_zero
         # Print only training metrics, because evaluations and the end of the run are logged too.

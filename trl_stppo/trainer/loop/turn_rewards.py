@@ -169,8 +169,8 @@ class TurnRewardFuncs:
             arguments["environments"] = [environments[turn.episode] for turn in turns]
         check_columns(func, arguments, columns)
         rewards = func(**arguments)
-        if inspect.iscoroutine(rewards):
-            rewards = self._run_async(rewards)
+        if inspect.isawaitable(rewards):
+            rewards = self._run_async(_awaited(rewards))
         scores = checked(rewards, func, len(turns))
         if len(scores) != len(turns):
             raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
@@ -224,3 +224,7 @@ def _name(func: Callable[..., Any]) -> str:
     if isinstance(func, nn.Module):
         return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
     return name_of(func)
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

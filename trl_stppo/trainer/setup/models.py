@@ -256,7 +256,9 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
         return
     if plan.model is None:
         return
-    args, reference = host.args, plan.model.requires_grad_(False).eval()
+    args, reference = host.args, plan.model
+    reference.requires_grad_(False)
+    reference.eval()
     in_float32 = args.cast_lm_head_to_fp32
     add_fused_lm_head(reference, temperature=host.temperature, cast_lm_head_to_fp32=in_float32)
     host.ref_model = prepare_frozen(reference, host)

@@ -40,6 +40,24 @@ class HomeBound(ValueError):
         return at_home, (type(self), os.getpid())
 
 
+class NotThere(AttributeError):
+    def __init__(self, env, name):
+        super().__init__(f"{name} is not there")
+
+
+class Strict:
+    """Raises an error of its own for what it lacks; its arguments do not fit when it is unpickled."""
+
+    def reset(self):
+        return "", {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+    def __getattr__(self, name):
+        raise NotThere(self, name)
+
+
 class Env:
     """Everything that a tool may do right or wrong."""
 

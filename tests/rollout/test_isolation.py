@@ -14,6 +14,7 @@ from tests.kit.isolation_kit import (
     BuildsItsMessage,
     Env,
     HomeBound,
+    Strict,
     TwoArguments,
     descendants,
     is_running,
@@ -53,6 +54,14 @@ def test_attributes_are_copies_of_the_current_value(env):
         _ = env.absent
     with pytest.raises(ValueError, match="property"):
         _ = env.broken
+
+
+def test_an_environments_own_attribute_error_is_an_attribute_error():
+    one = IsolatedEnvironment(Strict)
+    assert getattr(one, "turn_rewards", None) is None
+    with pytest.raises(AttributeError, match="turn_rewards is not there"):
+        _ = one.turn_rewards
+    one.kill()
 
 
 def test_names_and_dunder_names(env):

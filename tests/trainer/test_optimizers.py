@@ -75,6 +75,9 @@ def test_8_bit_state_is_refused_on_the_cpu_before_the_first_step(tmp_path):
     with pytest.raises(ValueError, match=r"`optim` makes AdamW with 8-bit .* On the CPU"):
         trainer.train()
     assert not recorder.after
+    trainer.args.optim = "adamw_torch"
+    trainer.train()
+    assert recorder.after
 
 
 class Seen:

@@ -152,18 +152,28 @@ def test_rewards_of_several_functions_are_added(tmp_path, scripted):
         await asyncio.sleep(0.01)
         return [4.0] * len(completions)
 
+    class Later:
+        """Is awaitable without being a coroutine."""
+
+        def __await__(self):
+            yield from asyncio.sleep(0).__await__()
+            return [2.0] * 8
+
+    def later(**kwargs):
+        return Later()
+
     def sometimes(turn, **kwargs):
         return [None if number == 0 else -8.0 for number in turn]
 
     def never(turn, **kwargs):
         return [None] * len(turn)
 
-    funcs = [Watch(lambda number: 1.0), thoughtful, sometimes, never]
+    funcs = [Watch(lambda number: 1.0), thoughtful, later, sometimes, never]
     trainer = trained(tmp_path, funcs)
-    assert paid(trainer) == [[0.25 + 1.0 + 4.0, 0.25 + 1.0 + 4.0 - 8.0]] * 4
+    assert paid(trainer) == [[0.25 + 1.0 + 4.0 + 2.0, 0.25 + 1.0 + 4.0 + 2.0 - 8.0]] * 4
     figures = logs(trainer)
     means = {k.split("/")[1]: v for k, v in figures.items() if k.endswith("/turn_mean")}
-    assert means == {"watch": 1.0, "thoughtful": 4.0, "sometimes": -8.0}
+    assert means == {"watch": 1.0, "thoughtful": 4.0, "later": 2.0, "sometimes": -8.0}
 
 
 @pytest.mark.parametrize("conversational", [True, False])

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,20 +260,6 @@ def test_the_first_episodes_are_shown(words, capsys):
     (figures,) = results.values()
     assert all("score" in part.splitlines()[0] and len(part) > 100 for part in parts[1:])
     assert figures["all rows"]["episodes"] == 4
-
-
-@pytest.mark.parametrize(("methods", "turn_rewards", "expected"), [
-    (["reset", "pay"], False, False),
-    (["reset", "pay"], True, True),
-    (["reset", "pay", "get_reward"], False, True),
-    (["reset", "step"], False, True),
-])  # fmt: skip
-def test_it_is_noticed_that_an_environment_gives_no_rewards(methods, turn_rewards, expected):
-    env = SimpleNamespace(**dict.fromkeys(methods))
-    episode = SimpleNamespace(env=env, has_turn_rewards=turn_rewards, success=None)
-    watch = evaluate.Watch(0, 0, SimpleNamespace(tokenizer=SimpleNamespace(decode=str)), "a")
-    watch(SimpleNamespace(episodes=[episode], totals=[0.0]))
-    assert watch.has_rewards is expected
 
 
 def test_a_saved_agent_keeps_what_no_flag_sets(tmp_path):

@@ -76,6 +76,19 @@ def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
     assert [e.ids for e in played] == [kept[i] for i in range(8)]
 
 
+@pytest.mark.parametrize(("env", "reward", "told"), [
+    (None, None, True),
+    (None, 0.0, False),
+    (CountEnv, None, False),
+])  # fmt: skip
+def test_an_evaluation_without_any_reward_is_told(agent, caplog, env, reward, told):
+    def given(completions, **columns):
+        return [reward] * len(completions)
+
+    agent.evaluate(env, {"letters": letters()}, [given])
+    assert ("No episode has a reward" in caplog.text) is told
+
+
 class Closable(CountEnv):
     closed = 0
 

@@ -215,15 +215,11 @@ class Watch:
         self._decode = agent.tokenizer.decode
         self._spoke = time.monotonic()
         self.outcomes: Outcomes = []
-        self.has_rewards = False
 
     def __call__(self, rollout: Any) -> None:
         """Print episodes of a rollout: how each ended, and its tokens as text."""
         pairs = [*zip(rollout.episodes, rollout.totals, strict=True)]
         self.outcomes += [(episode.success, score) for episode, score in pairs]
-        for episode, _ in pairs:
-            methods = [name for name in ("step", "get_reward") if hasattr(episode.env, name)]
-            self.has_rewards |= episode.has_turn_rewards or bool(methods)
         played = len(self.outcomes)
         if time.monotonic() - self._spoke > QUIET_SECONDS and played < self._total:
             self._spoke = time.monotonic()
@@ -281,8 +277,6 @@ def evaluate(
         on_rollout=watch,
         wrap_backend=None if wrapper is None else wrapper(agent, name),
     )
-    if not (functions or loop or watch.has_rewards):
-        logger.warning("The environment gives no rewards, so every score is 0: set `reward_funcs`.")
     titles = titles_of(functions)
     figures = {data: figures_of(part, titles) for data, part in metrics.items()}
     return with_averages(figures), watch.outcomes

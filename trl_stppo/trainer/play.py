@@ -270,7 +270,7 @@ class Player:
         batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
         run = EvaluationRun([name_of(function) for function in functions])
         factors, ends = [*weights, 1.0, 1.0], set(self.renderer.eos_token_ids)
-        state, failure = PartialState(), None
+        state, failure, has_rewards = PartialState(), None, False
         set_seed(seed[0] + state.process_index)
         try:
             for names in batches[state.process_index :: state.num_processes]:
@@ -279,7 +279,8 @@ class Player:
                 )
                 self.add_rewards(rollout, functions)
                 penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
-                scores = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)[0]
+                scores, scored = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)
+                has_rewards |= bool(scored.any())
                 add_totals(rollout, scores)
                 if on_rollout is not None:
                     on_rollout(rollout)
@@ -289,6 +290,8 @@ class Player:
             # `raise_first` raises the error on all processes, before they gather the metrics.
             failure = error
         raise_first(failure)
+        if state.is_main_process and not has_rewards:
+            logger.warning("No episode has a reward, so every score is 0: set `reward_funcs`.")
         return run.figures(gather_object)
 
     def close(self, *, environments: bool = True) -> None:

@@ -59,8 +59,8 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     if "to learn from" in case and (rank == 1 or case.startswith("nobody")):
         original = trainer._rewards.scores
 
-        def scores(rollout: Any) -> Any:
-            values, scored = original(rollout)
+        def scores(*args: Any) -> Any:
+            values, scored = original(*args)
             return values, scored & (trainer.state.global_step != 2)
 
         trainer._rewards.scores = scores

@@ -128,6 +128,7 @@ class AgentTrainer(Bridge):
                 **run.upstream_arguments(),
             )
         models.check_sharding(self, critic, reference, turn_reward_funcs)
+        models.install_stop_token(self)
         self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_models(run)
         self._build_watch(run)
@@ -149,9 +150,29 @@ class AgentTrainer(Bridge):
             self.reward_funcs, self.reward_func_names
         )
         self._rewards = EpisodeRewards(
-            self, run.rewards, self._turn_reward_funcs, bool(run.rollout.tools)
+            self.call_reward_funcs,
+            self.reward_func_names,
+            run.rewards,
+            self._turn_reward_funcs,
+            decode=self.decode,
+            end_ids=set(self.eos_token_ids),
+            columns=self.pending_columns,
+            process_index=self.accelerator.process_index,
+            missing_eos_penalty=run.args.missing_eos_penalty,
+            shows_environments=bool(run.rollout.tools),
         )
-        self._rollout_log = RolloutLog(self)
+        self._rollout_log = RolloutLog(
+            self.accelerator,
+            self.next_metrics["train"],
+            self.next_table,
+            self.pending_metrics,
+            self.pending_columns,
+            names=self.reward_func_names,
+            decode=self.decode,
+            end_ids=self.end_ids,
+            num_generations=self.num_generations,
+            uses_tools=bool(self.tools),
+        )
 
     def _build_models(self, run: RunPlan) -> None:
         self.critic = models.install_models(self, run.reference, run.critic)

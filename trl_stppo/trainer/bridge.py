@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
@@ -32,6 +33,10 @@ class Bridge(GRPOTrainer):
     _tokenizer: Any
     _signature_columns: Any
     _finish_current_push: Any
+    _metrics: dict[str, dict[str, list[float]]]
+    _logs: dict[str, Any]
+    _pending_metrics: dict[str, list[float]]
+    _pending_extra_logs: dict[str, list[Any]]
 
     @property
     def micro_step(self) -> int:
@@ -72,13 +77,10 @@ class Bridge(GRPOTrainer):
         return self._pending_extra_logs
 
     @property
-    def next_log(self) -> tuple[Any, ...]:
-        """Metrics, table, pending metrics and pending columns of the next log."""
-        return self._metrics, self._logs, self._pending_metrics, self._pending_extra_logs
-
-    @next_log.setter
-    def next_log(self, values: tuple[Any, ...]) -> None:
-        self._metrics, self._logs, self._pending_metrics, self._pending_extra_logs = values
+    def next_log(self) -> list[Any]:
+        """All containers with values of the next log."""
+        pending = [self._pending_metrics, self._pending_extra_logs]
+        return [*self._metrics.values(), *self._logs.values(), *pending]
 
     @property
     def loss_sums(self) -> tuple[torch.Tensor, float, int]:
@@ -122,10 +124,26 @@ class Bridge(GRPOTrainer):
         """Upstream's method that generates completions, or its override."""
         return self._generate_single_turn
 
-    @property
-    def calculate_rewards(self) -> Callable[..., torch.Tensor]:
-        """Upstream's method that calls the reward functions, or its override."""
-        return self._calculate_rewards
+    def call_reward_funcs(
+        self, environments: list[Any] | None, *episodes: list[Any]
+    ) -> torch.Tensor:
+        """Call the reward functions, which see `environments`; return all processes' rewards, [W * B, F].
+
+        `episodes`: rows, prompts, completions and completion ids.
+        """
+        before, self.environments = self.environments, environments
+        try:
+            rewards = self._calculate_rewards(*episodes)
+        finally:
+            # Training's environments stay on the trainer, as in upstream, because callers read their state.
+            if not self.model.training:
+                self.environments = before
+        for i, func in enumerate(self.reward_funcs):
+            if isinstance(func, nn.Module) and bool(rewards[:, i].isnan().any()):
+                raise ValueError(
+                    f"The reward model {self.reward_func_names[i]!r} returned NaN; check its weights."
+                )
+        return rewards
 
     @property
     def policy_logprobs(self) -> Wrapped:

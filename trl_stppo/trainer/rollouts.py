@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
+from transformers import TrainerState
 
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
@@ -106,14 +107,11 @@ class RolloutSource:
     guards: Guards
     stale: StalePolicies
 
-    def next(self, rows: list[Row], step: int, max_steps: int) -> tuple[Rollout, Tensor]:
-        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F].
-
-        `step` of `max_steps` optimizer steps have been taken.
-        """
-        rollout = self.play(rows, step)
+    def next(self, rows: list[Row], state: TrainerState) -> tuple[Rollout, Tensor]:
+        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
+        rollout = self.play(rows, state.global_step)
         self.guards.count_failures(rollout.episodes)
-        return rollout, self.rewards.add_rewards(rollout)
+        return rollout, self.rewards.add_rewards(rollout, state)
 
     def play(self, rows: list[Row], step: int) -> Rollout:
         """Play one episode per row, now and on this thread."""
@@ -234,10 +232,10 @@ class OverlappedSource(RolloutSource):
         if self._flight is not None:
             self._flight.join()
 
-    def next(self, rows: list[Row], step: int, max_steps: int) -> tuple[Rollout, Tensor]:
+    def next(self, rows: list[Row], state: TrainerState) -> tuple[Rollout, Tensor]:
         """Return the rollout of these rows with its rewards, and start the next rollout."""
-        played = super().next(rows, step, max_steps)
-        self._launch(step, max_steps)
+        played = super().next(rows, state)
+        self._launch(state.global_step, state.max_steps)
         return played
 
     def play(self, rows: list[Row], step: int) -> Rollout:

@@ -113,14 +113,13 @@ class TrainingLoop:
         """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
         with self.stale.keeping_present():
-            state = self.host.state
-            rollout, all_rewards = self.source.next(rows, state.global_step, state.max_steps)
+            rollout, all_rewards = self.source.next(rows, self.host.state)
             batch = self.player.pad(rollout)
             with self.stale.past_weights():
                 self.add_old_logprobs(batch)
             self._add_ref_logprobs(batch)
         with torch.no_grad():
-            scores, scored = self.rewards.scores(rollout)
+            scores, scored = self.rewards.scores(rollout, self.host.reward_weights)
             dtype = torch.promote_types(self.host.model.dtype, torch.float32)
             turns = build_turn_batch(
                 rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
@@ -301,7 +300,8 @@ class TrainingLoop:
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         # Save before logging, so that the checkpoint has no metrics of this rollout.
         self.guards.keep_best(rollout.episodes, rollout.totals)
-        log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
+        weights, means = self.host.reward_weights, gather(shown.contiguous()).tolist()
+        log.write(rollout, all_rewards, weights, means, self.host.state, spread=has_critic)
         figures = rollout_metrics(
             batch, turns, scores, kl, targets, rollout, seconds, gather, values=has_critic
         )

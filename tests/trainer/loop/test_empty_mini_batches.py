@@ -19,8 +19,8 @@ def masked(*rollouts: int, episodes: slice = slice(None)):
     def poison(trainer, due):
         original, count = trainer._rewards.scores, []
 
-        def scores(rollout):
-            values, scored = original(rollout)
+        def scores(*args):
+            values, scored = original(*args)
             if len(count) in rollouts:
                 scored = scored.clone()
                 scored[episodes] = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ from typing import Any
 
 from accelerate.utils import gather_object, set_seed
 from datasets import IterableDataset
+from torch import Tensor
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
 from ..guards.endings import random_states, set_random_states
 from ..loop.log import RolloutLog, played_episodes
 from ..loop.player import EpisodePlayer
-from ..loop.rewards import EpisodeRewards
+from ..loop.rewards import EpisodeRewards, add_totals
 from ..loop.rollout import EpisodeKey, Rollout
 from ..planning.data import Row, check_eval_dataset
 from ..planning.plan import RolloutPlan
@@ -137,17 +137,23 @@ class Evaluator:
         seeds = (seed, 1, self.host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self.player.play(rows, seeds, names)
-            self.rewards.add_rewards_and_totals(rollout)
+            self._add_rewards(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
         first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
         rollout = self.player.play(rows, seeds, names, repeated)
-        rewards = self.rewards.add_rewards_and_totals(rollout)
+        rewards = self._add_rewards(rollout)
         self.log.table(rollout, rewards, [0.0] * len(rewards))
         self.trace.evaluated(rollout, self.prefix or "predict", self.host.state.global_step)
         self._count(run, rollout, counted)
         return rollout
+
+    def _add_rewards(self, rollout: Rollout) -> Tensor:
+        """Add rewards and each episode's total to the rollout; return the rewards of all processes."""
+        all_rewards = self.rewards.add_rewards(rollout, self.host.state)
+        add_totals(rollout, self.rewards.scores(rollout, self.host.reward_weights)[0])
+        return all_rewards
 
     def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
@@ -191,19 +197,18 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
     """Context manager that seeds by `args.seed`, then restores random states, metrics and mode."""
-    log, training = host.next_log, host.model.training
-    states = random_states(host.accelerator.device)
+    log = [(container, copy.copy(container)) for container in host.next_log]
+    training, states = host.model.training, random_states(host.accelerator.device)
     try:
-        metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
-        logs = {name: copy.copy(entry) for name, entry in host.next_table.items()}
-        for entry in logs.values():
-            entry.clear()
-        host.next_log = metrics, logs, defaultdict(list), defaultdict(list)
+        for container, _ in log:
+            container.clear()
         set_seed(host.args.seed, device_specific=True)
         yield
     finally:
         set_random_states(states)
-        host.next_log = log
+        for container, before in log:
+            container.clear()
+            (container.update if isinstance(container, dict) else container.extend)(before)
         if host.model.training != training:
             host.model.train(training)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerState
 
 from ...rollout.episode import Episode
 from ...rollout.record import StopReason
-from ..bridge import Bridge
 from ..sums import spread
 from .rollout import EpisodeKey, Rollout
 
@@ -122,56 +123,77 @@ def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict
     return result
 
 
+@dataclass(eq=False, repr=False)
 class RolloutLog:
-    """Adds the metrics and completions of rollouts to upstream's next log."""
+    """Adds the metrics and completions of rollouts to upstream's next log.
 
-    def __init__(self, host: Bridge) -> None:
-        self._host = host
+    Attributes:
+        metrics, completions: values of the next log, and columns of its table, by name.
+        pending_metrics, pending_columns: what reward functions passed to `log_metric` and `log_extra`.
+        names: names of the reward functions.
+        end_ids: token ids that can end a complete completion.
+    """
+
+    accelerator: Any
+    metrics: dict[str, list[float]]
+    completions: dict[str, Any]
+    pending_metrics: dict[str, list[float]]
+    pending_columns: dict[str, list[Any]]
+    names: Sequence[str]
+    decode: Callable[[list[int]], str]
+    end_ids: set[int]
+    num_generations: int
+    uses_tools: bool
 
     def add(self, metrics: dict[str, float]) -> None:
         """Add metrics, equal on all processes, to the next log."""
         for name, value in metrics.items():
-            self._host.next_metrics["train"][name].append(value)
+            self.metrics[name].append(value)
 
     def write(
-        self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
+        self,
+        rollout: Rollout,
+        rewards: Tensor,
+        weights: Tensor,
+        advantages: Sequence[float],
+        state: TrainerState,
+        *,
+        spread: bool,
     ) -> None:
         """Add a rollout's metrics and completions to the log; `rewards`, [N, F], cover all processes."""
-        if self._host.state.global_step == 0 and self._host.accelerator.is_main_process:
+        if state.global_step == 0 and self.accelerator.is_main_process:
             warn_of_invalid(rollout.episodes)
-        self._episodes(rollout)
-        totals = self._rewards(rewards)
+        self._episodes(rollout, weights, state)
+        totals = self._rewards(rewards, weights)
         if spread:
             self._spread(totals)
         self.table(rollout, rewards, advantages)
         self._means(rollout.metric_sums)
-        pending = self._host.pending_metrics
+        pending = self.pending_metrics
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
-    def _episodes(self, rollout: Rollout) -> None:
+    def _episodes(self, rollout: Rollout, weights: Tensor, state: TrainerState) -> None:
         """Add the metrics that evaluation has too, and the number of tokens seen."""
-        host = self._host
         names = [(number, 0) for number in range(len(rollout.episodes))]
-        own = played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
-        every = gather_object(own)
-        self.add(episode_figures(every, uses_tools=bool(host.tools)))
-        host.state.num_input_tokens_seen += sum(e.prompt_tokens + e.tokens for e in every)
-        host.next_metrics["train"]["num_tokens"] = [host.state.num_input_tokens_seen]
+        every = gather_object(played_episodes(rollout, names, self.end_ids, weights.tolist()))
+        self.add(episode_figures(every, uses_tools=self.uses_tools))
+        state.num_input_tokens_seen += sum(e.prompt_tokens + e.tokens for e in every)
+        self.metrics["num_tokens"] = [state.num_input_tokens_seen]
 
-    def _rewards(self, rewards: Tensor) -> Tensor:
+    def _rewards(self, rewards: Tensor, weights: Tensor) -> Tensor:
         """Add the metrics of reward functions; return weighted sums, [N], NaN if all returned None."""
-        for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
+        for name, column in zip(self.names, rewards.T, strict=True):
             self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
             self.add({f"rewards/{name}/std": spread(column).item()})
-        total = (rewards * self._host.reward_weights.to(rewards.device)).nansum(dim=1)
+        total = (rewards * weights.to(rewards.device)).nansum(dim=1)
         total[rewards.isnan().all(dim=1)] = torch.nan
         self.add({"reward": torch.nanmean(total).item()})
         return total
 
     def _spread(self, totals: Tensor) -> None:
         """Add the deviation of total rewards, over all episodes and within each prompt's group."""
-        per_prompt = self._host.num_generations
+        per_prompt = self.num_generations
         self.add({"reward_std": spread(totals).item()})
         if per_prompt > 1:
             flat = spread(totals.view(-1, per_prompt), dim=1) == 0
@@ -179,15 +201,15 @@ class RolloutLog:
 
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""
-        logs = self._host.next_table
+        logs = self.completions
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
         logs["prompt"].extend(gather_object(prompts))
-        logs["completion"].extend(gather_object(rollout.completions(self._host.decode)))
-        for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
+        logs["completion"].extend(gather_object(rollout.completions(self.decode)))
+        for name, column in zip(self.names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)
         # All processes need the same order, so that values keep their names.
-        pending = self._host.pending_columns
+        pending = self.pending_columns
         for column_name in sorted(set(gather_object(list(pending)))):
             values = pending.get(column_name, [None] * len(prompts))
             logs["extra"][column_name].extend(gather_object(values))
@@ -195,7 +217,7 @@ class RolloutLog:
 
     def _means(self, sums: dict[str, tuple[float, float]]) -> None:
         """Log each metric's mean over all processes, from this process's (sum, count) in `sums`."""
-        accelerator = self._host.accelerator
+        accelerator = self.accelerator
         # Sort all names, so that every process reduces the same metric, even if only some processes have it.
         for name in sorted(set(gather_object(list(sums)))):
             local = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...rollout.episode import Episode
-from .._trl import replaced
-from ..bridge import Bridge
 from ..planning.data import PLACEHOLDER_PROMPT
 from ..planning.rewards import RewardPlan
 from .rollout import Rollout
@@ -19,64 +18,52 @@ from .turn_rewards import TurnRewardFuncs
 
 @dataclass(eq=False, repr=False)
 class EpisodeRewards:
-    """Calls the reward functions and computes the scores of episodes."""
+    """Calls the reward functions and computes the scores of episodes.
 
-    host: Bridge
+    Attributes:
+        call_funcs: the bridge's method of this name.
+        names: names of the reward functions.
+        end_ids: token ids that end a turn.
+        columns: columns that are logged with the rollout's table.
+    """
+
+    call_funcs: Callable[..., Tensor]
+    names: Sequence[str]
     plan: RewardPlan
     turn_funcs: TurnRewardFuncs
+    decode: Callable[[list[int]], str]
+    end_ids: set[int]
+    columns: dict[str, list[Any]]
+    process_index: int
+    missing_eos_penalty: float | None
     shows_environments: bool
 
-    def add_rewards(self, rollout: Rollout) -> Tensor:
+    def add_rewards(self, rollout: Rollout, trainer_state: Any) -> Tensor:
         """Add all functions' rewards to the rollout; return the rewards of all processes, [W * B, F]."""
-        host, episodes = self.host, rollout.episodes
+        episodes = rollout.episodes
         if rollout.has_environment:
-            endings = [_ending(episode) for episode in episodes]
-            self.host.pending_columns["stop_reason"].extend(endings)
-        completions = rollout.completions(self.host.decode)
+            self.columns["stop_reason"].extend(map(_ending, episodes))
+        completions = rollout.completions(self.decode)
         ids = [e.completion_ids for e in episodes]
         # Reward models render all prompts, and a template may refuse the prompt of a failed episode.
         hidden = [e.conversational and not e.num_turns for e in episodes]
         prompts = [
             PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
         ]
-        environments = host.environments
-        if self.shows_environments:
-            environments = [episode.env for episode in episodes]
-        with self.plan.current.about(episodes), replaced(host, environments=environments):
-            all_rewards = host.calculate_rewards(
-                rollout.rows_of_episodes(), prompts, completions, ids
-            )
-            for i, func in enumerate(host.reward_funcs):
-                if isinstance(func, nn.Module) and bool(all_rewards[:, i].isnan().any()):
-                    raise ValueError(
-                        f"The reward model {host.reward_func_names[i]!r} returned NaN; check its weights."
-                    )
-            first = host.accelerator.process_index * len(ids)
+        environments = [e.env for e in episodes] if self.shows_environments else None
+        with self.plan.current.about(episodes):
+            rows = rollout.rows_of_episodes()
+            all_rewards = self.call_funcs(environments, rows, prompts, completions, ids)
+            first = self.process_index * len(ids)
             rollout.rewards = all_rewards[first : first + len(ids)]
             if self.turn_funcs.funcs:
-                self.turn_funcs.add_rewards(rollout, host.environments, host.state)
-        if host.model.training:
-            # Training's environments stay on the trainer, as in upstream, because callers read their state.
-            host.environments = environments
+                self.turn_funcs.add_rewards(rollout, environments, trainer_state)
         return all_rewards
 
-    def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def scores(self, rollout: Rollout, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return episode scores [B], and [B] bool, True for episodes with a score (see `score`)."""
-        host = self.host
-        return score(
-            rollout,
-            host.reward_weights,
-            self.plan.turn_sum,
-            host.reward_func_names,
-            rollout.ended(set(host.eos_token_ids)),
-            host.args.missing_eos_penalty,
-        )
-
-    def add_rewards_and_totals(self, rollout: Rollout) -> Tensor:
-        """Add rewards and each episode's total to the rollout; return the rewards of all processes."""
-        all_rewards = self.add_rewards(rollout)
-        add_totals(rollout, self.scores(rollout)[0])
-        return all_rewards
+        ended, turn_sum = rollout.ended(self.end_ids), self.plan.turn_sum
+        return score(rollout, weights, turn_sum, self.names, ended, self.missing_eos_penalty)
 
 
 def add_totals(rollout: Rollout, scores: Tensor) -> None:

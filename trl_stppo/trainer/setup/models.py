@@ -203,7 +203,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 
 def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -> Critic:
-    """Install reference policy and stop token on GRPOTrainer; build and return the critic."""
+    """Install the reference policy on GRPOTrainer; build and return the critic."""
     check_vocabulary(host)
     keep_trainable(host.model)
     install_reference(host, reference)
@@ -216,7 +216,6 @@ def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -
         if getattr(config, "output_router_logits", False):
             # Only the loss needs router logits, and it requests them itself.
             config.output_router_logits = False
-    install_stop_token(host)
     # Fail now if the generation configuration cannot be saved. An adapter's checkpoints have none.
     if not hasattr(host.model, "peft_config"):
         with TemporaryDirectory() as folder:

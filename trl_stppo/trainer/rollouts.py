@@ -117,7 +117,7 @@ class RolloutSource:
         """Play one episode per row, now and on this thread."""
         version = self.stale.version(step, self.args.steps_per_rollout)
         with self.stale.past_weights():
-            rollout = self.player.play(rows, self.seed(step), version=version)
+            rollout = self.player.play(rows, self.seed(step), version=version, training=True)
         return rollout if version is None else self.aged(rollout, step)
 
     def aged(self, rollout: Rollout, step: int) -> Rollout:

@@ -132,17 +132,17 @@ class Evaluator:
         if COLUMN in inputs[0]:
             names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
             rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
-        seed, run = self.host.args.seed, self.run
+        seed, run, training = self.host.args.seed, self.run, self.host.model.training
         # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
         seeds = (seed, 1, self.host.state.global_step) if names is None else (seed, 1)
         if run is None:
-            rollout = self.player.play(rows, seeds, names)
+            rollout = self.player.play(rows, seeds, names, training=training)
             self._add_rewards(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
         first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
-        rollout = self.player.play(rows, seeds, names, repeated)
+        rollout = self.player.play(rows, seeds, names, repeated, training=training)
         rewards = self._add_rewards(rollout)
         self.log.table(rollout, rewards, [0.0] * len(rewards))
         self.trace.evaluated(rollout, self.prefix or "predict", self.host.state.global_step)

@@ -18,11 +18,10 @@ from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
-from ...rollout.func import RolloutFunc, read_rollout
+from ...rollout.func import read_rollout
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
-from ..bridge import Bridge
 from ..planning.data import Row, rows_with_prompts
 from ..sharding.runtime import is_sharded
 from .rollout import EpisodeKey, Rollout
@@ -31,14 +30,27 @@ from .sampler import TurnSampler
 
 @dataclass(eq=False, repr=False)
 class EpisodePlayer:
-    """Player of rollouts of training and evaluation. If it `owns_prompts`, rows may lack a prompt."""
+    """Player of rollouts of training and evaluation.
 
-    host: Bridge
+    Attributes:
+        rollout_func: the caller's function of prompts that plays in place of the engines, or None.
+        rows: the training rows, whose numbers error messages give.
+        owns_prompts: whether rows may lack a prompt.
+        end_ids: token ids that can end a complete completion.
+        hides_truncated: whether truncated completions do not train.
+    """
+
     sampler: TurnSampler
     engine: RolloutEngine
     eval_engine: RolloutEngine
-    tokenizer: Any
+    renderer: ChatRenderer
+    rollout_func: Callable[[list[Any]], Any] | None
+    rows: Any
+    accelerator: Any
+    end_ids: set[int]
+    multiple_of: int | None
     owns_prompts: bool
+    hides_truncated: bool
 
     def play(
         self,
@@ -47,16 +59,18 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
         version: int | None = None,
+        *,
+        training: bool,
     ) -> Rollout:
         """Play one episode per row; `version`: optimizer steps of an older policy that plays, or None.
 
         `names` identify an evaluation's episodes; `repeated`: indices of episodes that only pad its batch.
         """
-        if self.host.rollout_func is not None:
-            owns = self.owns_prompts
-            rows, _ = rows_with_prompts(inputs, self.tokenizer, owns_prompts=owns)
-            return self._play_by_func(self.host.rollout_func, rows, names, repeated)
-        engine = self.engine if self.host.model.training else self.eval_engine
+        if self.rollout_func is not None:
+            tokenizer, owns = self.renderer.tokenizer, self.owns_prompts
+            rows, _ = rows_with_prompts(inputs, tokenizer, owns_prompts=owns)
+            return self._play_by_func(self.rollout_func, rows, names, repeated)
+        engine = self.engine if training else self.eval_engine
         with self.sampler.backend(version) as backend:
             rollout, failure = self.run(engine, backend, inputs, seed, names)
         raise_first(failure)
@@ -81,12 +95,12 @@ class EpisodePlayer:
         """Play the episodes with an engine by `play_rows`; error messages name training rows by index."""
         return play_rows(
             engine,
-            renderer(self.host, self.tokenizer),
+            self.renderer,
             backend,
             inputs,
             seed,
             owns_prompts=self.owns_prompts,
-            first_row=self.host.accelerator.process_index * len(inputs),
+            first_row=self.accelerator.process_index * len(inputs),
             names=names,
             label=None if names is not None else lambda row: self._label(inputs[row]),
         )
@@ -99,8 +113,8 @@ class EpisodePlayer:
     @cached_property
     def _numbers(self) -> dict[int, int]:
         """Return a mapping from each training row's hash to the first row with it; empty for a stream."""
-        rows = self.host.train_dataset
-        hashes = [hash(repr(row)) for row in rows] if hasattr(rows, "__len__") else []
+        known = self.rows if hasattr(self.rows, "__len__") else []
+        hashes = [hash(repr(row)) for row in known]
         return {found: number for number, found in reversed([*enumerate(hashes)])}
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
@@ -115,18 +129,15 @@ class EpisodePlayer:
 
     def _play_by_func(
         self,
-        func: RolloutFunc,
+        func: Callable[[list[Any]], Any],
         rows: list[Row],
         names: list[EpisodeKey] | None,
         repeated: frozenset[int],
     ) -> Rollout:
-        host, prompts = self.host, [row["prompt"] for row in rows]
-        # The function may generate with vLLM, which then needs the current weights.
-        if host.use_vllm:
-            self.sampler.vllm.sync()
-        output = func(copy.deepcopy(prompts), host)
-        read = partial(read_message, renderer(host, self.tokenizer))
-        episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
+        prompts = [row["prompt"] for row in rows]
+        output = func(copy.deepcopy(prompts))
+        read, ends = partial(read_message, self.renderer), [*self.renderer.eos_token_ids]
+        episodes, columns = read_rollout(output, rows, prompts, ends, read)
         for episode in episodes:
             for key, values in columns.items():
                 if not isinstance(values, list):
@@ -141,12 +152,11 @@ class EpisodePlayer:
 
     def pad(self, rollout: Rollout) -> Batch:
         """Convert a rollout's tokens to tensors on the device, with a row per context."""
-        host, ended = self.host, rollout.ended(self.host.end_ids)
-        pad = self.host.text_tokenizer.pad_token_id
+        ended, pad = rollout.ended(self.end_ids), self.renderer.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
-        hidden = [host.mask_truncated_completions and not ended[n] for n, _ in rollout.contexts]
+        hidden = [self.hides_truncated and not ended[n] for n, _ in rollout.contexts]
         # With sharded gradients all processes must make equally many passes, so pad to equally many rows.
-        if is_sharded(host.accelerator) and host.model.training:
+        if is_sharded(self.accelerator):
             most = max(gather_object([len(contexts)]))
             for _ in range(most - len(contexts)):
                 contexts.append(
@@ -156,8 +166,8 @@ class EpisodePlayer:
         return collate(
             contexts,
             pad_token_id=pad,
-            multiple_of=host.pad_to_multiple_of,
-            device=host.accelerator.device,
+            multiple_of=self.multiple_of,
+            device=self.accelerator.device,
             has_logprobs=rollout.has_logprobs,
             hidden=hidden,
         )
@@ -204,16 +214,6 @@ def count_cut_off_as_failed(rollout: Rollout) -> None:
     every = {kind for kinds in gather_object([reporting]) for kind in kinds}
     for episode, success in zip(episodes, cut_off_as_failed(episodes, every), strict=True):
         episode.success = success
-
-
-def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
-    """Make the chat renderer for a trainer's template and a tokenizer."""
-    return ChatRenderer(
-        tokenizer,
-        host.eos_token_ids,
-        chat_template=host.chat_template,
-        template_kwargs=host.chat_template_kwargs,
-    )
 
 
 def raise_first(local: Exception | None) -> None:

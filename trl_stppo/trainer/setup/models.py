@@ -29,10 +29,10 @@ from .._trl import (
     prepare_frozen,
 )
 from ..bridge import Bridge
-from ..loop.player import renderer
 from ..planning.data import rows_with_prompts
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
+from .players import renderer
 
 
 def loading_options(args: PPOConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
 from .._trl import max_context_tokens, prepare_tool_tokenizer, read_message, training_template
 from ..bridge import Bridge
-from ..loop.player import EpisodePlayer, renderer
+from ..loop.player import EpisodePlayer
 from ..loop.sampler import TurnSampler, speaks_to_vllm, warn_of_hidden_settings, why_not_cached
 from ..loop.vllm import VLLM
 from ..planning.data import is_conversational
@@ -38,12 +38,37 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
             raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
         # Copy the tokenizer, because two threads must not change its state.
         tokenizer = copy.deepcopy(tokenizer)
+    sampler = TurnSampler(host, tokenizer, VLLM(host))
+
+    def by_func(prompts: list[Any]) -> Any:
+        # The function may generate with vLLM, which then needs the current weights.
+        if host.use_vllm:
+            sampler.vllm.sync()
+        assert host.rollout_func is not None
+        return host.rollout_func(prompts, host)
+
+    engines = build_engines(host, tokenizer, rollout, evaluation)
     return EpisodePlayer(
-        host,
-        TurnSampler(host, tokenizer, VLLM(host)),
-        *build_engines(host, tokenizer, rollout, evaluation),
-        tokenizer,
+        sampler,
+        *engines,
+        renderer(host, tokenizer),
+        None if host.rollout_func is None else by_func,
+        host.train_dataset,
+        host.accelerator,
+        host.end_ids,
+        host.pad_to_multiple_of,
         owns_prompts=rollout.owns_prompts,
+        hides_truncated=host.mask_truncated_completions,
+    )
+
+
+def renderer(host: Bridge, tokenizer: Any) -> ChatRenderer:
+    """Make the chat renderer for a trainer's template and a tokenizer."""
+    return ChatRenderer(
+        tokenizer,
+        host.eos_token_ids,
+        chat_template=host.chat_template,
+        template_kwargs=host.chat_template_kwargs,
     )
 
 

@@ -30,6 +30,7 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .describe import task
 from .evaluation.evaluator import Evaluator
+from .guards.endings import Ending
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
@@ -195,7 +196,23 @@ class AgentTrainer(Bridge):
         reporting = engines if self.accelerator.is_main_process else {}
         why_padded = self._forward.why_padded
         display.install_callbacks(self.callback_handler, names, why_padded, reporting)
-        self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
+        ending = Ending(
+            self.accelerator,
+            self.critic,
+            self.save_checkpoint,
+            lambda: self._checkpoints.last,
+            handles_signals=run.args.enable_jit_checkpoint,
+        )
+        self.add_callback(ending)
+        self._guards = Guards(
+            run.args,
+            self.accelerator,
+            self._optimizers,
+            ending,
+            self.next_metrics["train"],
+            has_critic=self.has_critic,
+            steps_in_backward=self.is_deepspeed_enabled,
+        )
         self._trace = TraceRecorder(
             run.args,
             self._player,

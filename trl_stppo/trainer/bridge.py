@@ -166,5 +166,6 @@ class Bridge(GRPOTrainer):
         return self._finish_current_push
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint at the current optimizer step."""
+        """Write a checkpoint at the current optimizer step, and tell the callbacks of it."""
         self._save_checkpoint(self.model, trial=None)
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)

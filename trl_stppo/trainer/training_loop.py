@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .metrics import MiniBatchMetrics, rollout_metrics
-from .optimizers import Optimizers
+from .optimizers import Optimizers, policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource, StalePolicies
@@ -346,6 +346,11 @@ class TrainingLoop:
             width = default_cliprange(float(self.totals.policy_tokens), float(ratios))
             self.host.epsilon_low = self.host.epsilon_high = width
 
+    @cached_property
+    def _policy(self) -> list[tuple[str, nn.Parameter]]:
+        """The policy's trained parameters; read when training has begun, because FSDP2 replaces them."""
+        return policy_parameters(self.host)
+
     @property
     def is_warming_up(self) -> bool:
         """Return whether the next optimizer step trains only the critic."""
@@ -582,7 +587,7 @@ class TrainingLoop:
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
         self.guards.add_loss(loss)
-        if self.accelerator.sync_gradients and self.guards.inspect():
+        if self.accelerator.sync_gradients and self.guards.inspect(self._policy):
             self._before_step()
         self.seconds += time.perf_counter() - started
         if not self.accelerator.sync_gradients:

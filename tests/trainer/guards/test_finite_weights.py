@@ -35,7 +35,7 @@ def test_large_weights_and_the_bits_of_quantised_ones_are_none_of_it(tmp_path):
     trainer = build_playing(tmp_path, arguments={"model": model})
     packed = Packed(torch.full((2,), math.nan), requires_grad=False)
     trainer.model.register_parameter("packed", packed)
-    assert first_not_finite(trainer) is None
+    assert first_not_finite(trainer.model, trainer.critic, trainer.accelerator) is None
 
 
 def spoil(*steps: int, critic: bool = False, value: float = math.inf):

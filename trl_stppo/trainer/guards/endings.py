@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
-from ...models.critic import SeparateCritic, SharedCritic
-from ..bridge import Bridge
+from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ..disk import checkpoints
 from .alarms import FailureWatch
 
@@ -81,10 +80,10 @@ class StopSignals:
             previous(number, frame)
 
 
-def first_not_finite(host: Bridge) -> str | None:
+def first_not_finite(model: nn.Module, critic: Critic, accelerator: Any) -> str | None:
     """Return the name of the first parameter with NaN or infinity, or None; all processes must call this."""
-    device, rank = host.accelerator.device, host.accelerator.process_index
-    named = list(_named(host))
+    device, rank = accelerator.device, accelerator.process_index
+    named = list(_named(model, critic))
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for _, parameter in named:
         part = _held(parameter, rank)
@@ -93,13 +92,12 @@ def first_not_finite(host: Bridge) -> str | None:
         sound.append(largest.isfinite().to(device))
     broken = ~torch.stack(sound)
     first = torch.where(broken.any(), broken.long().argmax(), len(sound)).reshape(1)
-    at = int(host.accelerator.gather(first).min())
+    at = int(accelerator.gather(first).min())
     return None if at == len(sound) else named[at - 1][0]
 
 
-def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
-    critic = host.critic
-    modules: dict[str, nn.Module] = {"policy": host.model}
+def _named(model: nn.Module, critic: Critic) -> Iterator[tuple[str, nn.Parameter]]:
+    modules: dict[str, nn.Module] = {"policy": model}
     if isinstance(critic, SeparateCritic):
         modules["critic"] = critic.model
     elif isinstance(critic, SharedCritic):
@@ -130,18 +128,28 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
 class Ending(TrainerCallback):
     """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
-    `last_checkpoint` returns the newest checkpoint that this run has written or resumed from.
+    `save` writes a checkpoint; `last_checkpoint` returns the newest checkpoint that this run has written or
+    resumed from.
     """
 
     def __init__(
-        self, host: Bridge, failures: FailureWatch, last_checkpoint: Callable[[], Path | None]
+        self,
+        accelerator: Any,
+        critic: Critic,
+        save: Callable[[], None],
+        last_checkpoint: Callable[[], Path | None],
+        *,
+        handles_signals: bool,
     ) -> None:
-        self._host, self._failures = host, failures
-        self._last_checkpoint = last_checkpoint
-        self.signals = StopSignals(host.args.enable_jit_checkpoint)
+        self._accelerator, self._critic = accelerator, critic
+        self._save, self._last_checkpoint = save, last_checkpoint
+        self.failures = FailureWatch()
+        self.signals = StopSignals(handles_signals)
         self.training = self._stepped = False
+        # Policy and state of the current training; an engine may replace both at its start.
+        self._model: nn.Module = nn.Module()
+        self.state = TrainerState()
         self.reset()
-        host.add_callback(self)
 
     def reset(self) -> None:
         """Reset reason, signal and random states for a new run."""
@@ -159,7 +167,7 @@ class Ending(TrainerCallback):
 
     def received(self) -> Tensor:
         """Return the signal number that this process received, or 0, as a tensor [] int64 on the device."""
-        return torch.tensor(self.signals.received or 0, device=self._host.accelerator.device)
+        return torch.tensor(self.signals.received or 0, device=self._accelerator.device)
 
     def agree(self, everyone: list[int]) -> None:
         """Set the run's signal to the largest signal number of all processes."""
@@ -167,11 +175,11 @@ class Ending(TrainerCallback):
 
     def is_due(self) -> bool:
         """Decide whether the run must end now, and set `reason`; equal on all processes."""
-        if self._host.accelerator.num_processes == 1:
+        if self._accelerator.num_processes == 1:
             self._agreed = self.signals.received or 0
         if self.broken is not None:
             self.reason = f"not finite: {self.broken}"
-        state = self._host.state
+        state = self.state
         if self._agreed and self.reason is None and state.global_step < state.max_steps:
             self.reason = f"signal {signal.Signals(self._agreed).name}"
         return self.reason is not None
@@ -185,13 +193,15 @@ class Ending(TrainerCallback):
             yield
         except Exception as error:
             ours = isinstance(error, EnvironmentFailureError | NonFiniteError | RolloutError)
-            if not self.training or not (ours or self._host.accelerator.num_processes == 1):
+            if not self.training or not (ours or self._accelerator.num_processes == 1):
                 raise
             self.reason = str(error)
             # A resumed run counts failures from zero.
-            self._failures.clear()
+            self.failures.clear()
             self._save_as_before()
-            end = f"The run ends after step {self._host.state.global_step}. {self._saved('these episodes')}"
+            end = (
+                f"The run ends after step {self.state.global_step}. {self._saved('these episodes')}"
+            )
             if not ours:
                 logger.error("%s", end)
                 raise
@@ -201,26 +211,24 @@ class Ending(TrainerCallback):
 
     def _save_as_before(self) -> None:
         """Write a checkpoint of the state before the current rollout, if that state is not saved yet."""
-        host = self._host
         if not self.unsaved:
             return
         if self.before is not None:
             set_random_states(self.before)
-        host.save_checkpoint()
-        host.control = host.callback_handler.on_save(host.args, host.state, host.control)
+        self._save()
 
     def save_before_rollout(self) -> None:
         """Write a checkpoint of the state before the rollout, and keep the current random states."""
-        states = random_states(self._host.accelerator.device)
+        states = random_states(self._accelerator.device)
         self._save_as_before()
         set_random_states(states)
 
     def check_weights(self) -> None:
         """Raise NonFiniteError if a trained weight is not finite."""
-        found = first_not_finite(self._host)
+        found = first_not_finite(self._model, self._critic, self._accelerator)
         if found is None:
             return
-        step, last = self._host.state.global_step, self._last_checkpoint()
+        step, last = self.state.global_step, self._last_checkpoint()
         self.reason = f"not finite: the weights after step {step}, first in the {found}"
         good = f"the last good checkpoint is {last or 'none'}"
         if not self.unsaved and last is not None:
@@ -242,23 +250,23 @@ class Ending(TrainerCallback):
     def before_backward(self, what: str) -> NonFiniteError:
         """Return the error for a non-finite value under DeepSpeed, which cannot skip a step."""
         return NonFiniteError(
-            f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
+            f"{_sentence(what)} was not finite at step {self.state.global_step + 1}. DeepSpeed "
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check at the start of training that the loaded weights are finite."""
-        self._stepped = False
+        self._stepped, self._model, self.state = False, kwargs["model"], state
         self.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the random states before the epoch's rows are read, for a run that resumes from here."""
-        self.before = random_states(self._host.accelerator.device)
+        self.before = random_states(self._accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the random states after the rows are read, for a run that resumes from here."""
         if self.before is None:
-            self.before = random_states(self._host.accelerator.device)
+            self.before = random_states(self._accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and end the run after an optimizer step if there is a reason, without a due evaluation."""
@@ -275,10 +283,10 @@ class Ending(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run after an evaluation if there is a reason, before a long rollout begins."""
         # With "best", upstream decides on saving after this callback, so do not stop here.
-        outside = not self._host.is_in_train or not self._stepped
+        outside = not self.training or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
-        self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
+        self.agree(self._accelerator.gather(self.received().reshape(1)).tolist())
         if self.is_due():
             control.should_training_stop = control.should_save = True
 
@@ -293,15 +301,15 @@ class Ending(TrainerCallback):
         if self.broken is None:
             return
         # No process may exit while another process still writes.
-        self._host.accelerator.wait_for_everyone()
+        self._accelerator.wait_for_everyone()
         raise NonFiniteError(
-            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
+            f"{_sentence(self.broken)} was not finite at step {self.state.global_step}, the last of "
             f"{MAX_SKIPS} skipped steps in a row. {self._saved('them')}"
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the reason of a run that ended early without an error."""
-        if self.reason is not None and self._host.accelerator.is_main_process:
+        if self.reason is not None and self._accelerator.is_main_process:
             last = self._last_checkpoint()
             saved = (
                 f'`resume_from_checkpoint="auto"` goes on from {last}' if last else "No checkpoint"

@@ -6,9 +6,8 @@ import dataclasses
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
-from ..bridge import Bridge
 from ..disk import checkpoints
-from ..optimizers import Optimizers, policy_parameters
-from .alarms import PATIENCE, FailureWatch, FallWatch, SamplerWatch, failures_of
+from ..optimizers import Optimizers
+from ..ppo_config import PPOConfig
+from .alarms import PATIENCE, FallWatch, SamplerWatch, failures_of
 from .endings import MAX_SKIPS, Ending
 
 logger = logging.getLogger(__name__)
@@ -51,15 +50,27 @@ class GuardState:
 
 
 class Guards:
-    """Decides which optimizer steps are skipped and when a run ends, equally on all processes."""
+    """Decides which optimizer steps are skipped and when a run ends, equally on all processes.
+
+    `metrics`: the values of the next log. `steps_in_backward`: whether the policy steps in the last
+    backward pass, as under DeepSpeed.
+    """
 
     def __init__(
-        self, host: Bridge, optimizers: Optimizers, last_checkpoint: Callable[[], Path | None]
+        self,
+        args: PPOConfig,
+        accelerator: Any,
+        optimizers: Optimizers,
+        ending: Ending,
+        metrics: dict[str, list[float]],
+        *,
+        has_critic: bool,
+        steps_in_backward: bool,
     ) -> None:
-        self._host, self._optimizers = host, optimizers
-        self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
-        self._failures = FailureWatch()
-        self.ending = Ending(host, self._failures, last_checkpoint)
+        self._args, self._accelerator, self._optimizers = args, accelerator, optimizers
+        self.ending, self._metrics = ending, metrics
+        self._has_critic, self._steps_in_backward = has_critic, steps_in_backward
+        self._policy: Sequence[tuple[str, nn.Parameter]] = ()
         # Outcome of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
         self.outcome = "taken"
         self._begin()
@@ -71,7 +82,7 @@ class Guards:
     def state_dict(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, equal on all processes."""
         watched = {
-            "failures": self._failures.state_dict(),
+            "failures": self.ending.failures.state_dict(),
             "falls": self._falls.state_dict(),
             "sampler": vars(self._sampler).copy(),
         }
@@ -80,8 +91,8 @@ class Guards:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the guards from `state_dict`; missing fields start at zero, unknown fields are ignored."""
         counts = dict(state)
-        self._failures.load_state_dict(counts.pop("failures", []))
-        episodes = self._host.args.generation_batch_size
+        self.ending.failures.load_state_dict(counts.pop("failures", []))
+        episodes = self._args.generation_batch_size
         self._falls = FallWatch(episodes, **counts.pop("falls", {}))
         # Pass values by position, so that fields can be renamed.
         self._sampler = SamplerWatch(*counts.pop("sampler", {}).values())
@@ -104,16 +115,16 @@ class Guards:
     def around_rollout(self) -> Iterator[None]:
         """Context manager around a rollout batch: clear a `target_kl` stop, then check for a collapse."""
         self._state.rollout_stopped = False
-        metrics = self._host.next_metrics["train"]
+        metrics = self._metrics
         before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
             yield
         new = {name: v[-1] for name, v in metrics.items() if len(v) > before.get(name, 0)}
         kls, self._state.kls = self._state.kls, []
-        step = self._host.state.global_step
+        step = self.ending.state.global_step
         fall = self._falls.look(new, statistics.fmean(kls) if kls else None, step)
-        if fall and self._host.accelerator.is_main_process:
-            folders = checkpoints(Path(self._host.args.output_dir))
+        if fall and self._accelerator.is_main_process:
+            folders = checkpoints(Path(self._args.output_dir))
             good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
             logger.warning(
                 "In the rollout after step %d, %s. Last checkpoint before the fall: %s. First try a third of "
@@ -126,8 +137,8 @@ class Guards:
 
         The measure is the mean success, or the mean score if no environment reports a success.
         """
-        host, state = self._host, self._state
-        if not host.args.save_best:
+        state = self._state
+        if not self._args.save_best:
             return
         local = [(e.success, s) for e, s in zip(episodes, scores, strict=True)]
         played = [result for part in gather_object([local]) for result in part]
@@ -136,26 +147,26 @@ class Guards:
         level = statistics.fmean(known) if known else -math.inf
         if level <= state.best:
             return
-        state.best, state.best_step = level, host.state.global_step
+        state.best, state.best_step = level, self.ending.state.global_step
         self.ending.save_before_rollout()
 
     @property
     def best_checkpoint(self) -> Path:
         """Return the checkpoint of the policy that played the best rollout."""
-        return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
+        return Path(self._args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def watch_sampler(self, gap: float, *, exact: bool) -> None:
         """End the run if several rollouts in a row were sampled with wrong weights."""
         message, watch = self._sampler.look(gap, exact=exact), self._sampler
-        self._host.next_metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
+        self._metrics["guard/sampler_mismatch"] = [watch.blocks]
         if watch.count >= PATIENCE:
             self.ending.reason, watch.count = self.ending.reason or message, 0
-        elif message and watch.blocks == 1 and self._host.accelerator.is_main_process:
-            logger.warning("After step %d: %s", self._host.state.global_step, message)
+        elif message and watch.blocks == 1 and self._accelerator.is_main_process:
+            logger.warning("After step %d: %s", self.ending.state.global_step, message)
 
     def count_failures(self, episodes: list[Episode]) -> None:
         """Count the failed episodes of a rollout batch; raise if their rate is too high."""
-        self._failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
+        self.ending.failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     @property
     def leaves_weights(self) -> bool:
@@ -181,7 +192,7 @@ class Guards:
         """Raise if a process's loss is not finite; return whether an episode weight so far differs from 0."""
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
-        everyone, weighs = self._host.accelerator.gather(flags.unsqueeze(0)).T.tolist()
+        everyone, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()
         if any(everyone):
             self._faults = f"{KINDS[0]} ({_processes(everyone)})"
             self._losses.append(loss.detach())
@@ -189,27 +200,25 @@ class Guards:
             raise self.ending.before_backward(self._faults)
         return any(weighs)
 
-    def inspect(self) -> bool:
+    def inspect(self, policy: Sequence[tuple[str, nn.Parameter]]) -> bool:
         """Gather the checks of all processes; return whether the step may use the gradients.
 
-        Call it before clipping, which would spread one NaN to every gradient.
+        Call it before clipping, which would spread one NaN to every gradient. `policy`: the policy's
+        trained parameters.
         """
-        host = self._host
-        device = host.accelerator.device
-        if host.has_critic and self._optimizers.critic_grads.is_empty and not self.leaves_weights:
-            raise TypeError(
-                f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
-            )
-        # Under DeepSpeed skip the policy, because its step is already taken.
-        policy = [] if host.is_deepspeed_enabled else self._policy
+        device, critic_grads = self._accelerator.device, self._optimizers.critic_grads
+        if self._has_critic and critic_grads.is_empty and not self.leaves_weights:
+            raise TypeError("`_compute_loss` has not trained the critic: call super().")
+        # Skip a policy whose step is already taken.
+        self._policy = () if self._steps_in_backward else policy
         faults = [
             _broken(self._losses, device),
-            _broken((p.grad for _, p in policy), device),
-            _broken([self._optimizers.critic_grads.norm()], device),
+            _broken((p.grad for _, p in self._policy), device),
+            _broken([critic_grads.norm()], device),
         ]
         weight = torch.ones((), device=device) if self._weight is None else self._weight
         local = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
-        gathered = host.accelerator.gather(torch.stack(local).unsqueeze(0))
+        gathered = self._accelerator.gather(torch.stack(local).unsqueeze(0))
         *columns, weightless, signals = gathered.T.tolist()
         self._weightless = all(weightless)
         self.ending.agree(signals)
@@ -220,6 +229,7 @@ class Guards:
     def admit(self, figures: dict[str, float]) -> bool:
         """Set the outcome of an optimizer step from its metrics; return whether the policy may step."""
         state = self._state
+        limit = math.inf if self._args.target_kl is None else self._args.target_kl
         # Without a scale the norm is only a diagnostic.
         norm = figures.get("clip_bias/norm", 0.0) if "clip_bias/scale" in figures else 0.0
         if not self._faults and not math.isfinite(norm):
@@ -227,12 +237,12 @@ class Guards:
         if self._faults:
             self.outcome = "not_finite"
             self._count_skip()
-        elif state.rollout_stopped or figures.get("policy/approx_kl", 0.0) > self._target_kl:
+        elif state.rollout_stopped or figures.get("policy/approx_kl", 0.0) > limit:
             self.outcome = "target_kl"
             state.rollout_stopped = True
             state.kl_stopped_steps += 1
         elif self._empty or self._weightless:
-            critic_only = self._host.has_critic and not self._empty
+            critic_only = self._has_critic and not self._empty
             self.outcome = "critic_only" if critic_only else "empty"
             state.empty_steps += 1
         else:
@@ -245,16 +255,16 @@ class Guards:
         return self.outcome == "taken"
 
     def _count_skip(self) -> None:
-        host, state = self._host, self._state
+        accelerator, state = self._accelerator, self._state
         state.skipped_steps += 1
         state.consecutive_skips += 1
         broken = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
         gradients = [(name, p.grad) for name, p in self._policy if p.grad is not None]
         names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
-        if host.accelerator.is_main_process or broken:
+        if accelerator.is_main_process or broken:
             logger.warning(
                 "Step %d is skipped, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
-                host.state.global_step + 1, self._faults, host.accelerator.process_index,
+                self.ending.state.global_step + 1, self._faults, accelerator.process_index,
                 broken, len(self._losses), ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none",
             )  # fmt: skip
         if state.consecutive_skips >= MAX_SKIPS:
@@ -262,17 +272,13 @@ class Guards:
             # A resumed run counts skips from zero.
             state.consecutive_skips = 0
 
-    @cached_property
-    def _policy(self) -> list[tuple[str, nn.Parameter]]:
-        return policy_parameters(self._host)
-
     def _log(self) -> None:
         """Set the guards' totals in the next log, because upstream would average values that are appended."""
-        figures = self._host.next_metrics["train"]
+        figures = self._metrics
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
         figures["guard/falls"] = [self._falls.falls]
-        if self._host.args.target_kl is not None:
+        if self._args.target_kl is not None:
             figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
 
 

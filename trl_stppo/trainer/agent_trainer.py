@@ -188,13 +188,14 @@ class AgentTrainer(Bridge):
     def _build_watch(self, run: RunPlan) -> None:
         self._run_state = RunState(self, self._optimizers, self._stale)
         policy = self.accelerator.unwrap_model(self.model)
-        identity = {
-            "trainer": self.config_class.__name__,
-            "critic": critic_of(self.critic),
-            "adapter": adapter_of(policy),
-        }
         self._checkpoints = Checkpoints(
-            run.args, self.accelerator, self.train_dataset, identity, self._run_state
+            run.args,
+            self.accelerator,
+            self.train_dataset,
+            self._run_state,
+            trainer=self.config_class.__name__,
+            critic=critic_of(self.critic),
+            adapter=adapter_of(policy),
         )
         engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         limits = self._player.eval_engine.limits

@@ -99,19 +99,10 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        args: PPOConfig,
-        accelerator: Any,
-        rows: Any,
-        identity: dict[str, Any],
-        state: RunState,
+        self, args: PPOConfig, accelerator: Any, rows: Any, state: RunState, **identity: Any
     ) -> None:
-        self._args, self._accelerator, self._rows, self._identity = (
-            args,
-            accelerator,
-            rows,
-            identity,
-        )
+        self._args, self._accelerator, self._rows = args, accelerator, rows
+        self._identity = identity
         self._state, self._is_stream = state, not hasattr(rows, "__len__")
         # The checkpoint that this run wrote last or resumed from.
         self.last: Path | None = None

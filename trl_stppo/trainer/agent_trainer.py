@@ -182,8 +182,19 @@ class AgentTrainer(Bridge):
         stabilizers = [STABILIZERS[name](self.args) for name in self.args.stabilizers]
         self._scale = StepScale(self.args, self.accelerator, stabilizers)
         self._optimizers = Optimizers(self, self._scale)
-        self._forward = ForwardPasses(self, AgentTrainer._get_per_token_logps_and_entropies)
-        self._forward.probe()
+        self._forward = ForwardPasses(
+            self.accelerator,
+            self.critic,
+            lambda: self.policy_logprobs,
+            AgentTrainer._get_per_token_logps_and_entropies,
+            self.pad_to_multiple_of,
+        )
+        self._forward.probe(
+            self.model,
+            self.ref_model,
+            compiles=self.args.torch_compile,
+            has_aux_loss=self.aux_loss_enabled,
+        )
 
     def _build_watch(self, run: RunPlan) -> None:
         self._run_state = RunState(self, self._optimizers, self._stale)

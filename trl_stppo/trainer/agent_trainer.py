@@ -177,11 +177,17 @@ class AgentTrainer(Bridge):
 
     def _build_models(self, run: RunPlan) -> None:
         self.critic = models.install_models(self, run.reference, run.critic)
-        trained = [parameter for _, parameter in policy_parameters(self)]
+        trained = [parameter for _, parameter in policy_parameters(self.model, self.critic)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
         stabilizers = [STABILIZERS[name](self.args) for name in self.args.stabilizers]
         self._scale = StepScale(self.args, self.accelerator, stabilizers)
-        self._optimizers = Optimizers(self, self._scale)
+        self._optimizers = Optimizers(
+            self.args,
+            self.accelerator,
+            self.critic,
+            self._scale,
+            lambda module: self.get_decay_parameter_names(module),
+        )
         self._forward = ForwardPasses(
             self.accelerator,
             self.critic,
@@ -346,7 +352,13 @@ class AgentTrainer(Bridge):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
-        return self._optimizers.create(super().create_optimizer, *args, **kwargs)
+        given, wrapped = self.optimizer, partial(super().create_optimizer, *args, **kwargs)
+        try:
+            return self._optimizers.create(wrapped, self.model, given, self.lr_scheduler)
+        except ValueError:
+            # Drop a refused optimizer, so that the next `train()` makes and checks another one.
+            self.optimizer = given
+            raise
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator, and set FSDP2 to keep gradient sums and log-probabilities in float32."""
@@ -355,7 +367,12 @@ class AgentTrainer(Bridge):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._optimizers.preparing():
-            return super()._prepare_for_training(*args, **kwargs)
+            prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.has_critic and runtime.is_sharded(self.accelerator):
+            kind = self.get_optimizer_cls_and_kwargs(self.args)
+            self._optimizers.take_critic_out(self.model, self.optimizer, *kind)
+            self.add_callback(self._optimizers)
+        return prepared
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any

@@ -105,7 +105,7 @@ class TurnSampler:
     @cached_property
     def _copy(self) -> PolicyCopy:
         host = self._host
-        trained = (parameter for _, parameter in policy_parameters(host))
+        trained = (parameter for _, parameter in policy_parameters(host.model, host.critic))
         with generation_model(host) as model:
             return PolicyCopy(model, trained, lambda copied: prepare_frozen(copied, host))
 

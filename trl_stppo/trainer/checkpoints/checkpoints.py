@@ -221,14 +221,13 @@ class Checkpoints:
             # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         load_beside_policy(host, folder)
-        # The next rollout sends the new weights to vLLM.
-        host.vllm_step = -1
+        host.outdate_vllm()
 
     def load_best(self, wrapped: Wrapped) -> None:
         """Load the best checkpoint's policy by upstream's method, then its critic."""
         wrapped()
         load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
-        self._host.vllm_step = -1
+        self._host.outdate_vllm()
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""

@@ -38,12 +38,20 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
             raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
         # Copy the tokenizer, because two threads must not change its state.
         tokenizer = copy.deepcopy(tokenizer)
-    sampler = TurnSampler(host, tokenizer, VLLM(host))
+    vllm = VLLM(
+        host.args,
+        host.accelerator,
+        host.vllm_generation if host.use_vllm else None,
+        lambda: host.model,
+        lambda: host.state.global_step,
+        host.load_vllm,
+    )
+    sampler = TurnSampler(host, tokenizer, vllm)
 
     def by_func(prompts: list[Any]) -> Any:
         # The function may generate with vLLM, which then needs the current weights.
         if host.use_vllm:
-            sampler.vllm.sync()
+            vllm.sync()
         assert host.rollout_func is not None
         return host.rollout_func(prompts, host)
 

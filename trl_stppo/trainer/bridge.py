@@ -10,7 +10,7 @@ from torch import nn
 
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
-from ._trl import GRPOTrainer, profiling_context
+from ._trl import GRPOTrainer, new_token_limit, profiling_context
 from .batch import Batch
 from .ppo_config import PPOConfig
 
@@ -124,10 +124,17 @@ class Bridge(GRPOTrainer):
         """Let the next rollout send the weights to vLLM, which lacks those that were loaded."""
         self._last_loaded_step = -1
 
-    @property
-    def generate_single_turn(self) -> Wrapped:
-        """Upstream's method that generates completions, or its override."""
-        return self._generate_single_turn
+    def generate_turns(
+        self, ids: list[list[int]], max_new_tokens: int, seeds: list[tuple[int, ...]]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
+        training = self.model.training
+        with new_token_limit(self, max_new_tokens):
+            result: Any = self._generate_single_turn(ids, None, {}, 1)
+        # Continuous batching leaves the model in train mode.
+        if self.model.training != training:
+            self.model.train(training)
+        return result
 
     def call_reward_funcs(
         self, environments: list[Any] | None, *episodes: list[Any]

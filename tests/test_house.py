@@ -58,7 +58,7 @@ def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):
         *(
             "call_reward_funcs", "checkpoint_folder", "decode", "end_ids", "finish_push",
             "generate_turns", "load_vllm", "loss_sums", "micro_step", "next_log",
-            "next_metrics", "next_table", "outdate_vllm", "pending_columns", "pending_metrics",
+            "next_metrics", "next_table", "pending_columns", "pending_metrics",
             "policy_logprobs", "push_checkpoint", "rollout_buffer", "save_checkpoint",
             "signature_columns", "text_tokenizer",
         ),

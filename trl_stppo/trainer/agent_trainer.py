@@ -28,7 +28,7 @@ from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
-from .describe import task
+from .describe import adapter_of, critic_of, task
 from .evaluation.evaluator import Evaluator
 from .guards.endings import Ending
 from .guards.steps import Guards
@@ -176,39 +176,42 @@ class AgentTrainer(Bridge):
         )
 
     def _build_models(self, run: RunPlan) -> None:
-        self.critic = models.install_models(self, run.reference, run.critic)
-        trained = [parameter for _, parameter in policy_parameters(self.model, self.critic)]
-        self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        stabilizers = [STABILIZERS[name](self.args) for name in self.args.stabilizers]
-        self._scale = StepScale(self.args, self.accelerator, stabilizers)
+        args, accelerator = run.args, self.accelerator
+        self.critic = critic = models.install_models(self, run.reference, run.critic)
+        trained = [parameter for _, parameter in policy_parameters(self.model, critic)]
+        self._stale = StalePolicies(trained, args.rollout_staleness)
+        stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]
+        self._scale = StepScale(args, accelerator, stabilizers)
         self._optimizers = Optimizers(
-            self.args,
-            self.accelerator,
-            self.critic,
+            args,
+            accelerator,
+            critic,
             self._scale,
-            lambda module: self.get_decay_parameter_names(module),
+            lambda part: self.get_decay_parameter_names(part),
         )
+        own = AgentTrainer._get_per_token_logps_and_entropies
         self._forward = ForwardPasses(
-            self.accelerator,
-            self.critic,
-            lambda: self.policy_logprobs,
-            AgentTrainer._get_per_token_logps_and_entropies,
-            self.pad_to_multiple_of,
+            accelerator, critic, lambda: self.policy_logprobs, own, self.pad_to_multiple_of
         )
         self._forward.probe(
-            self.model,
-            self.ref_model,
-            compiles=self.args.torch_compile,
-            has_aux_loss=self.aux_loss_enabled,
+            self.model, self.ref_model, compiles=args.torch_compile, has_aux=self.aux_loss_enabled
         )
 
     def _build_watch(self, run: RunPlan) -> None:
         self._run_state = RunState(self, self._optimizers, self._stale)
-        self._checkpoints = Checkpoints(self, self._run_state)
+        policy = self.accelerator.unwrap_model(self.model)
+        self._checkpoints = Checkpoints(
+            run.args,
+            self.accelerator,
+            self.train_dataset,
+            self._run_state,
+            trainer=self.config_class.__name__,
+            critic=critic_of(self.critic),
+            adapter=adapter_of(policy),
+        )
         engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
-        policy = self.accelerator.unwrap_model(self.model)
         names = partial(task, policy, self.train_dataset, run.rollout)
         reporting = engines if self.accelerator.is_main_process else {}
         why_padded = self._forward.why_padded
@@ -399,11 +402,17 @@ class AgentTrainer(Bridge):
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         return self._run_state.notice(super()._get_train_sampler(dataset))
 
-    def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        return self._checkpoints.begin(super()._init_training_state, *args)
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        self._run_state.begin()
+        where = super()._init_training_state(max_steps, per_epoch, epochs, *args)
+        return self._checkpoints.begin(where, self.state, max_steps, epochs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
+        self._run_state.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
+        # The next rollout sends the new weights to vLLM.
+        self._last_loaded_step = -1
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn of weights that a checkpoint lacks, except tied weights, which are stored only once."""
@@ -412,7 +421,8 @@ class AgentTrainer(Bridge):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
-        self._checkpoints.load_best(super()._load_best_model)
+        self._run_state.load_best(super()._load_best_model)
+        self._last_loaded_step = -1
 
     def _get_output_dir(self, trial: Any = None) -> str:
         # While a checkpoint is written, upstream writes into the staging folder.

@@ -120,17 +120,11 @@ class Bridge(GRPOTrainer):
             self._last_loaded_step = step
         return sends
 
-    def outdate_vllm(self) -> None:
-        """Let the next rollout send the weights to vLLM, which lacks those that were loaded."""
-        self._last_loaded_step = -1
-
-    def generate_turns(
-        self, ids: list[list[int]], max_new_tokens: int, seeds: list[tuple[int, ...]]
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
+    def generate_turns(self, ids: list[list[int]], max_new_tokens: int, seeds: Any) -> Any:
         """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
         training = self.model.training
         with new_token_limit(self, max_new_tokens):
-            result: Any = self._generate_single_turn(ids, None, {}, 1)
+            result = self._generate_single_turn(ids, None, {}, 1)
         # Continuous batching leaves the model in train mode.
         if self.model.training != training:
             self.model.train(training)

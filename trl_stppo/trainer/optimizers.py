@@ -140,13 +140,11 @@ class Optimizers(TrainerCallback):
         self, policy: nn.Module, optimizer: torch.optim.Optimizer, given: object | None
     ) -> list[str]:
         """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
-        decays, roles = self._decaying(policy), []
-        for group in optimizer.param_groups:
-            if not group["params"] and self._has_deepspeed:
-                continue
-            decayed = any(id(parameter) in decays for parameter in group["params"])
-            roles.append(GIVEN if given is not None else DECAYED if decayed else PLAIN)
-        return roles
+        kept = [g for g in optimizer.param_groups if g["params"] or not self._has_deepspeed]
+        if given is not None:
+            return [GIVEN] * len(kept)
+        decays = self._decaying(policy)
+        return [DECAYED if any(id(p) in decays for p in g["params"]) else PLAIN for g in kept]
 
     def _decaying(self, module: Any) -> set[int]:
         """Return the ids of a module's parameters that have weight decay."""

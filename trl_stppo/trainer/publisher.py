@@ -133,11 +133,13 @@ class Publisher(TrainerCallback):
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
         """Write a checkpoint, push its files, and delete old checkpoints that are not being uploaded."""
         run_dir = Path(self._host.checkpoint_folder(trial))
-        folder = self._checkpoints.save(wrapped, run_dir, model, trial)
+        folder = self._checkpoints.save(wrapped, run_dir, self._host.state, model, trial)
         if self._host.args.push_to_hub:
             self._host.push_checkpoint(str(folder))
         uploading = {f for job, f in self._pushed_from.items() if not job.done()}
-        self._checkpoints.prune(run_dir, {folder, *uploading})
+        self._checkpoints.prune(
+            run_dir, self._host.state.best_model_checkpoint, {folder, *uploading}
+        )
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Push the agent from a checkpoint by upstream's method; log a failure as a warning."""
@@ -177,9 +179,9 @@ class Publisher(TrainerCallback):
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""
-        result = self._checkpoints.finish(wrapped, *args)
+        result = self._checkpoints.finish(wrapped, self._host.state, *args)
         if self._pushed_from:
-            self._checkpoints.prune(self._run_dir)
+            self._checkpoints.prune(self._run_dir, self._host.state.best_model_checkpoint)
         return result
 
     def _agent_settings(self) -> AgentSettings:

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
+from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging as upstreams
 
 from ...errors import CheckpointError, CheckpointWriteError
-from ...models.critic import SharedCritic
 from .. import disk
 from .._trl import replaced
-from ..bridge import Bridge, Wrapped
-from ..describe import adapter_of, algorithm_settings, critic_of
+from ..bridge import Wrapped
+from ..describe import algorithm_settings
 from ..disk import RunLock
+from ..ppo_config import PPOConfig
 from ..sharding.runtime import is_sharded, sharding_name
-from .run_state import RunState, load_beside_policy, load_models
+from .run_state import RunState
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +92,18 @@ def _without_bars() -> Iterator[None]:
 
 
 class Checkpoints:
-    """Saves and loads the checkpoints of one trainer.
+    """Writes, finds and deletes the checkpoints of one trainer.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
+    `identity` names trainer, critic and adapter; a checkpoint with others is refused.
     """
 
-    def __init__(self, host: Bridge, state: RunState) -> None:
-        self._host, self._state = host, state
+    def __init__(
+        self, args: PPOConfig, accelerator: Any, rows: Any, state: RunState, **identity: Any
+    ) -> None:
+        self._args, self._accelerator, self._rows = args, accelerator, rows
+        self._identity = identity
+        self._state, self._is_stream = state, not hasattr(rows, "__len__")
         # The checkpoint that this run wrote last or resumed from.
         self.last: Path | None = None
         self.staging: Path | None = None
@@ -105,18 +111,18 @@ class Checkpoints:
 
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
-        folder, run_dir = None, Path(self._host.args.output_dir)
+        folder, run_dir = None, Path(self._args.output_dir)
         lock = RunLock(run_dir)
         with ExitStack() as stack:
             stack.callback(lock.release)
-            done_by(self._host.accelerator.is_main_process, lock.take)
+            done_by(self._accelerator.is_main_process, lock.take)
             if disk.as_meant(wanted):
-                is_first = self._host.accelerator.is_local_main_process
+                is_first = self._accelerator.is_local_main_process
                 done_by(is_first, partial(disk.tidy, run_dir))
                 folder = self._to_resume(wanted, run_dir)
             if folder is not None:
                 saved = disk.read_manifest(folder)
-                check_same_run(folder, saved, self._about())
+                check_same_run(folder, saved, self._about(0))
                 self.run_name = saved["run"]
             else:
                 self.run_name = uuid.uuid4().hex
@@ -134,41 +140,38 @@ class Checkpoints:
                 output = wrapped(*args, **kwargs)
                 if self._state.guards.ending.unsaved:
                     self._state.guards.ending.check_weights()
-                stream = not hasattr(self._host.train_dataset, "__len__")
-                if stream and not output.global_step and not self._state.guards.ending.reason:
-                    args = self._host.args
+                ended_early = not output.global_step and not self._state.guards.ending.reason
+                if self._is_stream and ended_early:
+                    rows = self._args.generation_batch_size // self._args.num_generations
                     raise ValueError(
                         f"`train_dataset` is a stream that ended before the first step: a rollout takes "
-                        f"{args.generation_batch_size // args.num_generations} rows."
+                        f"{rows} rows."
                     )
                 return output
         finally:
             self._state.trace.finish()
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, step: int) -> dict[str, Any]:
         """Return a record of the run for the manifest: identity, split into batches, settings."""
-        host = self._host
-        args, accelerator, rows = host.args, host.accelerator, host.train_dataset
+        args, accelerator = self._args, self._accelerator
         micro_batches = args.steps_per_generation
         assert micro_batches is not None
         return {
             "run": self.run_name,
-            "global_step": host.state.global_step,
+            "global_step": step,
             "inside_rollout": self._state.inside_rollout,
             "resumable": not args.save_only_model,
             # These must be equal. Otherwise the data differ, or weights and moments do not fit.
             "identity": {
-                "trainer": host.config_class.__name__,
+                **self._identity,
                 "variant": getattr(args, "variant", None),
-                "critic": critic_of(host.critic),
-                "adapter": adapter_of(accelerator.unwrap_model(host.model)),
                 "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
-                "rows": len(rows) if hasattr(rows, "__len__") else None,
+                "rows": None if self._is_stream else len(self._rows),
                 "seed": args.seed,
                 "shuffle": bool(args.shuffle_dataset),
                 "batch": args.generation_batch_size,
-                "episodes_per_prompt": host.num_generations,
-                "epochs": host.num_iterations,
+                "episodes_per_prompt": args.num_generations,
+                "epochs": args.num_iterations,
                 "mini_batches": micro_batches // args.gradient_accumulation_steps,
             },
             # These may differ only at the start of a rollout, because they determine the split of its buffer.
@@ -179,7 +182,7 @@ class Checkpoints:
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""
         find = partial(disk.to_resume, run_dir, wanted, thorough=True)
-        found = set(done_by(self._host.accelerator.is_local_main_process, find))
+        found = set(done_by(self._accelerator.is_local_main_process, find))
         if len(found) > 1:
             raise CheckpointError(
                 f"`resume_from_checkpoint={wanted!r}` is not the same on all machines: "
@@ -188,52 +191,32 @@ class Checkpoints:
         return found.pop()
 
     def begin(
-        self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any
+        self, where: tuple[int, int], state: TrainerState, max_steps: int, epochs: int
     ) -> tuple[int, int]:
-        """Set up upstream's training state; return the epoch and the batch to start from."""
-        self._state.begin()
-        where = wrapped(max_steps, per_epoch, epochs, *args)
-        host = self._host
-        self._find_best(Path(host.args.output_dir))
+        """Return the epoch and the batch to start from; `where` is upstream's answer."""
+        self._find_best(Path(self._args.output_dir), state)
         # The run is complete, but upstream would take one more step.
-        if host.state.global_step >= max_steps:
+        if state.global_step >= max_steps:
             return epochs, 0
-        streams = not hasattr(host.train_dataset, "__len__")
-        if self._state.folder is None or not streams or host.args.ignore_data_skip:
+        if self._state.folder is None or not self._is_stream or self._args.ignore_data_skip:
             return where
         # Upstream treats a stream as one endless pass, so take the position from the run's state.
         return self._state.place_in_stream()
 
-    def _find_best(self, run_dir: Path) -> None:
+    def _find_best(self, run_dir: Path, state: TrainerState) -> None:
         """Update the best checkpoint's path if the run's folder has moved."""
-        state = self._host.state
         best = state.best_global_step
         path = run_dir / f"checkpoint-{best}"
         if best and (best == state.global_step or path.is_dir()):
             state.best_model_checkpoint = str(path)
 
-    def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
-        """Load the policy by upstream's method, then the critic and the reference."""
-        wrapped(checkpoint, model)
-        host, folder = self._host, Path(checkpoint)
-        policy = host.model if model is None else model
-        if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
-            # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
-            policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
-        load_beside_policy(host, folder)
-        host.outdate_vllm()
-
-    def load_best(self, wrapped: Wrapped) -> None:
-        """Load the best checkpoint's policy by upstream's method, then its critic."""
-        wrapped()
-        load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
-        self._host.outdate_vllm()
-
-    def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
+    def save(
+        self, wrapped: Wrapped, run_dir: Path, state: TrainerState, model: Any, trial: Any
+    ) -> Path:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""
         self._state.guards.ending.check_weights()
-        host, accelerator = self._host, self._host.accelerator
-        staging, name = run_dir / disk.STAGING, f"checkpoint-{host.state.global_step}"
+        accelerator, step = self._accelerator, state.global_step
+        staging, name = run_dir / disk.STAGING, f"checkpoint-{step}"
         final = run_dir / name
         if accelerator.is_local_main_process:
             disk.remove(staging)
@@ -241,18 +224,18 @@ class Checkpoints:
         try:
             with replaced(self, staging=staging), _without_bars():
                 wrapped(model, trial)
-            self._find_best(run_dir)
+            self._find_best(run_dir, state)
             self._state.write(staging / name)
             accelerator.wait_for_everyone()
-            if host.args.should_save:
+            if self._args.should_save:
                 order = disk.next_order(run_dir)
-                disk.seal(staging / name, {**self._about(), "order": order})
+                disk.seal(staging / name, {**self._about(step), "order": order})
         except Exception as error:
             disk.remove(staging)
             found = disk.checkpoints(run_dir)
             complete = [folder for folder in found if disk.complaint(folder) is None]
             raise CheckpointWriteError(
-                f"The checkpoint of step {host.state.global_step} could not be written to `{run_dir}`: "
+                f"The checkpoint of step {step} could not be written to `{run_dir}`: "
                 f"{type(error).__name__}: {error}. The newest complete checkpoint is "
                 f"{complete[-1] if complete else 'none'}."
             ) from error
@@ -263,23 +246,21 @@ class Checkpoints:
         accelerator.wait_for_everyone()
         return final
 
-    def prune(self, run_dir: Path, kept: Collection[Path] = ()) -> None:
-        """Delete the oldest checkpoints beyond `save_total_limit`, except the newest, the best and `kept`."""
-        args = self._host.args
-        if args.should_save:
-            best = self._host.state.best_model_checkpoint
+    def prune(self, run_dir: Path, best: str | None, kept: Collection[Path] = ()) -> None:
+        """Delete the oldest checkpoints beyond `save_total_limit`, except the newest, `best` and `kept`."""
+        if self._args.should_save:
             kept = {*kept, self._state.guards.best_checkpoint}
-            disk.prune(run_dir, args.save_total_limit, best, kept)
+            disk.prune(run_dir, self._args.save_total_limit, best, kept)
 
-    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
+    def finish(self, wrapped: Wrapped, state: TrainerState, *args: Any) -> Any:
         """End a training as upstream does, but keep the last checkpoint of a run that ended early.
 
         With a limit of one, upstream keeps only the best checkpoint; a resumed run needs the last checkpoint.
         """
-        settings = self._host.args
+        settings = self._args
         with replaced(settings, save_total_limit=None):
             result = wrapped(*args)
-        best = self._host.state.best_model_checkpoint
+        best = state.best_model_checkpoint
         keeps_best = settings.save_total_limit == 1 and best is not None and settings.should_save
         if keeps_best and not self._state.guards.ending.reason:
             kept = {path.resolve() for path in (Path(best), self._state.guards.best_checkpoint)}

@@ -20,9 +20,9 @@ from transformers import TrainerCallback
 
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
-from ...models.critic import load_converted
+from ...models.critic import SharedCritic, load_converted
 from .. import disk
-from ..bridge import Bridge
+from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
 from ..guards.steps import Guards
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
@@ -178,22 +178,6 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
     return state
 
 
-def load_models(host: Bridge, folder: Path) -> None:
-    """Load the critic, and policy weights that upstream skipped because their names differ on disk."""
-    if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
-        load_converted(host.model, folder)
-    with loading(host.critic):
-        host.critic.load(folder / CRITIC_FOLDER)
-
-
-def load_beside_policy(host: Bridge, folder: Path) -> None:
-    """Load the critic, and the reference if `sync_ref_model` is set, after upstream has loaded the policy."""
-    load_models(host, folder)
-    reference = folder / REFERENCE
-    if host.args.sync_ref_model and reference.is_file():
-        host.accelerator.unwrap_model(host.ref_model).load_state_dict(loaded(reference))
-
-
 class RunState(TrainerCallback):
     """Saves a run's state and its position in the training rows, and restores them on resumption."""
 
@@ -314,6 +298,36 @@ class RunState(TrainerCallback):
         self._episodes = load_episodes(folder, process)
         self._passes, self._pass_start = self._saved["passes"] - 1, self._saved["pass_start"]
 
+    def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
+        """Load the policy by upstream's method, then the critic and the reference."""
+        wrapped(checkpoint, model)
+        host, folder = self._host, Path(checkpoint)
+        policy = host.model if model is None else model
+        if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
+            # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
+            policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
+        self._load_beside_policy(folder)
+
+    def load_best(self, wrapped: Wrapped) -> None:
+        """Load the best checkpoint's policy by upstream's method, then its critic."""
+        wrapped()
+        self._load_models(Path(str(self._host.state.best_model_checkpoint)))
+
+    def _load_beside_policy(self, folder: Path) -> None:
+        """Load the critic, and the reference if `sync_ref_model` is set."""
+        host, reference = self._host, folder / REFERENCE
+        self._load_models(folder)
+        if host.args.sync_ref_model and reference.is_file():
+            host.accelerator.unwrap_model(host.ref_model).load_state_dict(loaded(reference))
+
+    def _load_models(self, folder: Path) -> None:
+        """Load the critic, and policy weights that upstream skipped because their names differ on disk."""
+        host = self._host
+        if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
+            load_converted(host.model, folder)
+        with loading(host.critic):
+            host.critic.load(folder / CRITIC_FOLDER)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the state read from a checkpoint, or reset for a new run."""
         host, saved, folder = self._host, self._saved, self.folder
@@ -332,7 +346,7 @@ class RunState(TrainerCallback):
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
         # DeepSpeed loads the policy itself, so upstream does not call `_load_from_checkpoint`.
         if host.is_deepspeed_enabled:
-            load_beside_policy(host, folder)
+            self._load_beside_policy(folder)
         # A DeepSpeed critic's optimizer also holds more precise weights, so it is loaded after the critic.
         if self._optimizers.critic is not None:
             self._optimizers.critic.load(folder)

@@ -30,13 +30,8 @@ logger = logging.getLogger(__name__)
 class TurnSampler:
     """Makes the backend that samples the turns of a rollout.
 
-    Attributes:
-        end_ids: token ids that end a turn.
-        policy: returns the present policy.
-        wrapped: returns the present policy inside its engine.
-        generation_config: returns the present settings of TRL's generation call.
-        generate: TRL's generation call; it ignores the seeds.
-        why_own: returns a text that the trainer has a generation call of its own, or None.
+    `policy`, `wrapped` (the policy in its engine) and `generation_config` return what upstream has at
+    present. `generate` is TRL's generation call; `why_own` returns a text that it is overridden, or None.
     """
 
     args: PPOConfig
@@ -85,22 +80,18 @@ class TurnSampler:
             together.version = version
             yield together
             together.finish()
-            return
-        if not self._is_cached:
+        elif self._is_cached:
+            with self._generating() as model:
+                backend = self._cached(model, version)
+                with backend.running():
+                    yield backend
+        else:
             batched = BatchedBackend(self.generate, capacity=capacity)
             batched.version = version
             yield batched
-            return
-        with self._generating() as model:
-            backend = self._cached(model, version)
-            with backend.running():
-                yield backend
 
     def ahead(self, version: int) -> Backend:
-        """Return a backend for another thread with the current weights; `version`: their optimizer steps.
-
-        `check_ahead` must have been called.
-        """
+        """Return a backend for another thread with the current weights; `version`: their optimizer steps."""
         if self.args.use_vllm:
             return self.vllm.ahead(self.args.generation_slots, version)
         assert self._copy is not None
@@ -108,17 +99,20 @@ class TurnSampler:
         return self._cached(self._copy.model, version)
 
     def check_ahead(self, trained: Sequence[nn.Parameter]) -> None:
-        """Copy the policy, whose parameters `trained` change; all processes must call this.
+        """Copy the policy, whose parameters `trained` change; raise ValueError if the copy is not alike.
 
-        Raises:
-            ValueError: the copy would sample differently.
+        All processes must call this, before `ahead`.
         """
         if self.args.use_vllm:
             return
         reason = None if self._is_cached else "is not sampled by our cache"
         try:
             if reason is None:
-                self._copy = self._copy or self._copied(trained)
+                if self._copy is None:
+                    # An overlap is refused with an engine, so the copy needs none.
+                    prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
+                    with self._generating() as model:
+                        self._copy = PolicyCopy(model, trained, prepare)
                 reason = self._copy.why_unfit()
         except TypeError as error:
             # `copy.deepcopy` may fail for an attribute of the model.
@@ -128,12 +122,6 @@ class TurnSampler:
                 f"`rollout_overlap=True`: a copy of the {type(self.policy()).__name__} "
                 f"{reason or 'fails on another process'}. Use a vLLM server, or leave it out."
             )
-
-    def _copied(self, trained: Sequence[nn.Parameter]) -> PolicyCopy:
-        # No engine shards the policy, because the settings' checks refuse a copy beside an engine.
-        prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        with self._generating() as model:
-            return PolicyCopy(model, trained, prepare)
 
     @property
     def is_exact(self) -> bool | None:

@@ -27,8 +27,8 @@ LOOK_SECONDS = 1.0
 class VLLM:
     """Syncs weights to vLLM and makes its backends; all processes call the methods together.
 
-    `generation` is upstream's `VLLMGeneration`, or None without vLLM. `policy` and `step` return the present
-    policy and optimizer step. `load` is the bridge's `load_vllm`.
+    `generation` is upstream's `VLLMGeneration`, or None without vLLM. `step` returns the present optimizer
+    step. `load` is the bridge's `load_vllm`.
     """
 
     def __init__(
@@ -36,12 +36,11 @@ class VLLM:
         args: PPOConfig,
         accelerator: Any,
         generation: Any,
-        policy: Callable[[], Any],
         step: Callable[[], int],
         load: Callable[..., bool],
     ) -> None:
         self._args, self._accelerator, self._generation = args, accelerator, generation
-        self._policy, self.step, self._load = policy, step, load
+        self.step, self._load = step, load
         self.figures: dict[str, tuple[float, float]] = {}
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         # Name of the server's weights.
@@ -86,7 +85,7 @@ class VLLM:
     def _write_adapter(self) -> None:
         """Write the adapter under a new name, which the engine's prefix cache uses as key."""
         folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
-        policy = self._accelerator.unwrap_model(self._policy())
+        policy = self._accelerator.unwrap_model(self._generation.model)
         # `save_embedding_layers` is off, because PEFT's default queries the Hub for the vocabulary's size.
         policy.save_pretrained(
             folder.name, selected_adapters=["default"], save_embedding_layers=False
@@ -157,7 +156,7 @@ class VLLM:
         server = self._at_server(capacity, version, can_send=can_send)
         yield server
         figures = self.figures_of(server)
-        if self._policy().training:
+        if vllm.model.training:
             self.figures |= figures
 
     def _at_server(self, capacity: int | None, version: int, *, can_send: bool) -> ServerBackend:

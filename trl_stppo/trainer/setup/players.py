@@ -39,19 +39,13 @@ logger = logging.getLogger(__name__)
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
     """Build the player of episodes with the engines of training and evaluation."""
     # Copy the tokenizer for an overlap, because two threads must not change its state.
-    overlaps, tokenizer = host.args.rollout_overlap, host.text_tokenizer
-    tokenizer = copy.deepcopy(tokenizer) if overlaps else tokenizer
-    vllm = VLLM(
-        host.args,
-        host.accelerator,
-        host.vllm_generation if host.use_vllm else None,
-        lambda: host.model,
-        lambda: host.state.global_step,
-        host.load_vllm,
-    )
+    args, accelerator, tokenizer = host.args, host.accelerator, host.text_tokenizer
+    tokenizer = copy.deepcopy(tokenizer) if args.rollout_overlap else tokenizer
+    generation = host.vllm_generation if args.use_vllm else None
+    vllm = VLLM(args, accelerator, generation, lambda: host.state.global_step, host.load_vllm)
     sampler = TurnSampler(
-        host.args,
-        host.accelerator,
+        args,
+        accelerator,
         tokenizer,
         vllm,
         host.eos_token_ids,
@@ -62,7 +56,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
         why_own=lambda: why_own_turns(host),
     )
     warn_of_hidden_settings(host)
-    if overlaps and (reason := why_not_ahead(host, sampler)) is not None:
+    if args.rollout_overlap and (reason := why_not_ahead(host, sampler)) is not None:
         raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
 
     def by_func(prompts: list[Any]) -> Any:

@@ -57,10 +57,10 @@ def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):
         # What the parts of a run read of upstream's private state.
         *(
             "call_reward_funcs", "checkpoint_folder", "decode", "end_ids", "finish_push",
-            "generate_single_turn", "loss_sums", "micro_step", "next_log",
-            "next_metrics", "next_table", "pending_columns", "pending_metrics", "policy_logprobs",
-            "push_checkpoint", "rollout_buffer", "save_checkpoint", "signature_columns",
-            "text_tokenizer", "vllm_step",
+            "generate_turns", "load_vllm", "loss_sums", "micro_step", "next_log",
+            "next_metrics", "next_table", "pending_columns", "pending_metrics",
+            "policy_logprobs", "push_checkpoint", "rollout_buffer", "save_checkpoint",
+            "signature_columns", "text_tokenizer",
         ),
         *("stop_reason", "stop_signal", "uses_shared_critic"),
     }  # fmt: skip

@@ -18,7 +18,6 @@ from tests.kit.fakes import CountEnv, char_tokenizer
 from tests.kit.tool_model import TEMPLATE
 from tests.kit.vllm_server import CompletionsServer, attach
 from trl_stppo.generation.cached import CachedBackend
-from trl_stppo.trainer.loop import sampler
 
 LETTERS = "BCDEFGHI"
 TURNS = [1, 4, 2, 1, 5, 1, 3, 1]
@@ -146,7 +145,7 @@ def through_server(folder: Path, world: int, pause: float) -> dict[str, Any]:
     trainer = trainer_for(folder, world, RowEnv, pause, max_steps=1)
     server = CompletionsServer(own_letter) if rank == 0 else None
     attach(trainer, server)
-    assert sampler.speaks_to_vllm(trainer)
+    assert trainer._player.sampler.speaks_to_vllm
     started = time.monotonic()
     trainer.train()
     result = seen(trainer)

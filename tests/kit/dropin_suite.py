@@ -27,7 +27,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 import trl_stppo
 from tests.kit.fakes import save_llava
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("__init__.py", "conftest.py", "testing_utils.py", "testing_constants.py")
@@ -224,7 +224,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     if name != "GRPO":
         module.GRPOTrainer = getattr(trl_stppo, f"{name}Trainer")
         module.GRPOConfig = getattr(trl_stppo, f"{name}Config")
-        sampler.why_not_cached = why_not_cached
+        TurnSampler.why_not_cached = why_not_cached
 
 
 def shorter(settle: Any) -> Any:
@@ -238,13 +238,13 @@ def shorter(settle: Any) -> Any:
     return __post_init__
 
 
-def why_not_cached(trainer: Any) -> str | None:
+def why_not_cached(self: TurnSampler) -> str | None:
     """The trainers' own answer, unless the test has put a function of its own in `generate`."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return "The test samples." if isinstance(model.generate, Mock) else own_answer(trainer)
+    model = self.accelerator.unwrap_model(self.policy())
+    return "The test samples." if isinstance(model.generate, Mock) else own_answer(self)
 
 
-own_answer = sampler.why_not_cached
+own_answer = TurnSampler.why_not_cached
 outcomes: dict[str, str] = {}
 
 

@@ -227,7 +227,8 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     It gets what GRPOTrainer's constructor would have made. On other processes there is no server.
     """
     client = None if server is None else LocalClient(server.url, server)
-    trainer.use_vllm, trainer.vllm_mode = True, "server"
+    for its in (trainer, trainer.args):
+        its.use_vllm, its.vllm_mode = True, "server"
     trainer._last_loaded_step = -1
     # Upstream makes none with vLLM.
     del trainer.generation_config, trainer.generation_kwargs
@@ -238,7 +239,8 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     )  # fmt: skip
     url = broadcast_object_list([server and server.url])[0]
     turns = TurnClient(LocalClient(url), trainer.vllm_generation)
-    trainer._player.sampler.vllm._client = turns
+    vllm = trainer._player.sampler.vllm
+    vllm._client, vllm._generation = turns, trainer.vllm_generation
     return client
 
 

@@ -12,7 +12,7 @@ from tests.kit.scripted import weights
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.guards import alarms
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.training_loop import TrainingLoop
 
@@ -85,7 +85,7 @@ def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
     episode are summed there; `dr_grpo` does that but for a constant, which the rate takes in.
     """
     # Otherwise ours draws each answer from a seed of its own.
-    monkeypatch.setattr(sampler, "why_not_cached", lambda host: "As TRL does it.")
+    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "As TRL does it.")
     length, rate = 12, 0.002
     settings = {k: v for k, v in QUICK.items() if k not in CRITICS} | {"disable_dropout": True}
     settings |= {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0}

@@ -9,7 +9,7 @@ from tests.kit.builders import LIMITS, QUICK, TEXT, build, logs, prompts, share_
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 GROUP = {"num_generations": 4, "num_mini_batches": 1, "gradient_accumulation_steps": 2}
@@ -45,7 +45,7 @@ AS_TRL = [
 @pytest.mark.parametrize(("variant", "options"), quick(AS_TRL, AS_TRL[0], AS_TRL[1], AS_TRL[4]))
 def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path, monkeypatch):
     # Otherwise ours draws each answer from a seed of its own.
-    monkeypatch.setattr(sampler, "why_not_cached", lambda host: "As TRL does it.")
+    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "As TRL does it.")
     # Of several epochs only the first rollout: dealing episodes anew draws random numbers.
     steps = options.get("num_iterations", 6)
     settings = {**QUICK, **options, "num_generations": 4, "max_steps": steps, "learning_rate": 1e-2}

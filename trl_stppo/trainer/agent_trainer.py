@@ -176,14 +176,26 @@ class AgentTrainer(Bridge):
         )
 
     def _build_models(self, run: RunPlan) -> None:
-        self.critic = models.install_models(self, run.reference, run.critic)
-        trained = [parameter for _, parameter in policy_parameters(self)]
-        self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        stabilizers = [STABILIZERS[name](self.args) for name in self.args.stabilizers]
-        self._scale = StepScale(self.args, self.accelerator, stabilizers)
-        self._optimizers = Optimizers(self, self._scale)
-        self._forward = ForwardPasses(self, AgentTrainer._get_per_token_logps_and_entropies)
-        self._forward.probe()
+        args, accelerator = run.args, self.accelerator
+        self.critic = critic = models.install_models(self, run.reference, run.critic)
+        trained = [parameter for _, parameter in policy_parameters(self.model, critic)]
+        self._stale = StalePolicies(trained, args.rollout_staleness)
+        stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]
+        self._scale = StepScale(args, accelerator, stabilizers)
+        self._optimizers = Optimizers(
+            args,
+            accelerator,
+            critic,
+            self._scale,
+            lambda part: self.get_decay_parameter_names(part),
+        )
+        own = AgentTrainer._get_per_token_logps_and_entropies
+        self._forward = ForwardPasses(
+            accelerator, critic, lambda: self.policy_logprobs, own, self.pad_to_multiple_of
+        )
+        self._forward.probe(
+            self.model, self.ref_model, compiles=args.torch_compile, has_aux=self.aux_loss_enabled
+        )
 
     def _build_watch(self, run: RunPlan) -> None:
         self._run_state = RunState(self, self._optimizers, self._stale)
@@ -343,7 +355,13 @@ class AgentTrainer(Bridge):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
-        return self._optimizers.create(super().create_optimizer, *args, **kwargs)
+        given, wrapped = self.optimizer, partial(super().create_optimizer, *args, **kwargs)
+        try:
+            return self._optimizers.create(wrapped, self.model, given, self.lr_scheduler)
+        except ValueError:
+            # Drop a refused optimizer, so that the next `train()` makes and checks another one.
+            self.optimizer = given
+            raise
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator, and set FSDP2 to keep gradient sums and log-probabilities in float32."""
@@ -352,7 +370,12 @@ class AgentTrainer(Bridge):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._optimizers.preparing():
-            return super()._prepare_for_training(*args, **kwargs)
+            prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.has_critic and runtime.is_sharded(self.accelerator):
+            kind = self.get_optimizer_cls_and_kwargs(self.args)
+            self._optimizers.take_critic_out(self.model, self.optimizer, *kind)
+            self.add_callback(self._optimizers)
+        return prepared
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -388,6 +411,8 @@ class AgentTrainer(Bridge):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._run_state.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
+        # The next rollout sends the new weights to vLLM.
+        self._last_loaded_step = -1
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn of weights that a checkpoint lacks, except tied weights, which are stored only once."""
@@ -397,6 +422,7 @@ class AgentTrainer(Bridge):
 
     def _load_best_model(self) -> None:
         self._run_state.load_best(super()._load_best_model)
+        self._last_loaded_step = -1
 
     def _get_output_dir(self, trial: Any = None) -> str:
         # While a checkpoint is written, upstream writes into the staging folder.

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
-from ._trl import GRPOTrainer
+from ._trl import GRPOTrainer, new_token_limit, profiling_context
 from .batch import Batch
 from .ppo_config import PPOConfig
 
@@ -33,6 +33,7 @@ class Bridge(GRPOTrainer):
     _tokenizer: Any
     _signature_columns: Any
     _finish_current_push: Any
+    _last_loaded_step: int
     _metrics: dict[str, dict[str, list[float]]]
     _logs: dict[str, Any]
     _pending_metrics: dict[str, list[float]]
@@ -110,19 +111,24 @@ class Bridge(GRPOTrainer):
         """The columns that upstream keeps in each row."""
         return self._signature_columns
 
-    @property
-    def vllm_step(self) -> int:
-        """The step at which vLLM last got the weights."""
-        return self._last_loaded_step
+    def load_vllm(self, send: Callable[[], None], step: int, *, lost: bool) -> bool:
+        """Send weights of an optimizer step to vLLM if it has others or `lost` them; return whether."""
+        sends = step != self._last_loaded_step or lost
+        if sends:
+            with profiling_context(self, "sync_weights"):
+                send()
+            self._last_loaded_step = step
+        return sends
 
-    @vllm_step.setter
-    def vllm_step(self, value: int) -> None:
-        self._last_loaded_step = value
-
-    @property
-    def generate_single_turn(self) -> Wrapped:
-        """Upstream's method that generates completions, or its override."""
-        return self._generate_single_turn
+    def generate_turns(self, ids: list[list[int]], max_new_tokens: int, seeds: Any) -> Any:
+        """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
+        training = self.model.training
+        with new_token_limit(self, max_new_tokens):
+            result = self._generate_single_turn(ids, None, {}, 1)
+        # Continuous batching leaves the model in train mode.
+        if self.model.training != training:
+            self.model.train(training)
+        return result
 
     def call_reward_funcs(
         self, environments: list[Any] | None, *episodes: list[Any]

@@ -23,7 +23,6 @@ from ._trl import replaced, uploads_without
 from .bridge import Bridge, Wrapped
 from .checkpoints.checkpoints import Checkpoints
 from .describe import algorithm_settings, dataset_of
-from .loop.sampler import sampling_settings
 from .planning.plan import RolloutPlan
 from .sharding.critics import gathered
 
@@ -224,7 +223,10 @@ def _sampling(host: Bridge) -> dict[str, Any]:
     """Return sampling settings of evaluation, with training's temperature if evaluation is greedy."""
     args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
-    settings = None if host.use_vllm else sampling_settings(host)[0]
+    settings = None
+    if not host.use_vllm:
+        own = host.accelerator.unwrap_model(host.model).generation_config
+        settings, _ = SamplingSettings.from_generation_config(host.generation_config, own)
     known = {name: getattr(settings or args, name) for name in names}
     overrides = {name: value for name, value in args.eval_settings.items() if name in known}
     if overrides.get("temperature") == 0:

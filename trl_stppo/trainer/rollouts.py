@@ -43,7 +43,7 @@ class StalePolicies:
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
         # Without staleness keep no references, because FSDP2 replaces the parameters.
-        self._parameters = list(parameters) if staleness else []
+        self.parameters = list(parameters) if staleness else []
         self._staleness = staleness
         self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
         # Inside a rollout: `_kept` plus the current weights; else None.
@@ -55,7 +55,7 @@ class StalePolicies:
         if not self._staleness:
             yield
             return
-        present = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
+        present = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
         try:
             yield
@@ -92,7 +92,7 @@ class StalePolicies:
 
     @torch.no_grad()
     def _load(self, weights: list[Tensor]) -> None:
-        for parameter, value in zip(self._parameters, weights, strict=True):
+        for parameter, value in zip(self.parameters, weights, strict=True):
             parameter.copy_(value)
 
 
@@ -241,7 +241,7 @@ class OverlappedSource(RolloutSource):
     def play(self, rows: list[Row], step: int) -> Rollout:
         """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
         if not self._is_checked:
-            self.player.sampler.check_ahead()
+            self.player.sampler.check_ahead(self.stale.parameters)
             self._is_checked = True
         flight = self._flight
         if flight is None:

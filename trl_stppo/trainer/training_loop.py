@@ -349,7 +349,7 @@ class TrainingLoop:
     @cached_property
     def _policy(self) -> list[tuple[str, nn.Parameter]]:
         """The policy's trained parameters; read when training has begun, because FSDP2 replaces them."""
-        return policy_parameters(self.host)
+        return policy_parameters(self.host.model, self.host.critic)
 
     @property
     def is_warming_up(self) -> bool:

@@ -17,7 +17,7 @@ from trl_stppo.recipes.search.rewards import (
     format_reward,
     multiple_choice_reward,
 )
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 
 
 def said(*turns: str | None) -> list[dict[str, str | None]]:
@@ -170,7 +170,7 @@ def test_all_of_them_in_training(tmp_path, monkeypatch):
         return [self._tokenizer(text)["input_ids"] for text in said], None
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
-    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
     names = ["exact_match_reward", "f1_reward", "multiple_choice_reward", "format_reward"]
     arguments = {
         "train_dataset": prompts(8, answers=[["a"], ["A"]] * 4, choices=[[], ["x", "y"]] * 4),

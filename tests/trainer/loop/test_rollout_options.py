@@ -12,7 +12,6 @@ from tests.kit.fakes import CountEnv, char_tokenizer
 from tests.kit.tool_model import TEMPLATE
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
-from trl_stppo.trainer.loop import sampler
 
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
 
@@ -168,7 +167,7 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
         BatchedBackend, "step", lambda self: (used.append(len(self._queue)), original(self))[1]
     )
     trainer = trained(tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}, max_steps=2)
-    assert "no_repeat_ngram_size" in sampler.why_not_cached(trainer)
+    assert "no_repeat_ngram_size" in trainer._player.sampler.why_not_cached()
     assert max(used) > 1
     for _, batch, turns, *_ in trainer.kept:
         assert "sampling_per_token_logps" not in batch

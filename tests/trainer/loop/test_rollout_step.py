@@ -11,7 +11,6 @@ from tests.kit.fakes import CountEnv
 from trl_stppo import PPOTrainer
 from trl_stppo.rollout.episode import Episode
 from trl_stppo.trainer import batch as batches
-from trl_stppo.trainer.loop import sampler
 
 ONE = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
 
@@ -61,8 +60,8 @@ def test_a_turn_sampler_of_ones_own_is_asked_for_every_turn(tmp_path):
     trainer = train(tmp_path, Own, **ONE)
     assert rows == [[episode.prompt_ids for episode in trainer.episodes]]
     assert all(e.ids == [7, trainer.eos_token_ids[0]] for e in trainer.episodes)
-    assert "own generation" not in str(sampler.why_not_cached(trainer))
-    assert sampler.why_not_cached(trainer) == "Own generates by itself."
+    assert "own generation" not in str(trainer._player.sampler.why_not_cached())
+    assert trainer._player.sampler.why_not_cached() == "Own generates by itself."
 
 
 def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path):

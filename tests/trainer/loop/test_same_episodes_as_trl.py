@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.kit.builders import QUICK, quick_config
 from tests.kit.tool_model import call, memorising_model, tool_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 
@@ -86,7 +86,7 @@ def agent(tmp_path_factory):
         return said, None
 
     patch.setattr(GRPOTrainer, "_generate_single_turn", scripted)
-    patch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    patch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
     untrained = memorising_model(tokenizer, [[1, 2]], [[False, False]], steps=1)
     trainer = our_trainer(tmp_path_factory.mktemp("scripts"), (tokenizer, untrained))
     play(trainer, range(len(SCRIPTS)))

@@ -51,7 +51,9 @@ class Watching(STPPOTrainer):
 
 
 def weights_of(trainer):
-    return torch.cat([p.detach().flatten().clone() for _, p in policy_parameters(trainer)])
+    return torch.cat(
+        [p.detach().flatten().clone() for _, p in policy_parameters(trainer.model, trainer.critic)]
+    )
 
 
 @pytest.mark.long

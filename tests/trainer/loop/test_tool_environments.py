@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 from tests.kit.builders import Kept, build, logs, prompts
 from tests.kit.fakes import char_tokenizer, tiny_config
 from tests.kit.scripted import logged
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
 LONG = "x" * 900
@@ -82,7 +82,7 @@ def tool_trainer(
 ):
     """A trainer whose model is a script."""
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
-    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
     tokenizer = char_tokenizer()
     tokenizer.chat_template = TEMPLATE.read_text()
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from transformers import Qwen2ForCausalLM
 
 from tests.kit.builders import Kept, build, prompts
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "x"}}\n</tool_call><|im_end|>'
@@ -48,7 +48,7 @@ def played(folder, monkeypatch, template, says, tool=None, rows=None, **options)
         def _generate_single_turn(self, ids, *rest):
             return [tokenizer.encode(says) for _ in ids], None
 
-    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 8192}
     arguments = {

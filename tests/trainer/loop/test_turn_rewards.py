@@ -13,7 +13,7 @@ from tests.kit.fakes import CountEnv, char_tokenizer, tiny_value_model
 from tests.trainer.loop.test_rollouts_in_training import two_turns
 from tests.trainer.loop.test_tool_environments import SCRIPTS, PayingEnv, tool_trainer
 from trl_stppo.rollout.record import StopReason
-from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.sampler import TurnSampler
 
 TOKENIZER = char_tokenizer()
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
@@ -29,7 +29,7 @@ def scripted(monkeypatch):
         return [self._tokenizer(text)["input_ids"] for text in said], None
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
-    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
 
 
 class Watch:

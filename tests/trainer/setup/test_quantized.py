@@ -18,7 +18,6 @@ from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.kit.scripted import LEARNS, STEPS, scripted_trainer
 from tests.kit.tiers import quick
-from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.setup.models import keep_trainable
 
 pytest.importorskip("bitsandbytes")
@@ -55,7 +54,7 @@ def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path)
         gradient_checkpointing=True,
         **LIMITS,
     )
-    assert sampler.why_not_cached(trainer) is None
+    assert trainer._player.sampler.why_not_cached() is None
     # In evaluation mode bitsandbytes would repack the weights for inference.
     trainer.evaluate()
     trainer.train()

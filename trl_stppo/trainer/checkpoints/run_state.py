@@ -307,14 +307,11 @@ class RunState(TrainerCallback):
             # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         self._load_beside_policy(folder)
-        # The next rollout sends the new weights to vLLM.
-        host.vllm_step = -1
 
     def load_best(self, wrapped: Wrapped) -> None:
         """Load the best checkpoint's policy by upstream's method, then its critic."""
         wrapped()
         self._load_models(Path(str(self._host.state.best_model_checkpoint)))
-        self._host.vllm_step = -1
 
     def _load_beside_policy(self, folder: Path) -> None:
         """Load the critic, and the reference if `sync_ref_model` is set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
 from ...generation.cached import inference
 from ...generation.slots import base_of, supports
-from ...models.critic import SeparateCritic
+from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ...rollout.episode import Context
 from .._trl import replaced, small_tiles
 from ..batch import Batch, collate, full_sequence
-from ..bridge import Bridge
 from ..sharding import runtime
 from .packed import IGNORED, Costs, Rows, attention_mask, pack_logprobs
 
@@ -35,68 +34,68 @@ TOLERANCE = {8: 1e-4, 4: 1e-4, 2: 0.06}
 PROBE = (((5, 6), (7, 8, 9, 6)), ((5, 6), (7, 3)), ((5, 6), (7, 8)), ((4,), (3, 3)))
 
 
+@dataclass(eq=False, repr=False)
 class ForwardPasses:
     """Computes log-probabilities and values; packs rows if packs cost less than padded rows.
 
     Attributes:
+        hook: returns the present method for log-probabilities, an override if its function is not `own_hook`.
+        multiple_of: widths of padded passes are multiples of it.
         why_padded: why no pass is packed, or None.
         was_packed: whether the last pass of `policy` was packed.
     """
 
-    def __init__(self, host: Bridge, own_hook: Callable[..., Any]) -> None:
-        self._host, self._own_hook = host, own_hook
-        self.why_padded: str | None = "It was not tried yet."
-        self.was_packed = False
+    accelerator: Any
+    critic: Critic
+    hook: Callable[[], Callable[..., Logprobs]]
+    own_hook: Callable[..., Any]
+    multiple_of: int | None
+    why_padded: str | None = "It was not tried yet."
+    was_packed: bool = False
 
-    def probe(self) -> None:
+    def probe(self, policy: Any, reference: Any, *, compiles: bool, has_aux: bool) -> None:
         """Decide whether passes may be packed: check the settings, then compare packed and padded passes."""
-        host = self._host
-        critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
+        critic = self.critic.model if isinstance(self.critic, SeparateCritic) else None
         self.why_padded = None
         if self._is_overridden:
             self.why_padded = "`_get_per_token_logps_and_entropies` is overridden."
-        elif host.args.torch_compile:
+        elif compiles:
             self.why_padded = "`torch_compile` compiles padded passes."
-        elif host.aux_loss_enabled:
+        elif has_aux:
             self.why_padded = "The router's loss is not a sum over tokens."
-        models = [m for m in (host.model, host.ref_model, critic) if m is not None]
-        for model in models:
+        for model in (m for m in (policy, reference, critic) if m is not None):
             # Unwrap the model, because an engine around a reference has its own configuration.
-            unwrapped = host.accelerator.unwrap_model(model)
-            self.why_padded = self.why_padded or supports(unwrapped)
-        if self.why_padded is None and not runtime.shards_weights(host.accelerator):
-            self.why_padded = self._difference()
+            self.why_padded = self.why_padded or supports(self.accelerator.unwrap_model(model))
+        if self.why_padded is None and not runtime.shards_weights(self.accelerator):
+            self.why_padded = self._difference(policy)
 
     @torch.no_grad()
-    def _difference(self) -> str | None:
+    def _difference(self, policy: Any) -> str | None:
         """Return what differs between packed and padded passes of the probe's rows, or None."""
-        host = self._host
         contexts = [
             Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE
         ]
         options: dict[str, Any] = {"pad_token_id": 0, "multiple_of": None, "has_logprobs": False}
-        device = host.model.get_input_embeddings().weight.device
+        device = policy.get_input_embeddings().weight.device
         batch = collate(contexts, device=device, hidden=[False] * len(PROBE), **options)
         rows, plan = self._rows(batch), [[*range(len(PROBE))]]
         try:
             # Autocast is off: its rounding would hide a small difference, and look like a large difference.
-            with inference(host.model), replaced(host.accelerator, autocast=nullcontext):
-                packed = self._packed_logprobs(host.model, rows, plan)[0]
-                padded = host.policy_logprobs(host.model, *full_sequence(batch))[0]
-                gap = (packed - padded)[batch["completion_mask"].bool()]
-                gaps = [gap / padded.abs().max()]
-            if host.has_critic:
-                with inference(host.critic.model):
+            with inference(policy), replaced(self.accelerator, autocast=nullcontext):
+                packed = self._packed_logprobs(policy, rows, plan)[0]
+                padded = self.hook()(policy, *full_sequence(batch))[0]
+                gaps = [(packed - padded)[batch["completion_mask"].bool()] / padded.abs().max()]
+            if isinstance(self.critic, SharedCritic | SeparateCritic):
+                with inference(self.critic.model):
                     gaps.append(self._critic_gap(rows, plan[0]))
         except Exception as error:
             return f"A packed pass raises {type(error).__name__}: {error}"
-        gap = max(float(gap.abs().max()) for gap in gaps)
-        limit = TOLERANCE[host.model.dtype.itemsize]
-        return None if gap <= limit else f"Packed and padded passes differ by {gap:.1%}."
+        largest, limit = max(float(g.abs().max()) for g in gaps), TOLERANCE[policy.dtype.itemsize]
+        return None if largest <= limit else f"Packed and padded passes differ by {largest:.1%}."
 
     def _critic_gap(self, rows: Rows, numbers: list[int]) -> Tensor:
         """Return relative differences of the critic's last hidden states of packed and padded rows."""
-        critic, pack = self._host.critic, rows.build(numbers)
+        critic, pack = self.critic, rows.build(numbers)
         ids, lengths = pack.input_ids[0], [len(own) for own in pack.places]
         table = nn.utils.rnn.pad_sequence([ids[own] for own in pack.places], batch_first=True)
         mask = torch.arange(table.size(1), device=ids.device) < ids.new_tensor(lengths)[:, None]
@@ -125,19 +124,18 @@ class ForwardPasses:
             if plan:
                 logprobs, entropies = self._packed_logprobs(model, rows, plan)
                 return logprobs, entropies if entropy else None, None
-        result: Logprobs = self._host.policy_logprobs(
+        return self.hook()(
             model,
             *full_sequence(batch),
             batch_size=batch_size,
             compute_entropy=entropy,
             compute_aux_loss=aux_loss,
         )
-        return result
 
     @property
     def _is_overridden(self) -> bool:
         """Return whether the trainer has another method for log-probabilities than ours."""
-        return getattr(self._host.policy_logprobs, "__func__", None) is not self._own_hook
+        return getattr(self.hook(), "__func__", None) is not self.own_hook
 
     def _counts_passes(self, model: nn.Module) -> bool:
         """Return whether the number of passes must depend only on the number of rows, not on their lengths.
@@ -145,7 +143,7 @@ class ForwardPasses:
         An engine may communicate in every pass, and the rows of processes differ. DDP communicates in the
         last pass; if it searches for unused weights (experts without a token), it sees only that pass.
         """
-        if runtime.is_sharded(self._host.accelerator):
+        if runtime.is_sharded(self.accelerator):
             return True
         ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         return ddp and bool(model.find_unused_parameters or model.static_graph)
@@ -155,7 +153,7 @@ class ForwardPasses:
         return Rows(batch, (batch["completion_mask"] * batch["tool_mask"]).bool())
 
     def _costs(self, model: nn.Module) -> Costs:
-        causal = base_of(self._host.accelerator.unwrap_model(model))
+        causal = base_of(self.accelerator.unwrap_model(model))
         device = causal.get_input_embeddings().weight.device
         return Costs.of(causal, PASS_OVERHEAD.get(device.type, ACCELERATOR_OVERHEAD))
 
@@ -166,8 +164,7 @@ class ForwardPasses:
 
         The head of a reference model gives no entropies.
         """
-        accelerator = self._host.accelerator
-        causal = base_of(accelerator.unwrap_model(model))
+        causal = base_of(self.accelerator.unwrap_model(model))
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
         packs, logprobs, entropies = list(map(rows.build, plan)), [], []
         for pack in packs:
@@ -178,7 +175,7 @@ class ForwardPasses:
                 # pass.
                 places, labels = labels.new_zeros(1), labels.new_full((1,), IGNORED)
             quiet = ddp.no_sync() if ddp is not None and pack is not packs[-1] else nullcontext()
-            with quiet, small_tiles(places.device), accelerator.autocast():
+            with quiet, small_tiles(places.device), self.accelerator.autocast():
                 output = pack_logprobs(model, causal, pack, places, labels)
             logprobs.append(output.log_probs[0, :count])
             if output.entropy is not None:
@@ -202,25 +199,17 @@ class ForwardPasses:
         # DDP expects gradients after the pass in which it communicates, so only the last pass communicates.
         # The router's loss is not a sum over rows, so it needs a single pass.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        flags = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
         single = compute_aux_loss or self._counts_passes(model)
         overhead = float("inf") if single else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
-        width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
+        width, results = input_ids.size(1), []
         for part in parts:
             keep = tail_width(part, width, logits_to_keep)
             quiet = ddp.no_sync() if ddp is not None and part is not parts[-1] else nullcontext()
             with quiet, small_tiles(input_ids.device):
-                part_logprobs, entropy, aux_loss = upstream(
-                    model,
-                    part.input_ids,
-                    part.attention_mask,
-                    keep,
-                    compute_entropy=compute_entropy,
-                    compute_aux_loss=compute_aux_loss,
-                )
-            logprobs.append(part_logprobs)
-            entropies.append(entropy)
-            aux_losses.append(aux_loss)
+                results.append(upstream(model, part.input_ids, part.attention_mask, keep, **flags))
+        logprobs, entropies, aux_losses = map(list, zip(*results, strict=True))
         return (
             put_back(parts, logprobs, width, logits_to_keep),
             put_back(parts, entropies, width, logits_to_keep) if compute_entropy else None,
@@ -229,31 +218,30 @@ class ForwardPasses:
 
     def values(self, batch: Batch, batch_size: int | None = None) -> Tensor:
         """Return the critic's values before each completion token and after the last column, [B, T + 1]."""
-        if self.why_padded is None and not runtime.is_sharded(self._host.accelerator):
+        if self.why_padded is None and not runtime.is_sharded(self.accelerator):
             packed = self._packed_values(batch, batch_size)
             if packed is not None:
                 return packed
         ids, mask, length = full_sequence(batch)
-        overhead = float("inf") if runtime.is_sharded(self._host.accelerator) else None
+        overhead = float("inf") if runtime.is_sharded(self.accelerator) else None
         parts = self.parts(ids, mask, batch_size, overhead)
-        values = []
+        values, critic = [], self.critic
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
-            with runtime.autocast(self._host.accelerator):
-                critic = self._host.critic
+            with runtime.autocast(self.accelerator):
                 values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
 
     def _packed_values(self, batch: Batch, batch_size: int | None) -> Tensor | None:
         """Compute the result of `values` in packs; return None if padded passes take less."""
-        critic = self._host.critic
+        critic = self.critic
         # There is one more column than tokens, because the value after the last token is wanted too.
         wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()
         rows, base = Rows(batch, wanted), base_of(critic.model)
         costs, values = replace(self._costs(base), head=0.0), []
         packs = list(map(rows.build, rows.plan(costs, batch_size)))
         for pack in packs:
-            with runtime.autocast(self._host.accelerator):
+            with runtime.autocast(self.accelerator):
                 mask = attention_mask(pack, base)
                 hidden = critic.hidden_states(pack.input_ids, mask, pack.position_ids)
                 values.append(critic.score(hidden[:, rows.places(pack)])[0])
@@ -267,7 +255,7 @@ class ForwardPasses:
             overhead = PASS_OVERHEAD.get(ids.device.type, ACCELERATOR_OVERHEAD)
         start, length = row_spans(mask)
         lengths: list[int] = length.tolist()
-        multiple = self._host.pad_to_multiple_of or 1
+        multiple = self.multiple_of or 1
         parts = []
         for group in group_rows(lengths, max_rows=max_rows, overhead=overhead):
             # At least two columns are needed, because the first token of a row has no log-probability.

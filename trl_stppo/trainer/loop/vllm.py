@@ -6,7 +6,7 @@ import itertools
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,7 @@ from ...generation.engine import EngineBackend
 from ...generation.protocol import Backend
 from ...generation.server import ServerBackend, ServerError
 from .. import _trl_vllm as door
-from .._trl import profiling_context
-from ..bridge import Bridge
+from ..ppo_config import PPOConfig
 from ..sharding import runtime
 
 # Interval between checks for a server that is away, in seconds.
@@ -26,10 +25,22 @@ LOOK_SECONDS = 1.0
 
 
 class VLLM:
-    """Syncs weights to vLLM and makes its backends; all processes call the methods together."""
+    """Syncs weights to vLLM and makes its backends; all processes call the methods together.
 
-    def __init__(self, host: Bridge) -> None:
-        self._host = host
+    `generation` is upstream's `VLLMGeneration`, or None without vLLM. `step` returns the present optimizer
+    step. `load` is the bridge's `load_vllm`.
+    """
+
+    def __init__(
+        self,
+        args: PPOConfig,
+        accelerator: Any,
+        generation: Any,
+        step: Callable[[], int],
+        load: Callable[..., bool],
+    ) -> None:
+        self._args, self._accelerator, self._generation = args, accelerator, generation
+        self.step, self._load = step, load
         self.figures: dict[str, tuple[float, float]] = {}
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         # Name of the server's weights.
@@ -42,44 +53,39 @@ class VLLM:
 
     def sync(self, version: int | None = None) -> int:
         """Send the weights if vLLM lacks them; return their optimizer steps. All processes call this."""
-        host = self._host
-        version = host.state.global_step if version is None else version
-        lost = host.vllm_mode == "server" and self._has_lost()
-        if version != host.vllm_step or lost:
-            self._push(version)
-        self.figures = {}
-        return version
-
-    def _push(self, version: int) -> None:
-        host = self._host
-        with profiling_context(host, "sync_weights"):
-            if door.has_adapters(host.vllm_generation):
-                self._write_adapter()
-            else:
-                self._send()
-        self._host.vllm_step = version
-        if host.vllm_mode == "server":
+        version = self.step() if version is None else version
+        lost = self._is_server and self._has_lost()
+        if self._load(self._send, version, lost=lost) and self._is_server:
             names = [""]
-            if host.accelerator.is_main_process:
+            if self._accelerator.is_main_process:
                 name = f"{self._run}-{version}#{next(self._numbers)}"
                 names = [self._client.name_weights(name)]
             self._name = str(broadcast_object_list(names)[0])
+        self.figures = {}
+        return version
+
+    @property
+    def _is_server(self) -> bool:
+        return self._args.vllm_mode == "server"
 
     def _send(self) -> None:
         """Send the policy's weights to vLLM, with a time limit if vLLM is a server."""
-        vllm, host = self._host.vllm_generation, self._host
-        if host.vllm_mode == "server" and host.accelerator.is_main_process and not self._is_limited:
-            door.limit_requests(vllm.vllm_client, door.PUSH_SECONDS)
+        if door.has_adapters(self._generation):
+            self._write_adapter()
+            return
+        main = self._accelerator.is_main_process
+        if self._is_server and main and not self._is_limited:
+            door.limit_requests(self._generation.vllm_client, door.PUSH_SECONDS)
             self._is_limited = True
         try:
-            vllm.sync_weights()
+            self._generation.sync_weights()
         except OSError as error:
             raise ServerError(f"The vLLM server did not take the weights: {error}") from error
 
     def _write_adapter(self) -> None:
         """Write the adapter under a new name, which the engine's prefix cache uses as key."""
         folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
-        policy = self._host.accelerator.unwrap_model(self._host.model)
+        policy = self._accelerator.unwrap_model(self._generation.model)
         # `save_embedding_layers` is off, because PEFT's default queries the Hub for the vocabulary's size.
         policy.save_pretrained(
             folder.name, selected_adapters=["default"], save_embedding_layers=False
@@ -91,17 +97,17 @@ class VLLM:
 
     @cached_property
     def _client(self) -> door.TurnClient:
-        vllm, patience = self._host.vllm_generation, self._host.args.vllm_server_timeout
-        return door.TurnClient(door.new_client(vllm, patience), vllm)
+        client = door.new_client(self._generation, self._args.vllm_server_timeout)
+        return door.TurnClient(client, self._generation)
 
     def _has_lost(self) -> bool:
         """Return whether the server was restarted; if so, reconnect from the main process."""
         lost: list[Any] = [False]
-        if self._host.accelerator.is_main_process and self._name:
+        if self._accelerator.is_main_process and self._name:
             try:
                 lost = [self._present() != self._name]
                 if lost[0]:
-                    door.rejoin(self._host.vllm_generation)
+                    door.rejoin(self._generation)
             except ServerError as error:
                 lost = [ServerError(f"The vLLM server stays away: {error}")]
         (found,) = broadcast_object_list(lost)
@@ -111,7 +117,7 @@ class VLLM:
 
     def _present(self) -> str:
         """Return the name of the server's weights; block until the server answers."""
-        until = time.monotonic() + self._host.args.vllm_server_timeout
+        until = time.monotonic() + self._args.vllm_server_timeout
         while True:
             try:
                 return self._client.weights_name()
@@ -124,8 +130,8 @@ class VLLM:
         """Send the weights to a server that was restarted during a rollout."""
         try:
             with door.failures():
-                door.rejoin(self._host.vllm_generation)
-                self._host.vllm_generation.sync_weights()
+                door.rejoin(self._generation)
+                self._generation.sync_weights()
             update = self._name.partition("#")[0]
             self._name = self._client.name_weights(f"{update}#{next(self._numbers)}")
         except RuntimeError as error:
@@ -135,11 +141,10 @@ class VLLM:
     @contextmanager
     def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:
         """Context manager with the backend of one rollout, after a sync of the weights."""
-        host, version = self._host, self.sync(version)
-        if host.vllm_mode == "colocate":
-            vllm = host.vllm_generation
+        version, vllm = self.sync(version), self._generation
+        if not self._is_server:
             # On a CPU, vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
-            seeded = host.accelerator.device.type == "cuda"
+            seeded = self._accelerator.device.type == "cuda"
             options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
             with door.awake(vllm):
                 backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
@@ -147,21 +152,21 @@ class VLLM:
                 yield backend
             return
         # Sharded weights need all processes, so one process cannot send them during the rollout.
-        can_send = not runtime.shards_weights(host.accelerator)
+        can_send = not runtime.shards_weights(self._accelerator)
         server = self._at_server(capacity, version, can_send=can_send)
         yield server
         figures = self.figures_of(server)
-        if host.model.training:
+        if vllm.model.training:
             self.figures |= figures
 
     def _at_server(self, capacity: int | None, version: int, *, can_send: bool) -> ServerBackend:
-        host, client = self._host, self._client
+        client = self._client
         client.names_weights = bool(self._name)
-        sends = can_send and host.accelerator.is_main_process
+        sends = can_send and self._accelerator.is_main_process
         backend = ServerBackend(
             client,
             self._name,
-            patience=host.args.vllm_server_timeout,
+            patience=self._args.vllm_server_timeout,
             send_weights=self._send_again if sends else None,
             awaits_weights=can_send,
             warned=self._warned,
@@ -179,5 +184,5 @@ class VLLM:
         if not isinstance(backend, ServerBackend):
             return {}
         self._warned = self._warned or backend.retries > 0
-        main = int(self._host.accelerator.is_main_process)
+        main = int(self._accelerator.is_main_process)
         return {"sampling/asked_again": (backend.retries, main)}

@@ -9,6 +9,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+from ...generation.sampling import shaping
 from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.driver import Driver, TextDriver
@@ -18,10 +19,16 @@ from ...rollout.episode import Limits
 from ...rollout.openai_wire import AgentEndpoint
 from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
-from .._trl import max_context_tokens, prepare_tool_tokenizer, read_message, training_template
+from .._trl import (
+    max_context_tokens,
+    overrides,
+    prepare_tool_tokenizer,
+    read_message,
+    training_template,
+)
 from ..bridge import Bridge
 from ..loop.player import EpisodePlayer
-from ..loop.sampler import TurnSampler, speaks_to_vllm, warn_of_hidden_settings, why_not_cached
+from ..loop.sampler import TurnSampler
 from ..loop.vllm import VLLM
 from ..planning.data import is_conversational
 from ..planning.plan import RolloutPlan
@@ -31,19 +38,31 @@ logger = logging.getLogger(__name__)
 
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
     """Build the player of episodes with the engines of training and evaluation."""
-    tokenizer = host.text_tokenizer
+    # Copy the tokenizer for an overlap, because two threads must not change its state.
+    args, accelerator, tokenizer = host.args, host.accelerator, host.text_tokenizer
+    tokenizer = copy.deepcopy(tokenizer) if args.rollout_overlap else tokenizer
+    generation = host.vllm_generation if args.use_vllm else None
+    vllm = VLLM(args, accelerator, generation, lambda: host.state.global_step, host.load_vllm)
+    sampler = TurnSampler(
+        args,
+        accelerator,
+        tokenizer,
+        vllm,
+        host.eos_token_ids,
+        policy=lambda: host.model,
+        wrapped=lambda: host.model_wrapped,
+        generation_config=lambda: host.generation_config,
+        generate=host.generate_turns,
+        why_own=lambda: why_own_turns(host),
+    )
     warn_of_hidden_settings(host)
-    if host.args.rollout_overlap:
-        if (reason := why_not_ahead(host)) is not None:
-            raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
-        # Copy the tokenizer, because two threads must not change its state.
-        tokenizer = copy.deepcopy(tokenizer)
-    sampler = TurnSampler(host, tokenizer, VLLM(host))
+    if args.rollout_overlap and (reason := why_not_ahead(host, sampler)) is not None:
+        raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
 
     def by_func(prompts: list[Any]) -> Any:
         # The function may generate with vLLM, which then needs the current weights.
         if host.use_vllm:
-            sampler.vllm.sync()
+            vllm.sync()
         assert host.rollout_func is not None
         return host.rollout_func(prompts, host)
 
@@ -72,15 +91,34 @@ def renderer(host: Bridge, tokenizer: Any) -> ChatRenderer:
     )
 
 
-def why_not_ahead(host: Bridge) -> str | None:
+def why_own_turns(trainer: Any) -> str | None:
+    """Return a text that a trainer overrides upstream's method that generates turns, or None."""
+    own = overrides(trainer, "_generate_single_turn")
+    return f"{type(trainer).__name__} generates by itself." if own else None
+
+
+def warn_of_hidden_settings(host: Bridge) -> None:
+    """Warn of settings in the model's own generation configuration that the ratios ignore."""
+    if host.use_vllm or host.rollout_func is not None or not host.accelerator.is_main_process:
+        return
+    own = host.accelerator.unwrap_model(host.model).generation_config.to_diff_dict()
+    given = [name for name, value in host.generation_kwargs.items() if value is not None]
+    if hidden := shaping(own, [*given, "cache_implementation"]):
+        logger.warning(
+            "`model.generation_config` has %s: it shapes what is sampled, and the ratios ignore it.",
+            ", ".join(hidden),
+        )
+
+
+def why_not_ahead(host: Bridge, sampler: TurnSampler) -> str | None:
     """Return why rollouts cannot be played during the update before them, or None if they can."""
     if host.rollout_func is not None:
         return "a `rollout_func`; allowed are environments, tools and plain prompts"
     if not hasattr(host.train_dataset, "__len__"):
         return "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
-    if not host.use_vllm and (cause := why_not_cached(host)) is not None:
+    if not host.use_vllm and (cause := sampler.why_not_cached()) is not None:
         return f"turns that go through `generate` ({cause}); use a vLLM server"
-    if host.use_vllm and not speaks_to_vllm(host):
+    if host.use_vllm and not sampler.speaks_to_vllm:
         return "an overridden `_generate_single_turn`; leave it out"
     return None
 
@@ -99,7 +137,7 @@ def build_engines(
             # Plain prompts need no template.
             if is_conversational(host.train_dataset):
                 raise
-    args, overrides = host.args, host.args.eval_settings
+    args, held_out = host.args, host.args.eval_settings
     limits = Limits(
         max_completion_tokens=args.max_completion_length,
         max_turns=args.max_turns,
@@ -110,9 +148,9 @@ def build_engines(
     )
     reader, endpoint = renderer(host, tokenizer), args.agent_endpoint
     engine = assemble(rollout, reader, limits, agent_endpoint=endpoint)
-    if "max_completion_length" in overrides:
+    if "max_completion_length" in held_out:
         limits = dataclasses.replace(
-            limits, max_completion_tokens=overrides["max_completion_length"]
+            limits, max_completion_tokens=held_out["max_completion_length"]
         )
     others = rollout is not evaluation
     eval_engine = assemble(evaluation, reader, limits, probes_play=others, agent_endpoint=endpoint)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
@@ -23,7 +23,7 @@ DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
-def _hook_critic(optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> None:
+def _hook_critic(optimizer: Optimizer, buffer: GradientBuffer) -> None:
     """Add hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
 
     def after(*_: object) -> None:
@@ -36,10 +36,7 @@ def _hook_critic(optimizer: torch.optim.Optimizer, buffer: GradientBuffer) -> No
 
 
 class Optimizers(TrainerCallback):
-    """The optimizers, the critic's gradient and the hooks.
-
-    `decayed_names` returns the names of a module's parameters that have weight decay.
-    """
+    """The optimizers, the critic's gradient and the hooks; `decayed_names` names parameters with decay."""
 
     def __init__(
         self,
@@ -57,16 +54,9 @@ class Optimizers(TrainerCallback):
         self.roles: list[str] = []
 
     def create(
-        self,
-        wrapped: Callable[[], torch.optim.Optimizer],
-        policy: nn.Module,
-        given: torch.optim.Optimizer | None,
-        scheduler: Any,
-    ) -> torch.optim.Optimizer:
-        """Create upstream's optimizer, and add the critic's groups and the hooks.
-
-        `given` and `scheduler` are the caller's, or None.
-        """
+        self, wrapped: Callable[[], Optimizer], policy: nn.Module, given: Any, scheduler: Any
+    ) -> Optimizer:
+        """Add critic and hooks to upstream's optimizer; `given`, `scheduler`: the caller's, or None."""
         parameters = self._critic.parameters()
         # Without gradients a shared critic's adapter stays out of upstream's groups.
         for parameter in parameters:
@@ -95,8 +85,8 @@ class Optimizers(TrainerCallback):
         args = self._args
         options["lr"] = args.critic_learning_rate
 
-        def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-            made: torch.optim.Optimizer = kind(self._critic_groups(parameters), **options)
+        def make(parameters: Sequence[nn.Parameter]) -> Optimizer:
+            made: Optimizer = kind(self._critic_groups(parameters), **options)
             return made
 
         def rate() -> float | Tensor:
@@ -136,9 +126,7 @@ class Optimizers(TrainerCallback):
         if self.critic is not None:
             self.critic.step()
 
-    def _policy_roles(
-        self, policy: nn.Module, optimizer: torch.optim.Optimizer, given: object | None
-    ) -> list[str]:
+    def _policy_roles(self, policy: nn.Module, optimizer: Optimizer, given: Any) -> list[str]:
         """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
         kept = [g for g in optimizer.param_groups if g["params"] or not self._has_deepspeed]
         if given is not None:
@@ -152,7 +140,7 @@ class Optimizers(TrainerCallback):
         return {id(p) for name, p in module.named_parameters() if name in names}
 
     def _add_critic_groups(
-        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], scheduler: Any
+        self, optimizer: Optimizer, parameters: list[nn.Parameter], scheduler: Any
     ) -> bool:
         """Add the critic's parameters to an optimizer that lacks them; return whether any were added."""
         check_optimizer(optimizer)
@@ -196,7 +184,7 @@ def policy_parameters(policy: nn.Module, critic: Critic) -> list[tuple[str, nn.P
 
 
 def policy_groups(
-    optimizer: torch.optim.Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
+    optimizer: Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
 ) -> list[int]:
     """Return the indices of groups without critic parameters; if `apart`, refuse mixed groups."""
     ids = {id(parameter) for parameter in critic}
@@ -208,7 +196,7 @@ def policy_groups(
     return [number for number, own in enumerate(inside) if True not in own]
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(optimizer: Optimizer) -> None:
     """Refuse an optimizer that would fail after the first rollout, or ignore its learning rate."""
     name = type(optimizer).__name__
     settings: Any = getattr(optimizer, "args", None)

@@ -218,13 +218,11 @@ class ForwardPasses:
 
     def values(self, batch: Batch, batch_size: int | None = None) -> Tensor:
         """Return the critic's values before each completion token and after the last column, [B, T + 1]."""
-        if self.why_padded is None and not runtime.is_sharded(self.accelerator):
-            packed = self._packed_values(batch, batch_size)
-            if packed is not None:
-                return packed
+        sharded, packs = runtime.is_sharded(self.accelerator), self.why_padded is None
+        if packs and not sharded and (packed := self._packed_values(batch, batch_size)) is not None:
+            return packed
         ids, mask, length = full_sequence(batch)
-        overhead = float("inf") if runtime.is_sharded(self.accelerator) else None
-        parts = self.parts(ids, mask, batch_size, overhead)
+        parts = self.parts(ids, mask, batch_size, float("inf") if sharded else None)
         values, critic = [], self.critic
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)

@@ -162,8 +162,10 @@ class TurnSampler:
 
     @property
     def speaks_to_vllm(self) -> bool:
-        """Return whether turns go to vLLM one by one."""
-        return takes_single_turns(self.args) and self.why_own() is None
+        """Return whether turns go to vLLM one by one, which colocated vLLM on several GPUs does not allow."""
+        args = self.args
+        alone = args.vllm_mode == "server" or args.vllm_tensor_parallel_size == 1
+        return args.use_vllm and alone and self.why_own() is None
 
     def _settings(self) -> tuple[SamplingSettings | None, str | None]:
         """Return (settings, None) for our own sampler, or (None, why only `generate` can sample)."""
@@ -199,9 +201,3 @@ class TurnSampler:
         """Gather three numbers of every process."""
         local = torch.tensor([numbers], device=self.accelerator.device)
         return [(a, b, c) for a, b, c in self.accelerator.gather(local).tolist()]
-
-
-def takes_single_turns(args: PPOConfig) -> bool:
-    """Return whether vLLM takes turns one by one, which a colocated engine on several GPUs does not."""
-    alone = args.vllm_mode == "server" or args.vllm_tensor_parallel_size == 1
-    return args.use_vllm and alone

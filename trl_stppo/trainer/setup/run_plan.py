@@ -14,7 +14,6 @@ from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from .. import _trl_vllm as door
 from .._trl import check_tool_template, replaced
-from ..loop.sampler import takes_single_turns
 from ..planning.data import DataPlan
 from ..planning.plan import RolloutPlan, check_tokenizer, model_name
 from ..planning.rewards import RewardPlan
@@ -57,7 +56,7 @@ def colocated_engine(
         kwargs = (args.model_init_kwargs or {}).items()
         plain = all(name in SAME_WEIGHTS or value in USUAL for name, value in kwargs)
         alone = loaded_by_name and plain and trainer.rollout_func is None
-        alone = alone and takes_single_turns(args) and why_own_turns(trainer) is None
+        alone = alone and args.vllm_tensor_parallel_size == 1 and why_own_turns(trainer) is None
         rank = adapter_rank(trainer) if alone else None
         lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
         # vLLM computes in the dtype of the policy's forward passes.

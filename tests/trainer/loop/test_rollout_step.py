@@ -20,7 +20,7 @@ def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_
         def _compute_loss(self, model, inputs):
             return self._loop.policy_loss(model, inputs)
 
-    with pytest.raises(TypeError, match=r"`Own\._compute_loss`"):
+    with pytest.raises(TypeError, match="_compute_loss"):
         train(tmp_path, Own, **ONE)
 
     class Wraps(PPOTrainer):

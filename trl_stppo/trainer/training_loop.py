@@ -594,11 +594,12 @@ class TrainingLoop:
             return
         seconds = self.seconds - self.rollout_seconds
         self.seconds = self.rollout_seconds = 0.0
-        self.keep_first_logprobs()
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         admitted = self.guards.admit(metrics)
         taken = admitted and not self.is_warming_up
+        if self.guards.outcome != "not_finite":
+            self.keep_first_logprobs()
         self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
             # Without gradients the optimizer does nothing. If only the critic learns, it keeps its gradient.

@@ -83,6 +83,20 @@ def test_a_run_that_goes_on_after_the_first_step_is_the_whole_one(tmp_path):
     assert torch.equal(weights(whole), weights(again))
 
 
+def test_a_first_pass_that_is_not_finite_spoils_no_later_step(tmp_path):
+    trainer = build(tmp_path, STPPOTrainer, kl_coef=0.0, **SGD)
+    passes = trainer._loop.forward.policy
+
+    def broken_once(*args, **kwargs):
+        logprobs, *others = passes(*args, **kwargs)
+        is_broken = trainer.state.global_step == SGD["num_ppo_epochs"]
+        return (logprobs * torch.nan if is_broken else logprobs, *others)
+
+    trainer._loop.forward.policy = broken_once
+    trainer.train()
+    assert trainer.state.log_history[-2]["guard/skipped_steps"] == 1
+
+
 def test_later_mini_batches_need_the_old_ones_before_the_update(tmp_path):
     trainer = trained(
         tmp_path, Loop, kl_coef=0.0, num_mini_batches=2, num_ppo_epochs=1, max_steps=4

@@ -96,7 +96,7 @@ def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[flo
 
 
 def _ratio(totals: Sequence[float], counts: Sequence[float]) -> tuple[int, float, float, float]:
-    """Return the number of clusters, the count, the mean, and the sum of squared deviations from it."""
+    """Return the number of clusters, the count, the mean, and the sum of squared deviations from the mean."""
     clusters = [(t, c) for t, c in zip(totals, counts, strict=True) if c > 0]
     count = math.fsum(c for _, c in clusters)
     mean = math.fsum(t for t, _ in clusters) / count if clusters else 0.0

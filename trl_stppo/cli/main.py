@@ -159,7 +159,7 @@ def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def is_readable(error: BaseException) -> bool:
-    """Return whether an error needs no traceback because a package of `PACKAGES` raised it on purpose.
+    """Return whether an error can be read without a traceback: `PACKAGES` raised it on purpose.
 
     A ValueError of an environment or of torch needs its traceback.
     """

@@ -188,7 +188,7 @@ def described(error: BaseException) -> str:
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
-    # A tool that sets signal handlers fails on the thread that plays beside an update.
+    # With `rollout_overlap` tools run outside the main thread, where signal handlers cannot be set.
     if "only works in main thread" in text:
         text += " (give environment_factory=isolated(...))"
     # This is sqlite3's message.

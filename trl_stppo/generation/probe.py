@@ -112,5 +112,5 @@ def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> T
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
     """Return the largest (if `rough`, the mean) difference of log-probabilities of two tables of logits."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
-    # Use the mean for 16-bit models, because another expert may change one position a lot.
+    # Use the mean for 16-bit models, because rounding may choose another expert at one position.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

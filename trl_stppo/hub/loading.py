@@ -13,7 +13,7 @@ from ..paths import check_name
 from .pushing import reason
 from .settings import AgentSettings
 
-# Offline, the cache lacks some of a repository's files. Older versions do not tell this case apart.
+# The error for a cache that lacks files of a repository. Older versions of huggingface_hub do not have it.
 INCOMPLETE: Any = getattr(errors, "IncompleteSnapshotError", ())
 ADAPTER_CONFIG = "adapter_config.json"
 _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")

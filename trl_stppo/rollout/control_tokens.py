@@ -44,7 +44,7 @@ class ControlTokens:
         self._template, self._written = template or {}, written
 
     def split(self, data: Any, before: str = "") -> Any:
-        """Insert a mark into each control token, and between texts that together form a control token.
+        """Insert a mark into each control token, also into one whose parts stand in two neighbouring texts.
 
         `before`: text that comes right before `data`.
         """

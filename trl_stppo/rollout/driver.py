@@ -104,7 +104,7 @@ class Driver:
         """Release the driver's resources, such as the HTTP endpoint that agents call."""
 
     def _finished(self, result: Any) -> Any:
-        """Return what a method of an environment returned, or the result of its coroutine."""
+        """Return the result of an environment's method; if it is a coroutine, run the coroutine first."""
         return self._run_async(result) if inspect.iscoroutine(result) else result
 
 
@@ -128,7 +128,7 @@ class TextDriver(Driver):
         self._reset = probe.reset
 
     def opening(self, episode: Episode, seed: int) -> Call:
-        """Return the call that resets the environment with the row's columns that its `reset` accepts."""
+        """Return the call of `reset`, with those columns of the row that it accepts."""
         columns = taken_columns(self._reset, episode.columns, seed)
         # Set it now, so that it holds even if `reset` fails.
         episode.has_turn_rewards = True

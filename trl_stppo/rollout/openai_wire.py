@@ -162,7 +162,7 @@ def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
 
 
 class Answers:
-    """Answers the HTTP requests of one episode's clients. `ask` takes a chat completion request to answer."""
+    """Answers the HTTP requests of one episode's clients; `ask` passes a chat completion to the sampler."""
 
     def __init__(
         self, ask: Callable[[AgentRequest], None], warn: Callable[[list[str]], None]

@@ -30,7 +30,7 @@ class StopReason(StrEnum):
 
 # Reasons caused by environment or sampler, not by the agent.
 FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.SAMPLER_ERROR)
-# Reasons after which no state follows: its value is 0 and is never bootstrapped.
+# Reasons after which no state follows, so that the value after the episode is 0.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
 # Ends by an exhausted budget, whether or not the environment reports a success.
 USED_UP = (

@@ -132,7 +132,7 @@ class AgentTrainer(Bridge):
         models.install_stop_token(self)
         self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_models(run)
-        self._build_watch(run)
+        self._build_run(run)
         self._build_loop()
 
     def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
@@ -197,7 +197,7 @@ class AgentTrainer(Bridge):
             self.model, self.ref_model, compiles=args.torch_compile, has_aux=self.aux_loss_enabled
         )
 
-    def _build_watch(self, run: RunPlan) -> None:
+    def _build_run(self, run: RunPlan) -> None:
         self._run_state = RunState(self, self._optimizers, self._stale)
         policy = self.accelerator.unwrap_model(self.model)
         self._checkpoints = Checkpoints(
@@ -249,11 +249,10 @@ class AgentTrainer(Bridge):
         if run.args.trace_episodes:
             self.add_callback(self._trace)
         playing = self._player, self._rewards, self._guards, self._stale
-        parts = run.args, self.accelerator, *playing
-        self._source = RolloutSource(*parts)
+        source: Callable[..., RolloutSource] = RolloutSource
         if run.args.rollout_overlap:
-            loader = self._run_state.loader_ahead
-            self._source = OverlappedSource(*parts, loader_ahead=loader)
+            source = partial(OverlappedSource, loader_ahead=self._run_state.loader_ahead)
+        self._source = source(run.args, self.accelerator, *playing)
         self._evaluator = Evaluator(
             self,
             self._player,

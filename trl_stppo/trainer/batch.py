@@ -41,9 +41,9 @@ class Batch(TypedDict, total=False):
         advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
         trace_row: [B] int64, row of the trace; present while the update is recorded.
         row: [B] int64, index of the row; present until the first step has given `old_per_token_logps`.
-        episode, episode_tokens, episode_weights: [B] each, present if an episode has several
-            contexts: index of the row's episode (-1 at padding rows), number of the episode's tokens
-            in the loss, and its weight by `stabilizers`.
+        episode, episode_tokens: [B] each, present if an episode has several contexts: index of the
+            row's episode (-1 at padding rows), and number of the episode's tokens in the loss.
+        episode_weights: [B], the weights by `stabilizers`, if one of them weighs episodes.
     """
 
     prompt_ids: Tensor
@@ -68,6 +68,7 @@ class Batch(TypedDict, total=False):
     episode_weights: Tensor
 
 
+# Fields that `TurnBatch.join` joins, and fields that `split` returns.
 READ = (
     *("completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps"),
     *("ref_per_token_logps", "values"),
@@ -105,7 +106,10 @@ class TurnBatch:
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
 
     def join(self, batch: Batch) -> Batch:
-        """Join the contexts of each episode; return a batch with one row per episode."""
+        """Join the contexts of each episode; return a batch with one row per episode.
+
+        If every episode has one context, that is `batch` itself.
+        """
         if self.view is None:
             return batch
         fields = cast(dict[str, Tensor], batch)
@@ -248,7 +252,7 @@ def num_episodes(batches: Sequence[Batch]) -> int:
 
 
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle the episodes of a rollout batch, given whole or split, into `count` equal micro-batches."""
+    """Shuffle the episodes of a rollout, in one batch or several, into `count` equal micro-batches."""
     joined = join(batches)
     device = joined["loss_mask"].device
     order = torch.randperm(num_episodes([joined])).view(count, -1)
@@ -286,9 +290,9 @@ def _regrouped(batches: list[Batch], order: Callable[[Batch], Tensor]) -> list[B
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Select rows of a batch by index; scalar fields, which older checkpoints have, stay unchanged."""
+    """Select rows of a batch by index."""
     fields = cast(dict[str, Tensor], batch)
-    return cast(Batch, {key: x[rows] if x.ndim else x for key, x in fields.items()})
+    return cast(Batch, {key: x[rows] for key, x in fields.items()})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -296,10 +300,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     fields = cast(Sequence[dict[str, Tensor]], batches)
-    joined = {
-        key: torch.cat([batch[key] for batch in fields]) if first.ndim else first
-        for key, first in fields[0].items()
-    }
+    joined = {key: torch.cat([batch[key] for batch in fields]) for key in fields[0]}
     return cast(Batch, joined)
 
 

@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "model_adapter_name": (None, "default"),
     "ref_adapter_name": (None, "ref"),
 }
-# Forbidden key of `generation_kwargs` -> the setting to use instead. Limit and end differ per turn.
+# Forbidden key of `generation_kwargs` -> the setting to use instead; each turn has its own limit.
 OF_TURNS = {
     **dict.fromkeys(
         ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"

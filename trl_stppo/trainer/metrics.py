@@ -60,6 +60,7 @@ class MiniBatchMetrics:
             ("episode", by_episode, mask.any(dim=1)),
         ):
             capped = log_ratio.clamp(max=math.log(MAX_RATIO))
+            # The effective sample size (sum of r)^2 / (n sum of r^2) needs sums of the powers 0, 1, 2 of r.
             for power, kind in enumerate(("count", "ratio", "square")):
                 terms = (power * capped).masked_fill(~counts, -torch.inf)
                 self._sums.log_sum(f"_{name}_{kind}", terms.flatten().logsumexp(0))
@@ -166,8 +167,8 @@ def rollout_metrics(
         square, error_square = result.pop("_return_square"), result.pop("_error_square")
         variance = square - result["value/return_mean"] ** 2
         error = error_square - result.pop("_error_mean") ** 2
-        # Equal returns have no variance to explain. A return is the rounded sum of an error and a value, so
-        # both squares set the noise.
+        # Equal returns have no variance to explain. Rounding of a return grows with the error and with the
+        # return itself, so the limit has both squares.
         explains = variance > NOISE * (square + error_square)
         result["value/explained_variance"] = 1.0 - error / variance if explains else 0.0
     return result

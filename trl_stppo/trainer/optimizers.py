@@ -186,7 +186,7 @@ def policy_parameters(policy: nn.Module, critic: Critic) -> list[tuple[str, nn.P
 def policy_groups(
     optimizer: Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
 ) -> list[int]:
-    """Return the indices of groups without critic parameters; if `apart`, refuse mixed groups."""
+    """Return the indices of groups without critic parameters; `apart` refuses groups that have both."""
     ids = {id(parameter) for parameter in critic}
     inside = [{id(p) in ids for p in group["params"]} for group in optimizer.param_groups]
     if apart and {True, False} in inside:

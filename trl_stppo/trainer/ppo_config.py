@@ -85,7 +85,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     ref_adapter_name: ClassVar[str | None] = None
     num_sample_generations: ClassVar[int] = 0
 
-    # Inherited fields, repeated so that the type checker has the fields to which aliases resolve.
+    # Inherited fields that have a second name, repeated because the type checker looks for them here.
     gradient_accumulation_steps: int = option(
         1, "Micro-batches per optimizer step; per rollout if num_mini_batches is set."
     )

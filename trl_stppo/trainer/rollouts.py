@@ -66,7 +66,7 @@ class StalePolicies:
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context manager in which the policy has its weights of `staleness` updates ago, or the oldest."""
+        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
         if self._in_rollout is None:
             yield
             return
@@ -78,7 +78,7 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Return the number of steps of the policy that plays at `step`, or None without staleness."""
+        """Return the optimizer steps taken by the policy that plays at `step`; None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:

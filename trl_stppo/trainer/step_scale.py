@@ -106,6 +106,7 @@ class ClipBiasCorrection:
             "clip_bias/scale": float(scale),
             "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
         }
+        # The gradient is scaled here; a step is scaled by the optimizer's hooks (`StepScale.attach`).
         target = None if scaler is None else scaler.scale_target
         if target == GRADIENT:
             for parameter in self._parameters:
@@ -252,7 +253,7 @@ class StepScale:
         return second_pass, None if extra is None else extra.detach()
 
     def before_last_backward(self) -> dict[str, Tensor | float]:
-        """Set the factor from measurements before a mini-batch's last backward pass; return metrics."""
+        """Multiply the factor by what is known before a mini-batch's last backward pass; return metrics."""
         figures: dict[str, Tensor | float] = {}
         for each in self.stabilizers:
             factor, more = each.before_step(self._accelerator.reduce, self._accelerator.device)
@@ -278,7 +279,7 @@ class StepScale:
         return figures
 
     def finish(self, mean_over_processes: Reduce | None) -> dict[str, float]:
-        """Correct the complete gradient, and set the factor from exact norms; return metrics."""
+        """Correct the complete gradient, and multiply the factor by the exact scale; return metrics."""
         if self.correction is None:
             return {}
         factor, figures = self.correction.finish(mean_over_processes, self._scaler)

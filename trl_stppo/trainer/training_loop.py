@@ -128,32 +128,32 @@ class TrainingLoop:
             rollout.totals = turns.totals(scores).tolist()
             final_values = self.add_values(batch, turns)
             # Advantages need one row per episode, also if the episode has several contexts.
-            episodes = turns.join(batch)
-            episodes["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
-            self._add_sampler_weights(episodes)
-            kl = self.kl_to_reference(episodes)
-            targets = self.targets(episodes, turns, scores, scored, kl, final_values)
+            joined = turns.join(batch)
+            joined["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            self._add_sampler_weights(joined)
+            kl = self.kl_to_reference(joined)
+            targets = self.targets(joined, turns, scores, scored, kl, final_values)
         count_cut_off_as_failed(rollout)
-        episodes["values"], episodes["returns"] = targets.values, targets.returns
-        episodes["advantages"], episodes["value_mask"] = targets.advantages, targets.value_mask
-        if turns.view is not None and self.weighing:
-            episodes["episode_weights"] = self.episode_weights(episodes)
-        batch = turns.split(episodes, batch)
+        joined["values"], joined["returns"] = targets.values, targets.returns
+        joined["advantages"], joined["value_mask"] = targets.advantages, targets.value_mask
+        if self.weighing:
+            joined["episode_weights"] = self.episode_weights(joined)
+        batch = turns.split(joined, batch)
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
-        self.log_rollout(rollout, all_rewards, episodes, turns, scores, kl, targets, seconds)
+        self.log_rollout(rollout, all_rewards, joined, turns, scores, kl, targets, seconds)
         self.trace.rollout(rollout, batch, self.host.state.global_step)
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
         """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them.
 
-        Without the column the ratio is 1.
+        Without the column the ratio is 1; `keep_first_logprobs` may add the column after the first step.
         """
         args = self.args
         # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
         moves = args.steps_per_rollout > 1
-        needs = self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness
+        needs = self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness > 0
         if moves and not needs and args.num_mini_batches == 1:
             # The passes of the first step give these values, because they run with the weights that played.
             ids = batch["completion_ids"]
@@ -301,7 +301,7 @@ class TrainingLoop:
         # Save before logging, so that the checkpoint has no metrics of this rollout.
         self.guards.keep_best(rollout.episodes, rollout.totals)
         weights, means = self.host.reward_weights, gather(shown.contiguous()).tolist()
-        log.write(rollout, all_rewards, weights, means, self.host.state, spread=has_critic)
+        log.write(rollout, all_rewards, weights, means, self.host.state, with_spread=has_critic)
         figures = rollout_metrics(
             batch, turns, scores, kl, targets, rollout, seconds, gather, values=has_critic
         )
@@ -382,6 +382,7 @@ class TrainingLoop:
                 self.accelerator.backward(part)
                 self.after_backward()
             done.append(part.detach())
+        # Upstream makes the last backward pass, so only the last piece keeps its graph.
         loss = sum(done, self.piece_loss(model, last))
         if self.is_warming_up:
             return loss
@@ -475,8 +476,8 @@ class TrainingLoop:
         # The loss has the gradient of -kept and the value of -objective. Upstream does not divide it by the
         # number of micro-batches, because GRPOTrainer sets `loss_is_scaled_for_ga`.
         kept = (surrogate.kept * weights).sum()
-        value = (surrogate.objective * weights).sum()
-        loss = -kept + (kept - value).detach()
+        objective = (surrogate.objective * weights).sum()
+        loss = -kept + (kept - objective).detach()
         return loss if extra is None else loss + extra
 
     def log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
@@ -503,9 +504,9 @@ class TrainingLoop:
         )
         return (keep if weights is None else weights * keep).detach()
 
-    def episode_weights(self, episodes: Batch) -> Tensor:
-        """Return the product of all stabilizers' episode weights, [B]."""
-        given = episodes["advantages"], episodes["loss_mask"]
+    def episode_weights(self, joined: Batch) -> Tensor:
+        """Return the product of all stabilizers' weights of episodes, [B]; `joined` has a row per episode."""
+        given = joined["advantages"], joined["loss_mask"]
         return torch.stack([each.episode_weights(*given) for each in self.weighing]).prod(dim=0)
 
     def weigh_episodes(self, inputs: Batch, surrogate: ClippedSurrogate) -> ClippedSurrogate:
@@ -513,8 +514,7 @@ class TrainingLoop:
         args = self.args
         if not self.weighing:
             return surrogate
-        factor = inputs.get("episode_weights")
-        factor = self.episode_weights(inputs) if factor is None else factor
+        factor = inputs["episode_weights"]
         if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
             self.guards.add_weights(factor)
         self.metrics.add_episode_weights(factor, inputs["loss_mask"].any(dim=1))

@@ -91,7 +91,7 @@ class ProgressLines(TrainerCallback):
         self._training, self._first = False, 0
         self._began = self._evaluating = self._at_line = self._spoke = 0.0
         self._columns: list[Column] = []
-        # Metrics of columns that any entry of the log has.
+        # Metrics that at least one entry of the log has.
         self._metrics: set[str] = set()
         self._best = -math.inf
         self._warned = self._shows_both = False
@@ -217,7 +217,7 @@ class ProgressLines(TrainerCallback):
         log, new = state.log_history, state.log_history[self._logged :]
         self._metrics |= metrics_in(new)
         if not self._columns:
-            # Without a success the score may still rise, so show both. A resumed run keeps its columns.
+            # While success is 0 the score may rise, so show both.
             self._shows_both = known(log, SUCCESS)[:1] == [0.0] and SCORE in self._metrics
         left_out = "score" if SUCCESS in self._metrics else "success"
         left_out = "entropy" if self._shows_both else left_out

@@ -179,7 +179,7 @@ def _read_file(file: Path, folder: Path) -> Run:
 
 
 def _pace(history: list[dict[str, Any]]) -> int | None:
-    """Return TRL's optimizer steps per rollout, or None unless every step is logged.
+    """Return TRL's optimizer steps per rollout; None if a step is not logged.
 
     Each rollout logs `num_tokens`, so the distance between two such entries is the result.
     """

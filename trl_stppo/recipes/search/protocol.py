@@ -154,7 +154,7 @@ def fit(passages: Sequence[Passage], style: Style, fits: Callable[[str], bool]) 
     ends in a whole word if at least one word fits. A heading that leaves no room for a word is dropped.
     `fits` is called about 1 + log2(words) times.
     """
-    # `cuts` are the allowed ends; `first` is the first passage without its heading, for a small limit.
+    # `cuts` are the allowed ends. If not even a heading fits, `first` is cut: the first passage without one.
     shown, cuts, first = "", [0], ""
     for number, passage in enumerate(passages, start=1):
         text, title = _one_line(passage.text), _one_line(passage.title)

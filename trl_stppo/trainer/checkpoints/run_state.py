@@ -210,7 +210,7 @@ class RunState(TrainerCallback):
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[Any, int]:
-        """Return a second dataloader, set to the epoch's start, and the step at which the epoch began."""
+        """Return a second dataloader, and the step at which the epoch began; its rows begin at that step."""
         loader = self._host.get_train_dataloader()
         if self._newest is not None and self._epoch_start is not None:
             self._newest.set_state(self._epoch_start)

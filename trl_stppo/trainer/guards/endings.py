@@ -58,7 +58,7 @@ class StopSignals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 handler = signal.getsignal(number)
-                # A background job must keep ignoring SIGINT; None is a handler that is not Python's.
+                # A background job must keep ignoring SIGINT. None is a handler that C code has set.
                 if handler not in (signal.SIG_IGN, None):
                     self._kept[number] = handler
                     signal.signal(number, self._receive)

@@ -192,9 +192,9 @@ class Guards:
         """Raise if a process's loss is not finite; return whether an episode weight so far differs from 0."""
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
-        everyone, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()
-        if any(everyone):
-            self._faults = f"{KINDS[0]} ({_processes(everyone)})"
+        broken, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()
+        if any(broken):
+            self._faults = f"{KINDS[0]} ({_processes(broken)})"
             self._losses.append(loss.detach())
             self._count_skip()
             raise self.ending.before_backward(self._faults)

@@ -115,7 +115,7 @@ class ForwardPasses:
         entropy: bool = False,
         aux_loss: bool = False,
     ) -> Logprobs:
-        """Return log-probabilities of a batch's tokens under a policy; packs cover only sampled tokens."""
+        """Return log-probabilities of a batch's tokens under a policy; packs give 0 for observations."""
         self.was_packed = False
         if self.why_padded is None and not self._is_overridden:
             rows = self._rows(batch)

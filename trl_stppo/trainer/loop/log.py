@@ -54,7 +54,7 @@ class PlayedEpisode:
 def played_episodes(
     rollout: Rollout, names: Sequence[EpisodeKey], ends: set[int], weights: Sequence[float]
 ) -> list[PlayedEpisode]:
-    """Return the results of a played and scored batch, without repeated padding episodes.
+    """Return the results of a played and scored batch, without episodes that only fill it up.
 
     `ends`: tokens that end an episode. `weights`: weights of the reward functions.
     """
@@ -158,14 +158,14 @@ class RolloutLog:
         advantages: Sequence[float],
         state: TrainerState,
         *,
-        spread: bool,
+        with_spread: bool,
     ) -> None:
         """Add a rollout's metrics and completions to the log; `rewards`, [N, F], cover all processes."""
         if state.global_step == 0 and self.accelerator.is_main_process:
             warn_of_invalid(rollout.episodes)
         self._episodes(rollout, weights, state)
         totals = self._rewards(rewards, weights)
-        if spread:
+        if with_spread:
             self._spread(totals)
         self.table(rollout, rewards, advantages)
         self._means(rollout.metric_sums)

@@ -104,7 +104,7 @@ class Rows:
         return torch.cat(found)
 
     def put_back(self, packs: list[Pack], outputs: list[Tensor]) -> Tensor:
-        """Put outputs of wanted tokens, [M] of each pack, into a table [B, T] of 0."""
+        """Put outputs of wanted tokens, [M] of each pack, into a table [B, T]; its other entries are 0."""
         order = [row for pack in packs for row in pack.rows]
         rows = torch.cat([torch.full_like(self.columns[row], row) for row in order])
         columns = torch.cat([self.columns[row] for row in order])

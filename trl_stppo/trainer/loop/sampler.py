@@ -91,7 +91,7 @@ class TurnSampler:
             yield batched
 
     def ahead(self, version: int) -> Backend:
-        """Return a backend for another thread with the current weights; `version`: their optimizer steps."""
+        """Return a backend for another thread with the current weights, after `version` optimizer steps."""
         if self.args.use_vllm:
             return self.vllm.ahead(self.args.generation_slots, version)
         assert self._copy is not None

@@ -132,7 +132,7 @@ def quantised(config: Any) -> list[str]:
 def check_sharding(
     host: Bridge, given: GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
-    """Refuse sharding engines and settings that would train silently wrong."""
+    """Refuse engines and settings with which a training would be wrong without an error."""
     accelerator, model = host.accelerator, host.model
     state, lora = accelerator.state, hasattr(model, "peft_config")
     several = isinstance(turn_reward_funcs, list | tuple)

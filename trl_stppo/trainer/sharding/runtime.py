@@ -103,7 +103,7 @@ def whole(value: Any, keep: bool) -> Any:
 
 
 def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContextManager[None]:
-    """Context manager that gathers ZeRO-3's parameters; changes by the rank `writer` persist."""
+    """Context manager that gathers ZeRO-3's parameters; it keeps only changes by the process `writer`."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed

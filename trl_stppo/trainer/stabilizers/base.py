@@ -24,7 +24,7 @@ class Stabilizer:
     """One entry of `stabilizers`: it weighs episodes, scales optimizer steps, or both.
 
     For each mini-batch the loop calls `start_mini_batch`; for each pass of the loss `episode_weights` and
-    `observe`; then `before_step` and `end_step`.
+    `observe`; then `before_step`, `scale` if it scales, and `end_step`.
 
     An instance belongs to one run. Its state between steps goes into `state_dict`.
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
-from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
+from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows
 from trl_stppo.cli import agents, objects, train
 from trl_stppo.cli.flags import TrainArguments
 from trl_stppo.cli.main import main
@@ -142,12 +142,6 @@ def test_a_file_of_rows_is_the_training_split(ending, tmp_path):
         assert held_out is None
     with pytest.raises(ValueError, match=r"must end in \.jsonl, \.json, \.csv, \.parquet"):
         agents.load_splits(agents.AgentArguments(dataset_name=__file__))
-
-
-def test_a_prepared_folder_is_read_with_its_report_beside_it(tmp_path):
-    path = small_data(tmp_path / "search", train=8, test=["nq"] * 3)
-    train, held_out = agents.load_splits(agents.AgentArguments(dataset_name=path))
-    assert (len(train), len(held_out)) == (8, 3)
 
 
 def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):

@@ -18,6 +18,7 @@ from tests.kit.builders import with_estimator
 from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
 from tests.kit.surroundings import USE_CPU
 from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop.forward import ForwardPasses, Logprobs
 
 EPISODES = 8
@@ -103,6 +104,13 @@ def plain_logprobs(
     logprobs = (logits / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, ids[:, -length:].unsqueeze(-1)).squeeze(-1)
     return chosen, -(logprobs.exp() * logprobs).sum(-1)
+
+
+@torch.no_grad()
+def batch_logprobs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities of a batch's completions, 0 at padding, [B, T]."""
+    values, _ = plain_logprobs(model, *full_sequence(batch))
+    return values * batch["completion_mask"]
 
 
 def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | None = None) -> None:

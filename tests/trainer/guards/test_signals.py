@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from tests.kit import warm
+from tests.kit.builders import at_step
 from tests.kit.guards_run import CASES
 from tests.kit.launch import ENVIRONMENT, ROOT, on_two_processes
 from tests.kit.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
@@ -20,17 +20,9 @@ from tests.kit.waiting import PATIENCE
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Sends(TrainerCallback):
+def sends(event, step, number):
     """Signals to this very process, at one event of one step."""
-
-    def __init__(self, event: str, step: int, *numbers: int) -> None:
-        self.step, self.numbers = step, numbers
-        setattr(self, event, self.send)
-
-    def send(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            for number in self.numbers:
-                os.kill(os.getpid(), number)
+    return at_step(event, step, lambda: os.kill(os.getpid(), number))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +54,7 @@ def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
 ):
     save = {"save_strategy": "steps", "save_steps": 2}
     before = [signal.getsignal(n) for n in SIGNALS]
-    trainer, _ = train(tmp_path, callbacks=[Sends(event, at, number)], **RUN, **save)
+    trainer, _ = train(tmp_path, callbacks=[sends(event, at, number)], **RUN, **save)
     assert [signal.getsignal(n) for n in SIGNALS] == before, "the handlers are given back"
     assert trainer.state.global_step == stops
     assert trainer.stop_signal == number
@@ -83,7 +75,7 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
         "eval_strategy": "steps", "eval_steps": 2,
     }  # fmt: skip
     due, _ = train(
-        tmp_path / "due", callbacks=[Sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
+        tmp_path / "due", callbacks=[sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
     )
     assert due.state.global_step == 2
     assert not any(n.startswith("eval_") for entry in due.state.log_history for n in entry)

@@ -127,12 +127,9 @@ def test_imports_keep_to_the_layers():
 
 @pytest.mark.parametrize(("part", "line"), [
     ("core", "import transformers"),
-    ("envs", "import torch"),
     ("rollout", "from ..trainer import metrics"),
-    ("models", "from ..core import turns"),
     ("trainer", "from trl.trainer.utils import pad"),
     ("core", "def f():\n    import trl"),
-    ("hub", "def f():\n    from trl_stppo.recipes.search import rewards"),
 ])  # fmt: skip
 def test_the_walk_notices_a_forbidden_import(part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
@@ -190,9 +187,9 @@ def test_folders_of_the_trainer_import_in_no_circle():
 
 HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
 LIGHT = {
-    "trl_stppo": HEAVY | {"torch"},
+    "trl_stppo": HEAVY | {"torch", "numpy", "pandas", "rich"},
     "trl_stppo.trace.page": HEAVY | {"torch", "numpy"},
-    "trl_stppo.envs": HEAVY | {"torch", "bm25s", "numpy"},
+    "trl_stppo.envs": HEAVY | {"torch", "bm25s", "numpy", "pandas", "rich"},
     "trl_stppo.recipes.search.rewards": HEAVY | {"torch", "bm25s"},
     "trl_stppo.rollout.engine": HEAVY | {"torch"},
     "trl_stppo.rollout.isolation": HEAVY | {"torch", "dill"},

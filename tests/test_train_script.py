@@ -55,11 +55,7 @@ def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, m
     assert found["after"][held_out] == json.loads(lines[-1])[held_out]
     assert "eval_on_start" not in first
     assert "| held-out rows |" in (tmp_path / "README.md").read_text()
-    order = ["st-ppo trains", "evaluating 8 rows before training ..."]
-    order += ["evaluation before training: success", "*: best so far", "rollout 1/1"]
-    order += ["evaluating the trained agent ...", "valid actions", "model: "]
-    assert order == sorted(order, key=shown.index)
-    known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
+    known = json.loads(first)["settings"]
     assert known["environment"].startswith("StdlibSearchEnv")
     assert known["model"] == "assets/search-agent"
     assert known["dataset"].split(",")[0] == "stdlib-search"

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 
 from tests.kit.builders import with_estimator
 from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
+from tests.kit.run_log import comparable
 from tests.kit.surroundings import USE_CPU
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.trainer.batch import full_sequence
@@ -233,6 +234,20 @@ def norm(tensors: Any) -> float:
     """L2 norm of several tensors together."""
     values = tensors.values() if isinstance(tensors, dict) else tensors
     return torch.cat([t.flatten().double() for t in values]).norm().item()
+
+
+def assert_same_weights(one: STPPOTrainer, other: STPPOTrainer) -> None:
+    """All that two trainers train is equal, bit for bit."""
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert torch.equal(mine[name], weight), name
+
+
+def assert_same_run(one: STPPOTrainer, other: STPPOTrainer) -> None:
+    """Two trainers have come to the same weights by the same log."""
+    assert_same_weights(one, other)
+    assert comparable(one.state.log_history) == comparable(other.state.log_history)
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-9) -> None:

@@ -333,19 +333,21 @@ def test_messages_that_do_not_fit_are_refused_so_that_the_agent_can_shorten_them
 # ------------------------------------------------------------------------------ the end
 
 
-@pytest.mark.parametrize(("result", "rewards", "success"), [
-    (2, [0.0, 2.0], None),
-    ({"reward": 1.0, "success": True}, [0.0, 1.0], True),
-    ({"turn_rewards": [0.5, 0.25]}, [0.5, 0.25], None),
-    ({"turn_rewards": [0.5, 0.25], "reward": 1.0, "truncated": True}, [0.5, 1.25], None),
-])  # fmt: skip
-def test_what_an_agent_returns_is_the_reward(tmp_path, result, rewards, success):
+def test_what_an_agent_returns_is_the_reward(tmp_path):
+    results = [
+        (2, [0.0, 2.0], None),
+        ({"reward": 1.0, "success": True}, [0.0, 1.0], True),
+        ({"turn_rewards": [0.5, 0.25]}, [0.5, 0.25], None),
+        # Where others are judged, one that was cut off has failed.
+        ({"turn_rewards": [0.5, 0.25], "reward": 1.0, "truncated": True}, [0.5, 1.25], False),
+    ]
+
     async def agent(client, row):
         await ask(client, [*HI, said(await ask(client)), *HI])
-        return result
+        return results[row["number"]][0]
 
     trainer = played(tmp_path, agent)
-    for episode in trainer.episodes:
+    for episode, (result, rewards, success) in zip(trainer.episodes, results, strict=True):
         assert episode.turn_rewards == rewards
         assert episode.success is success
         cut = isinstance(result, dict) and result.get("truncated")

@@ -17,8 +17,7 @@ from tests.kit.builders import (
     train,
 )
 from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy, tiny_policy
-from tests.kit.run_log import comparable
-from tests.kit.scripted import weights
+from tests.kit.scripted import assert_same_run, weights
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.guards import alarms
@@ -223,9 +222,7 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
         trainer.train(resume_from_checkpoint=resume)
         runs.append(trainer)
     whole, resumed = runs
-    expected = weights(whole)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items())
-    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+    assert_same_run(resumed, whole)
 
 
 @pytest.mark.long

@@ -179,17 +179,6 @@ def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
     assert shown == ["  update: 1 of 2 optimizer steps"] * 2
 
 
-@pytest.mark.parametrize(("given", "line"), [
-    ({"beta": 0.04}, "learning rate: 0.001; constant; beta 0.04"),
-    ({"critic_learning_rate": 0.01, "kl_coef": 0.0}, "learning rates: policy 0.001, critic 0.01; constant"),
-])  # fmt: skip
-def test_the_first_lines_tell_rates_and_kl(given, line):
-    args = SimpleNamespace(
-        output_dir="runs/a", learning_rate=1e-3, lr_scheduler_type="constant", **given
-    )
-    assert line in [*ProgressLines()._introduction(args, state_of(0, [], True, 4))]
-
-
 @pytest.mark.parametrize(("levels", "flat"), [
     ([0.3] * 20, True),
     ([0.3] * 15 + [0.31] * 5, False),

@@ -13,8 +13,13 @@ from transformers import TrainerCallback
 
 from tests.kit.builders import at_step
 from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
-from tests.kit.run_log import comparable
-from tests.kit.scripted import numbered_rows, scripted_trainer, weights
+from tests.kit.scripted import (
+    assert_same_run,
+    assert_same_weights,
+    numbered_rows,
+    scripted_trainer,
+    weights,
+)
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import CheckpointError, CheckpointWriteError
@@ -121,8 +126,7 @@ def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
     trainer = build(folder)
     trainer.train(resume_from_checkpoint=True)
     assert f"`{texts}` cannot be read" in caplog.text
-    theirs = weights(reference)
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(trainer).items())
+    assert_same_weights(trainer, reference)
     assert disk.complaint(folder / "checkpoint-6") is None, "written again"
     assert "this run ends with step" not in caplog.text
     trainer.train(resume_from_checkpoint=True)
@@ -136,8 +140,7 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path,
     assert first.state.global_step == 2
     second = build(tmp_path)
     second.train(resume_from_checkpoint="auto")
-    theirs = weights(finished[1])
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(second).items())
+    assert_same_weights(second, finished[1])
 
 
 @pytest.mark.parametrize(
@@ -201,9 +204,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_pat
     assert not (folder / disk.STAGING).exists()
     resumed = build(folder, save_steps=3)
     resumed.train(resume_from_checkpoint=True)
-    theirs = weights(reference)
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
-    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+    assert_same_run(resumed, reference)
 
 
 class TooLarge(TrainerCallback):

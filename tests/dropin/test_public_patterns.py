@@ -15,16 +15,6 @@ from tests.kit.builders import logs, prompts, train
 from trl_stppo import STPPOTrainer
 
 
-def prompt_ids(trainer: Any, prompt: Any) -> list[int]:
-    """The prompt as the model reads it."""
-    tokenizer = trainer.processing_class
-    return list(
-        tokenizer.apply_chat_template(
-            prompt, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-    )
-
-
 class InOrder(Sampler):
     """Rows of a sampler's, by another order."""
 
@@ -57,7 +47,8 @@ def test_a_curriculum_by_a_sampler_of_ones_own(tmp_path):
 
     def maze(prompts, trainer, **kwargs):
         batches.append([int(re.search(r"\d+", prompt[-1]["content"])[0]) for prompt in prompts])
-        ids = [prompt_ids(trainer, prompt) for prompt in prompts]
+        tokenizer, how = trainer.processing_class, {"add_generation_prompt": True}
+        ids = [tokenizer.apply_chat_template(p, return_dict=False, **how) for p in prompts]
         return {
             "prompt_ids": ids,
             "completion_ids": [[5, 6, 7, 8]] * len(ids),

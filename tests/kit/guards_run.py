@@ -79,4 +79,4 @@ def run(case: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    save_cases(run, *CASES)
+    save_cases(run)

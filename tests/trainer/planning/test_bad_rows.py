@@ -182,11 +182,9 @@ def played(tmp_path, data, **options):
 
 LONG = {"prompt": [{**USER, "content": "x" * 600}]}
 TWICE = {"prompt": [USER, USER]}
-IN_TRAINING = {"too long": LONG, "refused by the template": TWICE}
 
 
-@pytest.mark.parametrize("arguments", [{}, TEXT], ids=["plain", "environment"])
-@pytest.mark.parametrize("bad", IN_TRAINING.values(), ids=IN_TRAINING)
+@pytest.mark.parametrize(("bad", "arguments"), [(LONG, {}), (TWICE, TEXT)], ids=["long", "refused"])
 def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(
     bad, arguments, tmp_path, caplog
 ):

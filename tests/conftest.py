@@ -15,10 +15,14 @@ import torch
 
 from tests.kit import shortcuts, warm
 
+# Imports make objects that stay, among which the collector would look for garbage again and again.
+gc.disable()
+
 
 def pytest_collection_finish() -> None:
     """Hides what the imports have made from the collector, and saves upstream what it knows by now."""
     gc.freeze()
+    gc.enable()
     shortcuts.take()
 
 

@@ -137,23 +137,6 @@ def test_the_critic_scores_as_in_training(saved):
         assert value == pytest.approx(values[0, max(1, len(ids) - 1)].item(), abs=1e-4)
 
 
-def capitals(prompts, completions):
-    return [sum(c.isupper() for c in turn) for turn in completions]
-
-
-@pytest.mark.long
-def test_better_turns_are_played(saved):
-    agent = Agent.from_pretrained(str(saved[0]))
-    scores = best_of.of_texts(f"{__name__}:capitals", agent.tokenizer, "cpu")
-
-    def mean(wrap):
-        episodes = agent.run_many(CountEnv, ROWS, greedy=False, seed=2, wrap_backend=wrap)
-        turns = [m["content"] for e in episodes for m in e.messages if m["role"] == "assistant"]
-        return sum(capitals([], turns)) / len(turns)
-
-    assert mean(lambda backend: BestOf(backend, 8, scores)) > mean(None)
-
-
 def searches(prompts, completions):
     """Prefers searches to answers, in the alphabet's order."""
     assert all("<|im_start|>" not in prompt for prompt in prompts)

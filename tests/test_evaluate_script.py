@@ -228,9 +228,10 @@ def test_what_cannot_be_evaluated_is_said(words, flags, said, monkeypatch, tmp_p
         evaluate.compare([*words, *(places.get(flag, flag) for flag in flags)])
 
 
-def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch, tmp_path, capsys):
+def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path, capsys):
     """And flags of the training script are passed over in a file."""
-    figures = evaluated[0]["shipped"]
+    one = {"episodes": 4, "success": 0.5, "success low": 0.2, "success high": 0.8, "turns": 2.0}
+    figures = tables.with_averages({"nq": one, "hotpotqa": one})
 
     def once(folder, *rest):
         if folder != Path(AGENT):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from scripts import st_ppo_one_page as page
+from tests.kit.builders import Keeps
 from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
 from tests.kit.scripted import Float64Trainer, assert_same, logged, play_script, scripted_trainer
-from trl_stppo.trainer.training_loop import TrainingLoop
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.
 SETTINGS = {
@@ -37,17 +37,8 @@ def episodes_of(batch, scores) -> page.Episodes:
     return page.Episodes(ids, torch.cat([prompt, batch["turn_index"]], dim=1), scores)
 
 
-class KeepingLoop(TrainingLoop):
+class Keeping(Keeps, Float64Trainer):
     """Keeps the rollout batch, which is shuffled afterwards."""
-
-    def log_rollout(self, rollout, all_rewards, batch, *rest):
-        scores = torch.tensor(rollout.totals, dtype=torch.float64)
-        self.host.episodes = episodes_of(batch, scores)
-        super().log_rollout(rollout, all_rewards, batch, *rest)
-
-
-class Keeping(Float64Trainer):
-    loop_class = KeepingLoop
 
 
 def test_an_update_equals_the_trainers(tmp_path):
@@ -55,12 +46,14 @@ def test_an_update_equals_the_trainers(tmp_path):
         tmp_path, trainer_class=Keeping, staleness=0.0, rollout_func=play, **SETTINGS
     )
     trainer.train()
+    _, kept, *_ = trainer.kept[0]
+    scores = torch.tensor(trainer.rollouts[0].totals, dtype=torch.float64)
 
     tokenizer = char_tokenizer()
     policy, critic = float64_policy(tokenizer).eval(), float64_value_model(tokenizer).eval()
     parameters = [*policy.parameters(), *critic.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=SETTINGS["learning_rate"], weight_decay=0.0)
-    batch = page.prepare(policy, critic, trainer.episodes)
+    batch = page.prepare(policy, critic, episodes_of(kept, scores))
     scales = [page.step(policy, critic, optimizer, batch) for _ in range(2)]
 
     assert scales == pytest.approx(logged(trainer, "clip_bias/scale"), rel=1e-9)

@@ -1,6 +1,5 @@
 """Names that can only be paths: without a file or folder they are refused, before a request to the Hub."""
 
-import re
 import socket
 
 import huggingface_hub
@@ -49,9 +48,3 @@ def test_a_trainer_refuses_a_folder_that_is_not_there(tmp_path, field, value):
     with pytest.raises(FileNotFoundError) as caught:
         build(tmp_path, arguments=arguments, max_turns=2)
     assert f"`{field}=runs/none`" in str(caught.value)
-
-
-def test_the_short_subset_of_the_version_matrix_is_there():
-    words = re.findall(r'"(tests/[^"]+)"', (ROOT / "scripts" / "test_matrix.py").read_text())
-    assert len(words) > 4
-    assert [word for word in words if not (ROOT / word).exists()] == []

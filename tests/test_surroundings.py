@@ -1,14 +1,13 @@
 """Two runs on one machine end with equal bits, wherever their buffers lie, in whichever process they are."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from tests.kit import surroundings, warm
+from tests.kit import warm
 
 SIZES = [(1, 17, 9), (3, 64, 33), (12, 5, 8), (31, 100, 16), (64, 64, 64)]
 
@@ -49,11 +48,3 @@ def test_another_process_calculates_the_same():
     cold = subprocess.run(words, cwd=warm.ROOT, capture_output=True, text=True, check=True)
     assert cold.stdout == warm.run(words, cwd=warm.ROOT).stdout
     assert json.loads(cold.stdout) == products()
-
-
-def test_what_is_set_already_stays(monkeypatch):
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    surroundings.take()
-    assert os.environ["MKL_CBWR"] == "COMPATIBLE"
-    assert os.environ["OMP_NUM_THREADS"] == "1"

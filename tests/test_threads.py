@@ -1,15 +1,10 @@
 """Threads that die while they start, as under a memory limit: the run ends, and does not wait for them."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
-from transformers import TrainerCallback
 
-from tests.kit.builders import LIMITS, TEXT, build
-from tests.kit.launch import ENVIRONMENT, ROOT
+from tests.kit.builders import LIMITS, TEXT, at_step, build
 from trl_stppo import threads
 from trl_stppo.errors import ThreadStartError
 from trl_stppo.threads import DaemonThread
@@ -22,14 +17,6 @@ def dying(monkeypatch):
     monkeypatch.setattr(threads, "START_SECONDS", 0.2)
     yield lambda: monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
     threading._limbo.clear()
-
-
-def at_step(hook, step, what):
-    def method(self, args, state, control, **kwargs):
-        if state.global_step == step:
-            what()
-
-    return type("AtStep", (TrainerCallback,), {hook: method})()
 
 
 def test_a_thread_that_dies_as_it_starts_is_an_error(dying):
@@ -84,19 +71,3 @@ def test_a_checkpoint_starts_no_thread(dying, tmp_path):
     trainer.add_callback(at_step("on_step_end", 2, dying))
     trainer.train()
     assert complaint(tmp_path / "checkpoint-2", thorough=True) is None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit on the address space is Linux's")
-@pytest.mark.parametrize("room", ["0", "3", "40"])
-@pytest.mark.parametrize("hook", ["on_step_end", "on_step_begin"])
-def test_a_memory_limit_ends_a_run_and_does_not_hang_it(hook, room, tmp_path):
-    """Which allocation fails first is a matter of chance; an end it has to be, and a free folder."""
-    command = [sys.executable, "-m", "tests.kit.memory_limit_run", str(tmp_path), hook, room]
-    environment = {**os.environ, **ENVIRONMENT}
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180
-    )
-    assert not (tmp_path / LOCK).exists(), ended.stderr[-3000:]
-    checkpoint = tmp_path / "checkpoint-2"
-    assert not checkpoint.exists() or complaint(checkpoint, thorough=True) is None

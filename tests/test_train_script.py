@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
-from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
+from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows
 from trl_stppo.cli import agents, objects, train
 from trl_stppo.cli.flags import TrainArguments
 from trl_stppo.cli.main import main
@@ -55,11 +55,7 @@ def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, m
     assert found["after"][held_out] == json.loads(lines[-1])[held_out]
     assert "eval_on_start" not in first
     assert "| held-out rows |" in (tmp_path / "README.md").read_text()
-    order = ["st-ppo trains", "evaluating 8 rows before training ..."]
-    order += ["evaluation before training: success", "*: best so far", "rollout 1/1"]
-    order += ["evaluating the trained agent ...", "valid actions", "model: "]
-    assert order == sorted(order, key=shown.index)
-    known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
+    known = json.loads(first)["settings"]
     assert known["environment"].startswith("StdlibSearchEnv")
     assert known["model"] == "assets/search-agent"
     assert known["dataset"].split(",")[0] == "stdlib-search"
@@ -142,12 +138,6 @@ def test_a_file_of_rows_is_the_training_split(ending, tmp_path):
         assert held_out is None
     with pytest.raises(ValueError, match=r"must end in \.jsonl, \.json, \.csv, \.parquet"):
         agents.load_splits(agents.AgentArguments(dataset_name=__file__))
-
-
-def test_a_prepared_folder_is_read_with_its_report_beside_it(tmp_path):
-    path = small_data(tmp_path / "search", train=8, test=["nq"] * 3)
-    train, held_out = agents.load_splits(agents.AgentArguments(dataset_name=path))
-    assert (len(train), len(held_out)) == (8, 3)
 
 
 def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):

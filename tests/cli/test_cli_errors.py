@@ -70,11 +70,9 @@ WORDS = ["--config", "scripts/configs/demo.yaml", "--environment_kwargs"]
     [
         ["train", "--hub_tokn=hf_" + "Planted7" * 4],
         ["train", "--max_turns=hf_" + "Planted7" * 4],
-        ["train", *WORDS, '{"api_key": "Planted7"'],
         ["train", "--dry_run", *WORDS, '{"api_key": "Planted7"'],
         ["train", *WORDS, '{"top_k": 3}', "--dry_run", "--dataset_name", "./http://me:Planted7@h"],
         ["plot", "http://me:Planted7@h/x"],
-        ["trace", "http://me:Planted7@h/x"],
     ],
     ids=lambda words: words[1],
 )

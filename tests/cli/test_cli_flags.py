@@ -15,15 +15,12 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
 
 @pytest.mark.parametrize(("words", "named"), [
     ("trian", "`train`"),
-    ("env chek", "`env check`"),
     ("frobnicate", "`frobnicate`"),
     ("train --max_turn 3", "`max_turns`"),
-    ("train --max-turn=3", "`max_turns`"),
     ("train --learning 1", "`--learning`"),
     ("evaluate --dry_run", "`--dry_run`"),
     ("train --num_process 2", "`num_processes`"),
     ("train --optim adamw_troch", "--optim"),
-    ("train --max_turns x", "--max_turns"),
     ("train run.yaml", "`run.yaml`"),
     ("train --variant so-ppo", "`variant='so-ppo'`"),
     ("train --config nowhere.yaml", "nowhere.yaml"),
@@ -52,7 +49,6 @@ def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     ("max_turns: [", "no YAML"),
     ("max_turns: 3\nseed: 1\nmax_turns: 4", "`max_turns` is in lines 1 and 3"),
     ("max_turns: 2024-01-01", "`max_turns: 2024-01-01`"),
-    ("max_turns: 1:30", "`max_turns: 1:30`"),
     ("env:\n  A: 1\n  A: 2", "lines 2 and 3"),
     ("datasets: [{path: a, path: b}]", "`path`"),
     ("datasets: [{pth: x}]", "`datasets`"),

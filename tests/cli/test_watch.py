@@ -28,7 +28,7 @@ def served(tmp_path, *folders):
     pages = tmp_path / "pages"
     pages.mkdir()
     running = server(list(folders), pages)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{running.server_address[1]}"
     finally:

@@ -1,12 +1,12 @@
 """Advantages of RLOO, against the others of a group, and of ReBN, against all turns of a batch."""
 
 import math
-import threading
 
 import pytest
 import torch
 
 from tests.kit import references
+from tests.kit.reductions import on_processes
 from trl_stppo import core
 
 NAN, INF = float("nan"), float("inf")
@@ -118,41 +118,13 @@ def test_padding_the_order_of_episodes_and_a_constant_change_nothing(make_batch,
     close(shifted, rebn(batch, 0.0), rtol=1e-9)
 
 
-def summing(processes: int):
-    """A `reduce` for each of so many threads, which waits for the others and adds up."""
-    meeting, sent = threading.Barrier(processes), [None] * processes
-
-    def of(rank):
-        def reduce(t):
-            sent[rank] = t
-            meeting.wait(10)
-            total = sum(sent[1:], sent[0])
-            meeting.wait(10)
-            return total
-
-        return reduce
-
-    return [of(rank) for rank in range(processes)]
-
-
 @pytest.mark.parametrize("sizes", [(3, 3), (1, 2, 3), (6, 0)])
 def test_any_split_over_processes_is_the_same(sizes, make_batch, close):
     batch = make_batch(1)
-    parts = zip(
-        *(x.split(sizes) for x in (batch.rewards, batch.turn_index, batch.loss_mask)), strict=True
-    )
-    results = {}
-
-    def run(rank, part, reduce):
-        results[rank] = core.return_batch_norm(*part, 0.9, reduce=reduce)
-
-    jobs = zip(range(len(sizes)), parts, summing(len(sizes)), strict=True)
-    threads = [threading.Thread(target=run, args=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    close(torch.cat([results[rank] for rank in range(len(sizes))]), rebn(batch, 0.9))
+    columns = (x.split(sizes) for x in (batch.rewards, batch.turn_index, batch.loss_mask))
+    shards = list(zip(*columns, strict=True))
+    results = on_processes(core.return_batch_norm, shards, gamma=0.9)
+    close(torch.cat(results), rebn(batch, 0.9))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -191,12 +163,6 @@ def test_what_does_not_count_is_inert_and_has_no_gradient(poison, make_batch):
     (out * torch.arange(out.numel()).view(out.shape)).sum().backward()
     assert (batch.rewards.grad[inert] == 0).all()
     assert batch.rewards.grad.isfinite().all()
-
-
-def test_what_is_too_large_for_the_device_is_not_taken_for_equal(monkeypatch):
-    monkeypatch.setattr("trl_stppo.core.advantages.widest", lambda x: x.float())
-    rewards, index = torch.tensor([[1e20], [-1e20], [0.0]]), torch.zeros(3, 1, dtype=torch.int64)
-    assert core.return_batch_norm(rewards, index, index == 0, 1.0).isnan().all()
 
 
 def test_bad_input_names_the_field():

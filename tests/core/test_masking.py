@@ -70,11 +70,6 @@ def test_guards(function):
         function(x.long(), mask)
 
 
-def test_check_choice_names_field_value_and_alternatives():
-    with pytest.raises(ValueError, match=r"colour must be one of 'red', 'blue'; got 'pink'"):
-        masking.check_choice("colour", "pink", ("red", "blue"))
-
-
 def test_nothing_in_core_reads_a_tensor_back_from_its_device():
     # A meta tensor has no values, so anything that would wait for a GPU (item, bool(), nonzero,
     # a shape that depends on values) raises here.

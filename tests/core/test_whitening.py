@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.kit import references
+from tests.kit.reductions import on_processes
 from trl_stppo import core
 from trl_stppo.core import advantages as module
 
@@ -16,35 +17,6 @@ def tensor(*rows):
 
 def ones(*shape):
     return torch.ones(*shape, dtype=torch.bool)
-
-
-def on_processes(shards, **options):
-    """`whiten` of each (x, mask), every one on a process of its own.
-
-    Plays the all-reduce: runs everyone up to call n, notes what they send, and answers with the sum.
-    """
-    answers: list[torch.Tensor] = []
-    for call in range(2):
-        sent = []
-        for x, mask in shards:
-            calls = iter(range(2))
-
-            def reduce(t, calls=calls, sent=sent, call=call):
-                n = next(calls)
-                if n == call:
-                    sent.append(t)
-                return answers[n] if n < len(answers) else t
-
-            core.whiten(x, mask, reduce=reduce, **options)
-        assert len(sent) == len(shards)
-        answers.append(sum(sent[1:], sent[0]))
-
-    outs = []
-    for x, mask in shards:
-        replies = iter(answers)
-        outs.append(core.whiten(x, mask, reduce=lambda _, r=replies: next(r), **options))
-        assert not list(replies), "exactly two reductions"
-    return outs
 
 
 # ---- by hand, and against the reference ----------------------------------------------------------
@@ -91,7 +63,7 @@ def test_equal_values_are_zero(device, count, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_equal_values_on_several_processes_are_zero(device, dtype):
     shards = [(torch.full((n, 7), 1000.1, dtype=dtype), ones(n, 7)) for n in (1, 30, 5)]
-    assert all((out == 0).all() for out in on_processes(shards))
+    assert all((out == 0).all() for out in on_processes(core.whiten, shards))
 
 
 def test_a_large_mean_is_survived(device):
@@ -141,7 +113,7 @@ def test_over_processes_equals_at_once(make_batch, close, center):
     together = core.whiten(batch.advantages, batch.action_mask, center=center)
     shards = list(zip(batch.advantages.split(2), batch.action_mask.split(2), strict=True))
     shards.append((torch.full((1, 23), NAN).double(), ~ones(1, 23)))
-    outs = on_processes(shards, center=center)
+    outs = on_processes(core.whiten, shards, center=center)
     close(torch.cat(outs[:-1]), together)
     assert (outs[-1] == 0).all()
 

@@ -14,7 +14,7 @@ import transformers.training_args
 import trl.trainer.grpo_config
 
 import trl_stppo
-from tests.kit.docs_kit import DOCS, PAGES, ROOT, links, quoted, table_rows
+from tests.kit.docs_kit import PAGES, ROOT, links, quoted
 from tests.kit.docs_scripts import argument_classes
 from trl_stppo.recipes.search import SearchEnv
 
@@ -75,13 +75,3 @@ def test_links_lead_to_files(page):
         url = urlsplit(target)
         assert url.scheme in ("", "https", "mailto"), target
         assert url.scheme or (page.parent / url.path).exists(), target
-
-
-def test_every_equation_has_a_function_a_test_and_a_source():
-    for what, _, function, tested, source in [
-        row for row in table_rows(DOCS / "algorithm.md") if len(row) == 5
-    ][:15]:
-        assert function, what
-        assert source, what
-        for name in re.findall(r"test_\w+\.py", tested):
-            assert list((ROOT / "tests").rglob(name)), name

@@ -24,8 +24,6 @@ from tests.kit.script_kit import AGENT
 
 PYTHON = {page: [b for b in blocks(page) if b.language in ("python", "py")] for page in PAGES}
 WITH_CODE = [page for page, found in PYTHON.items() if any(not b.not_run for b in found)]
-# page -> blocks that need what no test machine has.
-NOT_RUN = {"evaluation.md": 3, "agents.md": 1}
 # What pages load from the Hub -> what stands for it here.
 NAMES = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": AGENT,

@@ -8,80 +8,11 @@ import re
 from typing import Any
 
 import pytest
-import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig
 from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
-from tests.hub.hub_kit import saved_base
-from tests.kit.builders import logs, prompts, share_of_a, train
+from tests.kit.builders import logs, prompts, train
 from trl_stppo import STPPOTrainer
-
-ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
-
-
-def lora() -> LoraConfig:
-    """Made anew: PEFT writes the name of the base into it."""
-    return LoraConfig(**ADAPTER, task_type="CAUSAL_LM")
-
-
-def prompt_ids(trainer: Any, prompt: Any) -> list[int]:
-    """The prompt as the model reads it."""
-    tokenizer = trainer.processing_class
-    return list(
-        tokenizer.apply_chat_template(
-            prompt, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-    )
-
-
-def says(trainer: Any, ids: list[int], **options: Any) -> list[int]:
-    """What the policy says next, sampled by `generate` as scripts do it."""
-    inputs = torch.tensor([ids])
-    with torch.no_grad():
-        out = trainer.model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=4, do_sample=True,
-            tokenizer=trainer.processing_class, **options,
-        )  # fmt: skip
-    return out[0, len(ids) :].tolist()
-
-
-def test_a_calculator_agent_by_a_rollout_function(tmp_path):
-    expressions = []
-
-    def calculate(prompts, trainer, **kwargs):
-        tokenizer, output = trainer.processing_class, {"logprobs": None}
-        for prompt in prompts:
-            question = prompt_ids(trainer, prompt)
-            ask = says(trainer, question, stop_strings=list("abcdefghijklmnopqrstuvwxyz"))
-            expressions.append(tokenizer.decode(ask, skip_special_tokens=True))
-            result = tokenizer(" = 7 ", add_special_tokens=False)["input_ids"]
-            answer = says(trainer, question + ask + result)
-            mask = [1] * len(ask) + [0] * len(result) + [1] * len(answer)
-            for key, value in (
-                ("prompt_ids", question),
-                ("completion_ids", ask + result + answer),
-                ("env_mask", mask),
-            ):
-                output.setdefault(key, []).append(value)
-        return output
-
-    name = saved_base(tmp_path / "base")
-    arguments = {"model": name, "peft_config": lora(), "rollout_func": calculate}
-    arguments["reward_funcs"] = share_of_a
-    trainer = train(tmp_path / "run", STPPOTrainer, arguments=arguments, learning_rate=0.05)
-    assert all(re.fullmatch(r"[^a-z]*[a-z]?", text) for text in expressions)
-    assert any(text and text[-1].islower() for text in expressions)
-    assert logs(trainer)["turns/mean"] == 2
-    trainer.save_model(str(tmp_path / "adapter"))
-    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
-    policy, adapter = (
-        {name: p for name, p in model.named_parameters() if ".default." in name}
-        for model in (trainer.model, loaded)
-    )
-    assert policy.keys() == adapter.keys()
-    assert all(torch.equal(policy[name], p) for name, p in adapter.items())
-    assert any(p.any() for name, p in adapter.items() if "lora_B" in name)
 
 
 class InOrder(Sampler):
@@ -116,7 +47,8 @@ def test_a_curriculum_by_a_sampler_of_ones_own(tmp_path):
 
     def maze(prompts, trainer, **kwargs):
         batches.append([int(re.search(r"\d+", prompt[-1]["content"])[0]) for prompt in prompts])
-        ids = [prompt_ids(trainer, prompt) for prompt in prompts]
+        tokenizer, how = trainer.processing_class, {"add_generation_prompt": True}
+        ids = [tokenizer.apply_chat_template(p, return_dict=False, **how) for p in prompts]
         return {
             "prompt_ids": ids,
             "completion_ids": [[5, 6, 7, 8]] * len(ids),

@@ -4,7 +4,6 @@ What is TRL's runs as it is: the specs, the environments, how tools are bound an
 Stood in for is what it imports of `harbor` and `openreward`, by the names and forms that it asks for.
 """
 
-import json
 import re
 import sys
 from types import ModuleType, SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 from trl.experimental.harbor import HarborSpec
 
 from tests.kit.builders import logs
+from tests.kit.tool_model import call
 from tests.trainer.loop.test_tool_environments import said_by, tool_trainer
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOTrainer
 
@@ -41,10 +41,6 @@ def trained(kind, options, folder, monkeypatch, spec, turns):
     trainer = tool_trainer(folder, monkeypatch, environment, given, kind=kind, turn=turn, **options)
     trainer.train()
     return trainer
-
-
-def call(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Sandbox:

@@ -71,12 +71,6 @@ def test_private_randomness_is_put_back_after_an_error() -> None:
     assert random.getstate() == before
 
 
-def test_a_missing_package_names_the_extra(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[gymnasium\]'"):
-        GymnasiumEnv("FrozenLake-v1")
-
-
 class Echo:
     """A game of texts: says what it heard, and ends with its third turn."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.envs import check_env
-from trl_stppo.envs.adapters import AsyncOpenEnvSession, OpenEnvSession
+from trl_stppo.envs.adapters import AsyncOpenEnvSession, GemEnv, GymnasiumEnv, OpenEnvSession
 
 
 class Client:
@@ -107,11 +107,16 @@ def test_asynchronous_twin_awaits() -> None:
     assert client.is_closed
 
 
-def test_an_address_without_the_package_names_the_extra(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "openenv", None)
-    monkeypatch.setitem(sys.modules, "openenv.core", None)
-    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[openenv\]'"):
-        OpenEnvSession("http://127.0.0.1:1").reset()
+@pytest.mark.parametrize(("extra", "start"), [
+    ("gem", lambda: GemEnv("dice")),
+    ("gymnasium", lambda: GymnasiumEnv("FrozenLake-v1")),
+    ("openenv", lambda: OpenEnvSession("http://127.0.0.1:1").reset()),
+])  # fmt: skip
+def test_a_missing_package_names_the_extra(extra, start, monkeypatch) -> None:
+    for name in (extra, f"{extra}.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=rf"pip install 'trl-stppo\[{extra}\]'"):
+        start()
 
 
 def test_a_failure_of_the_server_is_not_taken_for_an_unreadable_action() -> None:

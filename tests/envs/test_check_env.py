@@ -21,7 +21,6 @@ from tests.kit.check_env_cases import (
 )
 from trl_stppo.envs import check_env
 from trl_stppo.errors import EnvironmentContractError
-from trl_stppo.recipes.search import SearchEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -31,11 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 def test_clean_text_environments_pass(env, make, recwarn) -> None:
     assert check_env(make(env)) == []
     assert len(recwarn) == 0
-
-
-def test_search_environment_passes() -> None:
-    rows = [{"prompt": [], "answers": ["csv"]}, {"prompt": [], "answers": ["json"]}]
-    assert check_env(SearchEnv, rows, actions=["<answer>csv</answer>"]) == []
 
 
 REWARDS = ["1", None, float("nan"), 1j, [1.0], np.ones(2)]

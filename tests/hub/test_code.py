@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen2ForCausalLM
 from trl import ModelConfig
 
 from tests.hub.hub_kit import saved_base
@@ -118,13 +117,6 @@ def test_the_caller_can_say_so(coded, adapter, marker, tmp_path):
     assert type(tokenizer).__name__ == "Letters"
     kept = quick_config(tmp_path / "run", model_init_kwargs=trusting)
     assert setup_models.loading_options(kept) == trusting
-
-
-def test_a_model_without_code_loads_as_ever(tmp_path):
-    folder = saved_base(tmp_path / "plain")
-    assert isinstance(Agent.from_pretrained(folder).model, Qwen2ForCausalLM)
-    args = quick_config(tmp_path / "run")
-    assert setup_models.critic_to_go_on_with(folder, args, True).name == folder
 
 
 def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded):

@@ -20,22 +20,27 @@ class TalkingEnv(CountEnv):
         return "planted in an observation", *super().step(action)[1:]
 
 
-@pytest.mark.parametrize("name", [None, "a/folder/of/rows", "few", "owner/name"])
-def test_a_card_has_results_and_settings_and_nothing_of_rows_and_episodes(
-    tmp_path, monkeypatch, name
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a" / "folder").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A run that has been trained and evaluated."""
+    folder = tmp_path_factory.mktemp("evaluated")
     rows = letters(4).add_column("answers", [["planted in a column"]] * 4)
     rows = rows.map(lambda row: {"prompt": [{"role": "system", "content": "planted in a row"}]})
     arguments = {"environment_factory": TalkingEnv, "eval_dataset": {"easy": rows, "hard": rows}}
-    trainer = run(
-        tmp_path / "run", arguments=arguments, max_steps=1, variant="s-ppo", trace_episodes=4
-    )
+    trainer = run(folder, arguments=arguments, max_steps=1, variant="s-ppo", trace_episodes=4)
     trainer.train()
     trainer.evaluate()
-    trainer.create_model_card(dataset_name="a/folder" if name == "a/folder/of/rows" else name)
-    card = ModelCard.load(tmp_path / "run" / "README.md")
+    return trainer
+
+
+@pytest.mark.parametrize("name", [None, "a/folder", "few", "owner/name"])
+def test_a_card_has_results_and_settings_and_nothing_of_rows_and_episodes(
+    evaluated, tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "folder").mkdir(parents=True)
+    evaluated.create_model_card(dataset_name=name)
+    card = ModelCard.load(evaluated.args.output_dir + "/README.md")
     assert "planted" not in card.content
     assert "None" not in card.text.partition("## Settings")[0]
     assert card.data.datasets == ("owner/name" if name == "owner/name" else None)

@@ -7,7 +7,6 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, Cohere2Config, Cohere2ForCausalLM
 
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
-from tests.hub.hub_server import TOKEN
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
@@ -28,18 +27,6 @@ def played(trainer, rows):
     trainer._player.eval_engine.run = remember
     trainer.evaluate(rows)
     return [(kept[i].prompt_ids, kept[i].ids) for i in range(len(rows))]
-
-
-@pytest.mark.long
-def test_the_token_of_the_hub_stays_here(hub, tmp_path):
-    steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    trainer = run(tmp_path, hub_token=TOKEN, push_to_hub=True, hub_always_push=True, **steps)
-    trainer.train()
-    trainer.push_to_hub()
-    assert trainer.args.hub_token == TOKEN
-    saved = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len([path for path in saved if path.name == "training_args.bin"]) == 3
-    assert not [path for path in saved if TOKEN.encode() in path.read_bytes()]
 
 
 @pytest.mark.long

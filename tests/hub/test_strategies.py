@@ -8,7 +8,7 @@ from huggingface_hub import snapshot_download
 from transformers import TrainerCallback
 
 from tests.hub.hub_kit import REPO, letters, run
-from tests.kit.scripted import assert_same, weights
+from tests.kit.scripted import assert_same_weights
 from tests.kit.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trainer import disk
@@ -73,7 +73,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
     snapshot_download(REPO, local_dir=folder)
     second = run(folder, hub_strategy="checkpoint", arguments=rows, **STEPS)
     second.train(resume_from_checkpoint="last-checkpoint")
-    assert_same(weights(second), weights(whole), rtol=0)
+    assert_same_weights(second, whole)
     second.push_to_hub()
     pushed = hub.repos[REPO].files
     saved = (folder / "checkpoint-4" / "optimizer.pt").read_bytes()

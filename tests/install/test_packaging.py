@@ -2,8 +2,6 @@
 
 import configparser
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -62,23 +60,3 @@ def test_the_oldest_versions_are_the_lower_ends_of_the_ranges():
 def _padded(version: str | None) -> list[int]:
     parts = [int(part) for part in str(version).split(".")]
     return parts + [0] * (3 - len(parts))
-
-
-# Counted rather than timed.
-HEAVY = {
-    "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "rich", "pandas",
-}  # fmt: skip
-
-
-# Each has --quick, ends in a line of JSON, and fails when anything in it has.
-
-
-def printed(code: str) -> list[str]:
-    words = [sys.executable, "-c", f"import sys; {code}"]
-    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    return result.stdout.split()
-
-
-def test_importing_the_package_imports_nothing_heavy():
-    names = printed("import trl_stppo, trl_stppo.envs; print(*sys.modules)")
-    assert {name.split(".")[0] for name in names} & HEAVY == set()

@@ -1,12 +1,14 @@
 """Builds a small trainer in one call: tiny models, the character tokenizer, quick settings."""
 
+from collections.abc import Callable
 from typing import Any
 
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.kit.surroundings import USE_CPU
-from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo import PPOConfig, PPOTrainer, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 QUICK = {
@@ -80,12 +82,24 @@ def train(*args: Any, **kwargs: Any) -> PPOTrainer:
     return trainer
 
 
+def at_step(event: str, step: int, do: Callable[[], object]) -> TrainerCallback:
+    """A callback that does something at one event after so many steps."""
+
+    def method(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step:
+            do()
+
+    return type("AtStep", (TrainerCallback,), {event: method})()
+
+
 def logs(trainer: PPOTrainer) -> dict[str, float]:
     """Every logged figure, the newest of each name."""
     return {name: value for entry in trainer.state.log_history for name, value in entry.items()}
 
 
 class KeepingLoop(TrainingLoop):
+    """Keeps each rollout, and mode, batch, turns, scores and targets of each."""
+
     def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
         host = self.host
         mode = "train" if host.model.training else "eval"
@@ -94,8 +108,8 @@ class KeepingLoop(TrainingLoop):
         super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
 
 
-class Kept(STPPOTrainer):
-    """Keeps every rollout of training, its batch unshuffled, and what went into its advantages."""
+class Keeps:
+    """Keeps every rollout, its batch unshuffled, and what went into its advantages."""
 
     loop_class = KeepingLoop
 
@@ -103,3 +117,11 @@ class Kept(STPPOTrainer):
     def episodes(self):
         """Of the newest rollout."""
         return self.rollouts[-1].episodes
+
+
+class Kept(Keeps, STPPOTrainer):
+    """With a critic."""
+
+
+class KeptGroups(Keeps, STGRPOTrainer):
+    """Without one."""

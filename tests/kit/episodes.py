@@ -48,6 +48,17 @@ class ScriptedEnv:
         return self.steps[min(len(self.actions), len(self.steps)) - 1]
 
 
+class Echoing:
+    """A tool environment whose tool says again what it is told."""
+
+    def reset(self, **row: Any) -> Any:
+        return None
+
+    def e(self, x: str) -> str:
+        """Say it again.\n\nArgs:\n    x: what."""
+        return x
+
+
 def going(observation: str, reward: float = 0.0, **info: Any) -> tuple:
     """A step after which the episode goes on."""
     return observation, reward, False, False, info

@@ -5,7 +5,6 @@ what goes wrong; and `when`, in which method: "reset", "turn" (the second one if
 "score".
 """
 
-import asyncio
 import random
 import time
 from typing import Any
@@ -15,7 +14,7 @@ from trl_stppo.rollout.record import StopReason
 HANG_SECONDS = 5.0
 MEGABYTE = "x" * 1_000_000
 GARBAGE = ("none", "nan", "bytes", "text", "length")
-NAMES = ("text", "text_async", "tools", "tools_async")
+NAMES = ("text", "tools")
 MISUSED: list[str] = []
 
 
@@ -45,12 +44,6 @@ class Watched:
             raise SystemExit(3)
         if fault == "hang":
             time.sleep(HANG_SECONDS)
-
-    async def _fail_async(self, fault: str | None) -> None:
-        if fault == "hang":
-            await asyncio.sleep(HANG_SECONDS)
-        await asyncio.sleep(0)
-        self._fail(fault if fault != "hang" else None)
 
     def _opening(self, fault: str | None) -> Any:
         strange = {"none": 3, "nan": float("nan"), "bytes": b"hi", "length": (1, 2, 3)}
@@ -85,19 +78,6 @@ class Text(Watched):
         return strange.get(fault, result)
 
 
-class TextAsync(Text):
-    async def reset(self, **row):
-        fault = self._begin(row)
-        await self._fail_async(fault)
-        return self._opening(fault)
-
-    async def step(self, action):
-        self.count += 1
-        fault = self._enter("turn")
-        await self._fail_async(fault)
-        return self._said(fault, action)
-
-
 class Tools(Watched):
     """A tool environment that pays half of the turn's number, and ten at the end."""
 
@@ -128,26 +108,7 @@ class Tools(Watched):
         return None if fault == "none" else strange.get(fault, 10.0)
 
 
-class ToolsAsync(Tools):
-    async def reset(self, **row):
-        fault = self._begin(row)
-        await self._fail_async(fault)
-        return self._opening(fault)
-
-    async def e(self, x: str) -> str:
-        """Say it again.\n\nArgs:\n    x: what."""
-        self.count += 1
-        fault = self._enter("turn")
-        await self._fail_async(fault)
-        return self._said(fault, x)
-
-    async def get_reward(self):
-        fault = self._enter("score")
-        await self._fail_async(fault)
-        return self._scored(fault)
-
-
-FACTORIES = dict(zip(NAMES, (Text, TextAsync, Tools, ToolsAsync), strict=True))
+FACTORIES = {"text": Text, "tools": Tools}
 
 
 def draw(n: int, seed: int = 0) -> dict[str, Any]:
@@ -160,7 +121,7 @@ def draw(n: int, seed: int = 0) -> dict[str, Any]:
     elif 0.09 <= lot < 0.10:
         fault = "exit"
     when = dice.choice(("reset", "turn", "turn", "score"))
-    if when == "score" and name.startswith("text"):
+    if when == "score" and name == "text":
         when = "turn"
     turns = dice.randint(1, 4)
     return {"environment": name, "kind": name, "n": n, "turns": turns, "fault": fault, "when": when}
@@ -169,7 +130,7 @@ def draw(n: int, seed: int = 0) -> dict[str, Any]:
 def expected(row: dict[str, Any]) -> StopReason:
     """How the row's episode ends."""
     fault, when = row["fault"], row["when"]
-    tools = row["kind"].startswith("tools")
+    tools = row["kind"] == "tools"
     fine = StopReason.NO_ACTION if tools else StopReason.TERMINATED
     if fault is None:
         return fine
@@ -186,6 +147,6 @@ def expected(row: dict[str, Any]) -> StopReason:
 
 def say(row: dict[str, Any], turn: int) -> str:
     """What the model says in the row's episode."""
-    if not row["kind"].startswith("tools"):
+    if row["kind"] != "tools":
         return f"{row['n']}t{turn}]"
     return f"bye {row['n']}]" if turn == row["turns"] else f"!e {row['n']}t{turn}]"

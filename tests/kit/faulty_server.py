@@ -24,7 +24,7 @@ def found(query: str, top_k: int) -> list[Any]:
 class FaultyServer(ThreadingHTTPServer):
     """Behaves by `plan`, one entry per request, then well.
 
-    Entries: ok, hang, reset, close, cut, garbage, shape, plain, chunked, or a status.
+    Entries: ok, hang, reset, close, cut, garbage, shape, or a status.
     """
 
     daemon_threads = True
@@ -77,17 +77,13 @@ class Handler(BaseHTTPRequestHandler):
             self.server.requests.append(asked)
             plan = self.server.plan.pop(0) if self.server.plan else "ok"
         hits = [found(query, asked["topk"]) for query in asked["queries"]]
-        if plan == "plain":
-            hits = [[hit["document"] for hit in group] for group in hits]
         body = json.dumps({"result": hits}).encode()
         if plan.isdecimal():
             self._send(int(plan), b'{"error": "as told"}')
-        elif plan in ("ok", "plain"):
+        elif plan == "ok":
             self._send(200, body)
         elif plan in ("garbage", "shape"):
             self._send(200, b'{"result": [[{"docu' if plan == "garbage" else b'{"result": [[3]]}')
-        elif plan == "chunked":
-            self._chunked(body)
         else:
             self._break(plan, body)
 
@@ -96,14 +92,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         self.wfile.write(body)
-
-    def _chunked(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for part in (body[:7], body[7:]):
-            self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-        self.wfile.write(b"0\r\n\r\n")
 
     def _break(self, plan: str, body: bytes) -> None:
         self.close_connection = True

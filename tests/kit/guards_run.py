@@ -3,14 +3,14 @@
 Started by `test_signals.py` through torch.distributed.run.
 """
 
+import functools
 import math
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
+from tests.kit.builders import at_step
 from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
@@ -31,14 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
 AT = 2
 
 
-class SignalOnce(TrainerCallback):
-    """A SIGTERM to this process while it is in the middle of a step."""
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == AT:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def arrange(case: str, trainer: Any) -> None:
     """Make the case happen on the process that it names."""
     rank = trainer.accelerator.process_index
@@ -53,7 +45,8 @@ def arrange(case: str, trainer: Any) -> None:
         add = trainer._optimizers.critic_grads.add
         trainer._optimizers.critic_grads.add = lambda value: add(value * nan_at_its_step())
     elif case == "signal to rank 1" and rank == 1:
-        trainer.add_callback(SignalOnce())
+        kill = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+        trainer.add_callback(at_step("on_step_begin", AT - 1, kill))
     elif case == "rank 0 never finite" and rank == 0:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
@@ -86,4 +79,4 @@ def run(case: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    save_cases(run, *CASES)
+    save_cases(run)

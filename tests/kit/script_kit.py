@@ -11,16 +11,11 @@ from datasets import Dataset
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
+PLACES = ("", "search", "textworld", "verifier", "makers", "pretrained")
 FOLDERS = (
-    *(
-        SCRIPTS,
-        SCRIPTS / "search",
-        SCRIPTS / "textworld",
-        SCRIPTS / "verifier",
-        SCRIPTS / "makers",
-        SCRIPTS / "pretrained",
-    ),
-    *(ROOT / "benchmarks", ROOT / "benchmarks" / "studies"),
+    *(SCRIPTS / name for name in PLACES),
+    ROOT / "benchmarks",
+    ROOT / "benchmarks" / "studies",
 )
 DEMO = str(SCRIPTS / "configs" / "demo.yaml")
 LAUNCHES = ROOT / "trl_stppo" / "cli" / "accelerate_configs"

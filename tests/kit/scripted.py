@@ -16,8 +16,10 @@ from transformers import TrainerCallback
 
 from tests.kit.builders import with_estimator
 from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
+from tests.kit.run_log import comparable
 from tests.kit.surroundings import USE_CPU
 from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop.forward import ForwardPasses, Logprobs
 
 EPISODES = 8
@@ -103,6 +105,13 @@ def plain_logprobs(
     logprobs = (logits / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, ids[:, -length:].unsqueeze(-1)).squeeze(-1)
     return chosen, -(logprobs.exp() * logprobs).sum(-1)
+
+
+@torch.no_grad()
+def batch_logprobs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities of a batch's completions, 0 at padding, [B, T]."""
+    values, _ = plain_logprobs(model, *full_sequence(batch))
+    return values * batch["completion_mask"]
 
 
 def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | None = None) -> None:
@@ -225,6 +234,20 @@ def norm(tensors: Any) -> float:
     """L2 norm of several tensors together."""
     values = tensors.values() if isinstance(tensors, dict) else tensors
     return torch.cat([t.flatten().double() for t in values]).norm().item()
+
+
+def assert_same_weights(one: STPPOTrainer, other: STPPOTrainer) -> None:
+    """All that two trainers train is equal, bit for bit."""
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert torch.equal(mine[name], weight), name
+
+
+def assert_same_run(one: STPPOTrainer, other: STPPOTrainer) -> None:
+    """Two trainers have come to the same weights by the same log."""
+    assert_same_weights(one, other)
+    assert comparable(one.state.log_history) == comparable(other.state.log_history)
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-9) -> None:

@@ -185,33 +185,3 @@ def turns(renderer: ChatRenderer | None, kind: str, ends: tuple[str, ...]) -> It
 def text_of(renderer: ChatRenderer, messages: list[dict[str, Any]]) -> str:
     """Return the text of messages, up to the start of the next turn."""
     return renderer.control.rendered_text(messages, add_generation_prompt=True, **renderer.template)
-
-
-def support(name: str) -> tuple[str, ...]:
-    """Return for each kind of conversation whether what a policy reads is the template's own rendering.
-
-    "yes": it is. "thoughts stay": what follows a turn is, but the rendering leaves out or rewrites what
-    stood in an earlier turn. "no": TRL cannot render or parse tool calls.
-    """
-    template, found = read_template(name), []
-    for kind in CONVERSATIONS:
-        row, whole = "", "none"
-        for turn in turns(renderer_of(template, kind), kind, template.ends):
-            row, whole = (row or turn.asked) + turn.whole[len(turn.asked) :], turn.whole
-        found.append("yes" if row == whole else "thoughts stay" if row else "no")
-    return tuple(found)
-
-
-def table() -> str:
-    """Return the documentation's table of chat templates."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name in templates():
-        if not name.endswith("_training"):
-            groups.setdefault(support(name), []).append(name)
-    lines = [
-        "| chat template | text environment | tools | several calls in a turn | agent with tools |"
-    ]
-    lines += ["|---" * 5 + "|"]
-    for states, names in sorted(groups.items(), key=lambda group: group[1]):
-        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {' | '.join(states)} |")
-    return "\n".join(lines)

@@ -1,11 +1,7 @@
-"""Made-up traces of any size, hostile ones too, and a headless browser to look at their page."""
+"""Made-up traces of any size, hostile ones too."""
 
 import math
 import random
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,50 +103,3 @@ def add_hostile(folder: Path, number: int) -> TracedEpisode:
     made = hostile(update, 0)
     write_update(folder / FOLDER, update, [made.to_json()])
     return made
-
-
-@contextmanager
-def browser(width: int = 1280, height: int = 800, *, dark: bool = False) -> Iterator[Any]:
-    """Headless Chromium; skips the test where there is none."""
-    import pytest
-
-    selenium = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = selenium.ChromeOptions()
-    options.binary_location = program
-    with tempfile.TemporaryDirectory() as profile:
-        for flag in (
-            *("headless", "no-sandbox", "disable-gpu", "no-first-run", "hide-scrollbars"),
-            *("disable-background-networking", "disable-component-update", "disable-sync"),
-            *(f"window-size={width},{height}", f"user-data-dir={profile}"),
-        ):
-            options.add_argument(f"--{flag}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        session = selenium.Chrome(options=options, service=Service(driver))
-        try:
-            media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-            session.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-            set_size(session, width, height)
-            yield session
-        finally:
-            session.quit()
-
-
-def set_size(session: Any, width: int, height: int) -> None:
-    """Also below the narrowest window that there is."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    session.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def open_page(session: Any, page: Path, address: str = "") -> int:
-    """Open it from the disk; returns the milliseconds until it could be used."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    session.get("about:blank")
-    session.get(page.resolve().as_uri() + address)
-    ready = "return document.documentElement.dataset.ready"
-    return int(WebDriverWait(session, 20).until(lambda s: s.execute_script(ready)))

@@ -56,15 +56,15 @@ class ModelSampler:
 class CompletionsServer:
     """Answers `/v1/completions` as vLLM does.
 
-    A fault of the next request is a status, "drop", which closes the connection, "garbage", or a function
-    that changes the right answer. The weights of a server that has just been started are "default".
+    A fault of the next request is a status, "drop", which closes the connection, or "garbage". The weights
+    of a server that has just been started are "default".
     """
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self.requests: list[dict[str, Any]] = []
         self.answers: list[tuple[list[int], list[int], list[float]]] = []
-        self.faults: list[str | Callable[[dict[str, Any]], Any] | None] = []
+        self.faults: list[str | None] = []
         self.weights = "default"
         self.joined = self.resets = 0
         self.changing = Lock()
@@ -106,13 +106,11 @@ class CompletionsServer:
             return
         if fault == "garbage":
             self.reply(handler, 200, {"choices": [{"token_ids": [7]}]})
-        elif isinstance(fault, str):
+        elif fault is not None:
             self.reply(handler, int(fault), {"error": "out of memory"})
         else:
             prompts = [prompt for prompt in request["prompt"] for _ in range(request["n"])]
             choices = [self._choice(prompt, request) for prompt in prompts]
-            for choice in choices if callable(fault) else ():
-                fault(choice)
             self.reply(handler, 200, {"choices": choices})
 
     def restart(self, weights: dict[str, Any]) -> None:

@@ -215,7 +215,9 @@ def test_a_call_that_does_not_train_is_no_turn(tmp_path):
     assert all(e.ids == e.turns_of_tokens()[0] for e in trainer.episodes)
 
 
-@pytest.mark.parametrize(("options", "field", "status"), [
+# What is asked, what the error names, and its status.
+REFUSED = [
+    # What would falsify what is trained.
     ({"n": 2}, "n", 400),
     ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", 400),
     ({"response_format": {"type": "json_object"}}, "response_format", 400),
@@ -224,21 +226,71 @@ def test_a_call_that_does_not_train_is_no_turn(tmp_path):
     ({"messages": []}, "messages", 400),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),
     ({"messages": [{"content": "no role"}]}, "role", 400),
-])  # fmt: skip
-def test_a_request_that_would_falsify_what_is_trained_is_refused(tmp_path, options, field, status):
-    errors = []
+    # What cannot be sampled.
+    ({"max_tokens": 0}, "max_tokens", 400),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", 400),
+    ({"max_tokens": "10"}, "max_tokens", 400),
+    ({"stop": ["", "end"]}, "stop", 400),
+    ({"stop": [1]}, "stop", 400),
+    ({"extra_body": {"train": 0}}, "train", 400),
+    # What the template cannot render.
+    ({"tools": [1]}, "Tools", 400),
+    ({"messages": [{"role": "system", "content": "s"}]}, "no such role", 400),
+    ({"messages": [*HI, {"role": "system", "content": "s"}]}, "no such role", 400),
+]
+
+
+def without_system_messages():
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role == 'system' %}{{ raise_exception('no such role') }}{% endfor %}"
+        + tokenizer.chat_template
+    )
+    return {"processing_class": tokenizer}
+
+
+async def send(client: Any, options: dict[str, Any]) -> Any:
+    return await client.chat.completions.create(**{"model": "policy", "messages": HI, **options})
+
+
+def test_a_request_that_cannot_be_answered_is_refused_and_its_agent_goes_on(tmp_path):
+    errors, count = {}, len(REFUSED)
 
     async def agent(client, row):
         with pytest.raises(openai.APIStatusError) as caught:
-            await client.chat.completions.create(**{"model": "policy", "messages": HI, **options})
-        errors.append(caught.value)
+            await send(client, REFUSED[row["number"]][0])
+        errors[row["number"]] = caught.value
+        await ask(client)
+        return 1.0
+
+    trainer = played(
+        tmp_path, agent, rows=prompts(count, number=[*range(count)]),
+        arguments=without_system_messages(), per_device_train_batch_size=count,
+    )  # fmt: skip
+    for number, (options, field, status) in enumerate(REFUSED):
+        assert errors[number].status_code == status, options
+        assert field in str(errors[number]), options
+    assert [str(e.stop_reason) for e in trainer.episodes] == ["terminated"] * count
+
+
+@pytest.mark.parametrize(
+    ("options", "rendered"), [({"max_tokens": 0}, False), ({"tools": [1]}, True)]
+)
+def test_an_agent_that_does_not_heed_a_refusal_fails(tmp_path, options, rendered):
+    """The first repeats the request again and again, the second does not catch the error."""
+
+    async def agent(client, row):
+        for _ in range(5 if row["number"] == 0 else 1):
+            with pytest.raises(openai.BadRequestError):
+                await send(client, options)
+        if row["number"] == 1:
+            await send(client, options)
         await ask(client)
         return 1.0
 
     trainer = played(tmp_path, agent)
-    assert {error.status_code for error in errors} == {status}
-    assert all(field in str(error) for error in errors)
-    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
+    reasons = [str(e.stop_reason) for e in trainer.episodes]
+    assert reasons == ["env_error" if rendered else "terminated", "env_error", *["terminated"] * 2]
 
 
 def test_settings_of_sampling_are_the_runs_own(tmp_path, caplog):
@@ -281,19 +333,21 @@ def test_messages_that_do_not_fit_are_refused_so_that_the_agent_can_shorten_them
 # ------------------------------------------------------------------------------ the end
 
 
-@pytest.mark.parametrize(("result", "rewards", "success"), [
-    (2, [0.0, 2.0], None),
-    ({"reward": 1.0, "success": True}, [0.0, 1.0], True),
-    ({"turn_rewards": [0.5, 0.25]}, [0.5, 0.25], None),
-    ({"turn_rewards": [0.5, 0.25], "reward": 1.0, "truncated": True}, [0.5, 1.25], None),
-])  # fmt: skip
-def test_what_an_agent_returns_is_the_reward(tmp_path, result, rewards, success):
+def test_what_an_agent_returns_is_the_reward(tmp_path):
+    results = [
+        (2, [0.0, 2.0], None),
+        ({"reward": 1.0, "success": True}, [0.0, 1.0], True),
+        ({"turn_rewards": [0.5, 0.25]}, [0.5, 0.25], None),
+        # Where others are judged, one that was cut off has failed.
+        ({"turn_rewards": [0.5, 0.25], "reward": 1.0, "truncated": True}, [0.5, 1.25], False),
+    ]
+
     async def agent(client, row):
         await ask(client, [*HI, said(await ask(client)), *HI])
-        return result
+        return results[row["number"]][0]
 
     trainer = played(tmp_path, agent)
-    for episode in trainer.episodes:
+    for episode, (result, rewards, success) in zip(trainer.episodes, results, strict=True):
         assert episode.turn_rewards == rewards
         assert episode.success is success
         cut = isinstance(result, dict) and result.get("truncated")
@@ -438,56 +492,6 @@ def test_a_plain_function_runs_beside_others_and_gets_the_plain_client(tmp_path)
 
     trainer = played(tmp_path, functools.partial(agent))
     assert {str(e.stop_reason) for e in trainer.episodes} == {"terminated"}
-
-
-@pytest.mark.parametrize(("arguments", "settings"), [
-    ({"agent": "my_agent"}, {}),
-    ({"agent": ask, "tools": [len]}, {}),
-    ({"agent": ask, "rollout_func": len}, {}),
-    ({"agent": ask, "environment_factory": len}, {}),
-])  # fmt: skip
-def test_arguments_that_contradict_are_refused(tmp_path, arguments, settings):
-    with pytest.raises(ValueError, match="agent"):
-        build(tmp_path, Kept, arguments=arguments, **settings)
-
-
-@pytest.mark.parametrize(("options", "field"), [
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_completion_tokens": -1}, "max_completion_tokens"),
-    ({"max_tokens": "10"}, "max_tokens"),
-    ({"stop": ["", "end"]}, "stop"),
-    ({"stop": [1]}, "stop"),
-    ({"extra_body": {"train": 0}}, "train"),
-    ({"tools": [1]}, "Tools"),
-    ({"messages": [{"role": "system", "content": "s"}]}, "no such role"),
-    ({"messages": [*HI, {"role": "system", "content": "s"}]}, "no such role"),
-])  # fmt: skip
-def test_a_request_that_cannot_be_sampled_or_rendered_is_its_agents_error(tmp_path, options, field):
-    errors = []
-
-    async def agent(client, row):
-        for _ in range(5 if row["number"] == 0 else 1):
-            with pytest.raises(openai.APIStatusError) as caught:
-                await client.chat.completions.create(
-                    **{"model": "policy", "messages": HI, **options}
-                )
-            errors.append(caught.value)
-        if row["number"] == 1:
-            await client.chat.completions.create(**{"model": "policy", "messages": HI, **options})
-        await ask(client)
-        return 1.0
-
-    tokenizer = char_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages if m.role == 'system' %}{{ raise_exception('no such role') }}{% endfor %}"
-        + tokenizer.chat_template
-    )
-    trainer = played(tmp_path, agent, arguments={"processing_class": tokenizer})
-    reasons = [str(e.stop_reason) for e in trainer.episodes]
-    rendered = field in ("Tools", "no such role")
-    assert reasons == ["env_error" if rendered else "terminated", "env_error", *["terminated"] * 2]
-    assert {error.status_code for error in errors} == {400}
-    assert all(field in str(error) for error in errors)
 
 
 def test_a_judge_may_be_called_after_the_last_turn(tmp_path):

@@ -70,12 +70,6 @@ def assert_said(kind: Kind, text: str, render=observed) -> None:
 
 
 @EVERY_KIND
-def test_the_control_tokens_are_those_of_the_tokenizer_and_its_template(name):
-    kind = kind_of(name)
-    assert set(kind.renderer.control._contents) == set(kind.controls)
-
-
-@EVERY_KIND
 @pytest.mark.parametrize("render", [observed, opened])
 def test_each_control_token_is_plain_text_in_what_an_environment_says(name, render):
     kind = kind_of(name)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kit import rollout_kit
-from tests.kit.episodes import EOS, ScriptedEnv, done, going, ids, text
+from tests.kit.episodes import EOS, Echoing, ScriptedEnv, done, going, ids, text
 from tests.kit.fakes import char_tokenizer
 from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo.rollout.chat import ChatRenderer
@@ -21,15 +21,6 @@ BARE = "go "
 
 def texts(*steps):
     return lambda: ScriptedEnv(*steps)
-
-
-class Tools:
-    def reset(self, **row):
-        return None
-
-    def e(self, x: str) -> str:
-        """Say it again.\n\nArgs:\n    x: what."""
-        return x
 
 
 @pytest.mark.parametrize(("limits", "asked"), [
@@ -62,17 +53,7 @@ def test_an_observation_that_fills_the_rest_ends_the_episode(budget, asked):
     ],
 )
 def test_the_limit_that_cut_a_final_turn_is_named(limits, reason):
-    assert play_once(Tools, says(["abc"]), **limits).reasons == [reason]
-
-
-def test_a_long_rollout_says_how_many_episodes_have_ended(monkeypatch):
-    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 0.0)
-    engine, reports = build(texts(going("x"), done())), []
-    engine.on_progress = lambda *numbers: reports.append(numbers)
-    play(engine, says(["ab]", "c]"], ["ab]", "c]"]), [{}, {}])
-    assert (0, 2) in reports
-    assert {episodes for _, episodes in reports} == {2}
-    assert reports == sorted(reports)
+    assert play_once(Echoing, says(["abc"]), **limits).reasons == [reason]
 
 
 def test_a_step_of_the_backend_that_takes_long_is_reported_once(monkeypatch):
@@ -85,7 +66,7 @@ def test_a_step_of_the_backend_that_takes_long_is_reported_once(monkeypatch):
     assert reports == [(0, 1)]
 
 
-class Long(Tools):
+class Long(Echoing):
     length = 1_000_000
 
     def e(self, x: str) -> str:
@@ -164,7 +145,7 @@ def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
     assert shown(played.episodes[0]) == "[u q][a |]"
 
 
-class Greeting(Tools):
+class Greeting(Echoing):
     def __init__(self, opening):
         self.opening = opening
 

@@ -1,7 +1,6 @@
 """What an engine leaves behind: closed environments, text that can be tokenised, usable loops."""
 
 import threading
-import time
 
 import pytest
 
@@ -75,25 +74,3 @@ def test_lone_surrogates_are_replaced():
     assert played.reasons == ["terminated"]
     assert played.only.messages[1]["content"] == "x?y"
     assert played.only.prompt[-1]["content"].endswith("o?o")
-
-
-@pytest.mark.long
-def test_an_async_reset_that_blocks_its_loop_costs_only_that_batch():
-    release = threading.Event()
-
-    class Blocking(Closing):
-        async def reset(self, blocks=False, **row):
-            if blocks:
-                release.wait(2 * PATIENCE)
-            return ""
-
-        def step(self, action):
-            return "done", 1.0, True, False, {}
-
-    engine = build(Blocking, env_timeout_seconds=0.3)
-    script = says(*[["a]"]] * 4)
-    play(engine, script, [{"blocks": True}, {}, {}, {}])
-    time.sleep(0.6)
-    played = play(engine, script, [{}] * 4)
-    release.set()
-    assert played.reasons == ["terminated"] * 4

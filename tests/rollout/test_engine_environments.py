@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.kit.episodes import ScriptedEnv, done, going
+from tests.kit.episodes import Echoing, ScriptedEnv, done, going
 from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo import isolated
 from trl_stppo.rollout.record import StopReason
@@ -56,7 +56,7 @@ class AsyncDrawn(AsyncBoth, Drawn):
     pass
 
 
-class Tools:
+class Tools(Echoing):
     """A tool environment that counts how often it was reset."""
 
     resets = 0
@@ -64,10 +64,6 @@ class Tools:
     def reset(self, **row):
         self.row, self.resets = row, self.resets + 1
         return f" {self.resets}"
-
-    def e(self, x: str) -> str:
-        """Say it again.\n\nArgs:\n    x: what."""
-        return x
 
 
 class AsyncTools(Tools):

@@ -72,7 +72,7 @@ def check_record(record, episodes, rows):
         assert record.trains[i] == (not bad)
         assert record.turn_rewards[i] == episode.turn_rewards
         assert record.has_turn_rewards[i] or (bad and not episode.turn_spans)
-        if bad and row["kind"].startswith("text") and episode.turn_spans:
+        if bad and row["kind"] == "text" and episode.turn_spans:
             paid = [float(turn) for turn in range(1, len(episode.turn_spans))]
             assert episode.turn_rewards == [*paid, 0.0]
 
@@ -106,7 +106,7 @@ def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog):
     healthy.close()
     assert fault_envs.MISUSED == []
     assert faults > 0.08 * size * batches
-    assert len(ends) > 20
+    assert len(ends) > 12
     assert memory[-1] - memory[2] < 40, memory
     assert wait_until(lambda: not environment_threads())
     assert wait_until(lambda: set(threading.enumerate()) <= threads)

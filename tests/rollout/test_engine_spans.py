@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.episodes import ScriptedEnv, done, going, text
+from tests.kit.episodes import Echoing, ScriptedEnv, done, going, text
 from tests.kit.rollout_kit import indices, play_once, says
 from trl_stppo.core.turns import turn_index_from_spans
 from trl_stppo.rollout.record import StopReason
 
 
-class Tools:
+class Tools(Echoing):
     """Tools that are called for what they answer."""
-
-    def reset(self, **row):
-        return None
-
-    def e(self, x: str) -> str:
-        """Say it again.\n\nArgs:\n    x: what."""
-        return x
 
     def n(self) -> str:
         """Say nothing."""

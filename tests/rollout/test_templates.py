@@ -1,7 +1,6 @@
 """What follows a turn is what each real chat template writes there, however the turn ended."""
 
 import datetime
-from pathlib import Path
 
 import pytest
 from transformers.utils import chat_template_utils
@@ -9,19 +8,15 @@ from transformers.utils import chat_template_utils
 from tests.kit.template_kit import (
     CONVERSATIONS,
     HEADERS,
-    VISION,
     byte_tokenizer,
     read_template,
     renderer_of,
     said,
-    table,
     templates,
     text_of,
     turns,
 )
 from trl_stppo.rollout.chat import ChatRenderer
-
-PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 
 
 @pytest.mark.parametrize("name", templates())
@@ -42,11 +37,6 @@ def test_what_follows_a_turn_is_what_the_template_writes_there(name):
                 after = rest[start:] if repeats and end != rest[start] else rest[start + 1 :]
                 found = renderer.suffix_ids(turn.messages, last=end)
                 assert tokenizer.decode(found) == tokenizer.decode(after), (kind, end)
-
-
-def test_the_page_says_what_the_templates_support():
-    assert table() in PAGE.read_text()
-    assert len(templates()) + len(VISION) * 2 - 1 == 74
 
 
 def test_a_date_in_the_template_may_change_within_an_episode(monkeypatch):

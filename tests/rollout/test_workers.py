@@ -80,16 +80,16 @@ def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
     calls, asynchronous, error
 ):
     def answer():
-        time.sleep(0.3)
+        time.sleep(0.1)
         if error is not None:
             raise error
         return "late"
 
     async def answer_async():
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         return answer()
 
-    calls.submit(1, answer_async if asynchronous else answer, 0.1)
+    calls.submit(1, answer_async if asynchronous else answer, 0.05)
     assert wait_until(lambda: calls._finished)
     (result,) = calls.poll(0.0)
     assert (result.timed_out, result.value, result.error) == (True, None, None)

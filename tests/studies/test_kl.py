@@ -75,18 +75,6 @@ def test_the_mean_is_over_turns_not_over_mini_batches():
     assert kl == pytest.approx(3 * float(x.expm1() - x) / 4)
 
 
-def test_a_small_mini_batch_weighs_little():
-    one = stabilizer(epochs=2, parts=2)
-    play(one, [0.0, 0.0])
-    for step, (kl, turns) in enumerate([(0.0, 30), (0.5, 10)], 2):
-        one.start_mini_batch(step)
-        one._sums = torch.tensor([kl * turns, turns], dtype=torch.float64)
-        one.before_step(lambda x: x, CPU)
-        one.end_step(taken=True, clip_fraction=0.5)
-    # 5 nats over 40 turns, 0.125 per turn, leave the factor. The mean of the means is 0.25.
-    assert one.factor == FIRST_FACTOR
-
-
 def pass_of(kl_tokens):
     """Two turns of two tokens, some of which have moved by half a nat."""
     old = torch.zeros(1, 4, dtype=torch.float64)

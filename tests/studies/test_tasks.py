@@ -39,6 +39,7 @@ def test_a_task_makes_a_tiny_training(task, trainer, folder, script):
     assert {"commit", "date", "versions", "processor", "seconds", "cpu"} <= set(record)
 
 
+@pytest.mark.long
 def test_a_training_that_dies_is_a_result(folder, script, monkeypatch):
     module = script("_cell")
 

@@ -5,32 +5,28 @@ import torch
 from trl import RLOOConfig, RLOOTrainer
 
 from tests.kit import references
-from tests.kit.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config, train
+from tests.kit.builders import (
+    LIMITS,
+    QUICK,
+    TEXT,
+    KeptGroups,
+    build,
+    logs,
+    prompts,
+    quick_config,
+    train,
+)
 from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy, tiny_policy
-from tests.kit.run_log import comparable
-from tests.kit.scripted import weights
+from tests.kit.scripted import assert_same_run, weights
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.guards import alarms
 from trl_stppo.trainer.loop.sampler import TurnSampler
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
-from trl_stppo.trainer.training_loop import TrainingLoop
 
 CRITICS = ("critic_learning_rate", "num_mini_batches", "num_ppo_epochs")
 ONE_BATCH = {"num_mini_batches": 1, "gradient_accumulation_steps": 2}
 SINGLE = {**ONE_BATCH, "num_generations": 1, "variant": "rebn"}
-
-
-class RecordingLoop(TrainingLoop):
-    """Keeps the newest rollout's batch, its turns, its scores and what became of them."""
-
-    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
-        self.host.recorded = (batch, turns, scores, targets)
-        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
-
-
-class Recorded(STGRPOTrainer):
-    loop_class = RecordingLoop
 
 
 @pytest.mark.parametrize("variant", ["grpo", "rloo"])
@@ -57,8 +53,8 @@ def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_pai
         "reward_funcs": None,
         "model": float64_policy(char_tokenizer()),
     }
-    trainer = train(tmp_path, Recorded, arguments=arguments, **options)
-    _, turns, scores, targets = trainer.recorded
+    trainer = train(tmp_path, KeptGroups, arguments=arguments, **options)
+    _, _, turns, scores, targets = trainer.kept[-1]
     totals = turns.totals(scores)
     assert totals[0] != totals[1], "the case should be interesting"
     teaches = (targets.advantages != 0).any(dim=1).tolist()
@@ -138,7 +134,7 @@ class Uneven(CountEnv):
         return "go on", reward, self._turns == 1 + self._number % 3, False, {}
 
 
-class Numbered(Recorded):
+class Numbered(KeptGroups):
     def _generate_and_score_completions(self, inputs):
         rows = [{**row, "number": i} for i, row in enumerate(inputs)]
         return super()._generate_and_score_completions(rows)
@@ -149,7 +145,7 @@ def test_rebn_is_gems_formula_over_the_turns_of_the_batch(gamma, tmp_path):
     options = {**SINGLE, **LIMITS, "gamma": gamma, "max_steps": 1}
     trainer = build(tmp_path, Numbered, arguments={"environment_factory": Uneven}, **options)
     trainer.train()
-    batch, turns, _, targets = trainer.recorded
+    _, batch, turns, _, targets = trainer.kept[-1]
     rewards = torch.zeros_like(targets.advantages)
     for b, row in enumerate(turns.turn_index.tolist()):
         for k in range(max(row) + 1):
@@ -173,9 +169,11 @@ def test_scores_of_reward_functions_are_paid_on_the_last_turn_and_hidden_episode
 ):
     """An episode that was cut off has no turn; the others are those that end in time."""
     options = {**SINGLE, "mask_truncated_completions": True, "max_completion_length": 80}
-    trainer = build(tmp_path, Recorded, arguments={"reward_funcs": letters}, **options, max_steps=1)
+    trainer = build(
+        tmp_path, KeptGroups, arguments={"reward_funcs": letters}, **options, max_steps=1
+    )
     trainer.train()
-    batch, turns, scores, _ = trainer.recorded
+    _, batch, turns, scores, _ = trainer.kept[-1]
     lasts = (turns.turn_index >= 0).sum(dim=1)
     assert 0 < (lasts == 0).sum() < 7
     paid = scores[lasts > 0].double()
@@ -201,12 +199,12 @@ def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path, monkeypatch):
     for number, env in enumerate((Alike, Broken)):
         arguments = {"environment_factory": env}
         trainer = build(
-            tmp_path / str(number), Recorded, arguments=arguments, **SINGLE, **LIMITS,
+            tmp_path / str(number), KeptGroups, arguments=arguments, **SINGLE, **LIMITS,
             max_steps=1,
         )  # fmt: skip
         before = weights(trainer)
         trainer.train()
-        assert (trainer.recorded[0]["advantages"] == 0).all()
+        assert (trainer.kept[-1][1]["advantages"] == 0).all()
         assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
@@ -224,9 +222,7 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
         trainer.train(resume_from_checkpoint=resume)
         runs.append(trainer)
     whole, resumed = runs
-    expected = weights(whole)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items())
-    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+    assert_same_run(resumed, whole)
 
 
 @pytest.mark.long

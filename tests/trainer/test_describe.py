@@ -53,16 +53,6 @@ def test_a_secret_is_known_by_its_name_also_as_a_positional_argument(described):
     assert described(partial(Adder, 7, "sk-1"))["environment"] == "Adder(largest=7)"
 
 
-class Counting(CountEnv):
-    def __init__(self, turns, count_tokens):
-        super().__init__(turns)
-
-
-def test_the_tokens_counter_that_a_command_binds_is_no_argument_to_show(described):
-    names = described(partial(Counting, turns=2, count_tokens=len))
-    assert names["environment"] == "Counting(turns=2)"
-
-
 def test_several_environments_have_names_and_rows_have_a_size(described):
     rows = Dataset.from_dict({"prompt": ["a", "b"]})
     names = described({"a": CountEnv, "b": partial(CountEnv)}, rows=rows)

@@ -5,12 +5,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.kit.builders import LIMITS, QUICK, TEXT, build, logs, prompts, share_of_a
+from tests.kit.builders import LIMITS, QUICK, TEXT, KeptGroups, build, logs, prompts, share_of_a
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.loop.sampler import TurnSampler
-from trl_stppo.trainer.training_loop import TrainingLoop
 
 GROUP = {"num_generations": 4, "num_mini_batches": 1, "gradient_accumulation_steps": 2}
 
@@ -18,16 +17,6 @@ GROUP = {"num_generations": 4, "num_mini_batches": 1, "gradient_accumulation_ste
 def paid_by_count(completions, **columns):
     """A reward function with different rewards within most groups."""
     return share_of_a(completions)
-
-
-class KeepingLoop(TrainingLoop):
-    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
-        self.host.kept = (batch, turns, targets)
-        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
-
-
-class KeptGroups(STGRPOTrainer):
-    loop_class = KeepingLoop
 
 
 IN_ONE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -121,7 +110,7 @@ def test_turn_rewards_count_and_failed_episodes_do_not(tmp_path):
         tmp_path, Dealt, arguments={"environment_factory": Uneven}, **GROUP, **LIMITS, max_steps=1
     )
     trainer.train()
-    batch, turns, estimates = trainer.kept
+    _, batch, turns, _, estimates = trainer.kept[-1]
     unit = 2.0 + 1e-4
     expected = torch.tensor([-2.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]) / unit
     mask = batch["loss_mask"]
@@ -140,7 +129,7 @@ def test_spread_is_that_of_all_rewards(tmp_path):
     arguments = {"turn_reward_funcs": by_turn, **TEXT}
     trainer = build(tmp_path, KeptGroups, arguments=arguments, **GROUP, **LIMITS, max_steps=1)
     trainer.train()
-    _, turns, _ = trainer.kept
+    _, _, turns, *_ = trainer.kept[-1]
     scores = turns.turn_rewards.sum(dim=1)
     log = logs(trainer)
     assert log["reward_std"] == pytest.approx(float(scores.std()), rel=1e-5)

@@ -38,6 +38,7 @@ def test_two_processes_take_the_steps_of_one(case, ranks, tmp_path):
         assert gap < 1e-6 * moved, f"step {step}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", quick(CASES, *NOW))
 def test_both_processes_hold_the_same_weights(case, ranks):
     first, second = (rank["after"][-1] for rank in ranks(case))

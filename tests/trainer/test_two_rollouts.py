@@ -58,6 +58,7 @@ def test_figures_are_those_of_all_processes_together(ranks, case, environment, t
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["server", "slow"])
 def test_every_row_gets_its_own_completions_from_the_server(ranks, case):
     tokenizer = char_tokenizer()
@@ -73,6 +74,7 @@ def test_every_row_gets_its_own_completions_from_the_server(ranks, case):
                 assert result["logprobs"][b][places].tolist() == [-length] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["server", "slow"])
 def test_each_process_asks_for_its_own_turns_one_by_one(ranks, case):
     requests = ranks[0][case]["requests"]

@@ -29,15 +29,6 @@ class Clock:
         return self.now
 
 
-class FailAtStep(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        if state.global_step == self.step:
-            raise RuntimeError("broken on purpose")
-
-
 def first_words(lines: list[str], start: str = "rollout") -> list[str]:
     return [" ".join(line.split()[:2]) for line in lines if line.startswith(start)]
 
@@ -72,7 +63,12 @@ def test_the_console_is_as_recorded(tmp_path, capsys, monkeypatch):
 @pytest.mark.long
 def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
     settings = {**SETTINGS, "save_strategy": "steps", "save_steps": 2}
-    trainer, _ = scripted_trainer(tmp_path, callbacks=[FailAtStep(3)], **settings)
+
+    def fail():
+        raise RuntimeError("broken on purpose")
+
+    fails = builders.at_step("on_step_end", 3, fail)
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[fails], **settings)
     with pytest.raises(RuntimeError):
         trainer.train()
     trainer, _ = scripted_trainer(tmp_path, **settings)
@@ -181,17 +177,6 @@ def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  update")]
     # The line of the rollout itself comes with the last step.
     assert shown == ["  update: 1 of 2 optimizer steps"] * 2
-
-
-@pytest.mark.parametrize(("given", "line"), [
-    ({"beta": 0.04}, "learning rate: 0.001; constant; beta 0.04"),
-    ({"critic_learning_rate": 0.01, "kl_coef": 0.0}, "learning rates: policy 0.001, critic 0.01; constant"),
-])  # fmt: skip
-def test_the_first_lines_tell_rates_and_kl(given, line):
-    args = SimpleNamespace(
-        output_dir="runs/a", learning_rate=1e-3, lr_scheduler_type="constant", **given
-    )
-    assert line in [*ProgressLines()._introduction(args, state_of(0, [], True, 4))]
 
 
 @pytest.mark.parametrize(("levels", "flat"), [

@@ -45,10 +45,6 @@ def test_it_holds_the_whole_log_and_the_settings(finished):
     assert "cliprange_value" not in run.settings, "what is as usual is left out"
 
 
-def environment(count=None, **words):
-    """Stands for an environment's class."""
-
-
 def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_path):
     folder, trainer = finished
     killed = tmp_path / "out"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_stppo.recipes.search.rewards import letter_match, letter_of
+from trl_stppo.recipes.search.rewards import letter_of
 
 CHOICES = {"A": "E. coli", "B": "Vitamin C deficiency", "C": "Nitrofurantoin", "D": "The spleen"}
 TEXTS = list(CHOICES.values())
@@ -29,12 +29,3 @@ def test_reads_a_letter_with_the_text_of_its_choice(text: str) -> None:
 ])  # fmt: skip
 def test_anything_else_chooses_nothing(text: str) -> None:
     assert letter_of(text, CHOICES) is None
-
-
-def test_match_against_letters() -> None:
-    assert letter_match("(b)", ["A", "B"])
-    assert letter_match("C", ["(C)"], TEXTS)
-    assert not letter_match("A", ["B"])
-    assert not letter_match("B", [])
-    assert not letter_match(None, ["B"])
-    assert not letter_match("no letter", ["none"])

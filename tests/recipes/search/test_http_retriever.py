@@ -22,7 +22,7 @@ def client(server, **settings) -> HttpRetriever:
 @pytest.mark.parametrize("fault", [*BROKEN, "hang"])
 def test_a_failure_is_asked_again(fault) -> None:
     with faulty_server(fault, fault) as server:
-        assert client(server, timeout=0.5 if fault == "hang" else PATIENCE).search("q", 2) == HITS
+        assert client(server, timeout=0.2 if fault == "hang" else PATIENCE).search("q", 2) == HITS
         assert len(server.requests) >= 3
 
 

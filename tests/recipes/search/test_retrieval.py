@@ -18,19 +18,6 @@ def retriever() -> BM25Retriever:
     return BM25Retriever(PASSAGES)
 
 
-@pytest.mark.parametrize(
-    ("query", "title"),
-    [("heapq.merge", "merge"), ("What is DictReader?", "DictReader"), ("split_all", "split_all")],
-)
-def test_finds_the_passage_about_the_name(retriever: BM25Retriever, query: str, title: str) -> None:
-    assert retriever.search(query, 2)[0].title == title
-
-
-@pytest.mark.parametrize("query", ["zebra", "split", "", "   ", "?!"])
-def test_nothing_known_finds_nothing(retriever: BM25Retriever, query: str) -> None:
-    assert retriever.search(query, 3) == []
-
-
 def test_threads_get_the_answers_of_one_thread(retriever: BM25Retriever) -> None:
     queries = ["merge", "csv", "function", "module os.path", "zebra"] * 40
     alone = [retriever.search(query, 3) for query in queries]

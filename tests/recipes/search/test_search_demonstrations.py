@@ -41,6 +41,7 @@ def test_right_behaviour_always_succeeds(demos) -> None:
             assert any(f" {name}" in text for text in shown)
 
 
+@pytest.mark.long
 def test_held_out_names_are_not_asked(demos) -> None:
     held_out = {row["prompt"][0]["content"] for row in questions("test")}
     source = demos.TaskSource(random.Random(0), 1.0)

@@ -68,7 +68,7 @@ def test_the_environment_and_the_rewards_agree(row):
     """Episodes of random turns: what the one pays, the others pay, and what it refuses, none does."""
     dice, env = random.Random(0), SearchEnv(Anything(), metric="letter")
     seen = {"right": 0, "refused": 0, "tidy": 0}
-    for _ in range(2500):
+    for _ in range(1200):
         env.reset(answers=["A"], **row)
         said, paid, ended = [], 0.0, False
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_the_environment_and_the_rewards_agree(row):
         ]
         assert sum(total) == paid, said
         seen["right"] += paid > 0
-    assert min(seen.values()) > 200, seen
+    assert min(seen.values()) > 100, seen
 
 
 @pytest.mark.slow

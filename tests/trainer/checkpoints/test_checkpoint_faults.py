@@ -11,9 +11,15 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
+from tests.kit.builders import at_step
 from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
-from tests.kit.run_log import comparable
-from tests.kit.scripted import numbered_rows, scripted_trainer, weights
+from tests.kit.scripted import (
+    assert_same_run,
+    assert_same_weights,
+    numbered_rows,
+    scripted_trainer,
+    weights,
+)
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import CheckpointError, CheckpointWriteError
@@ -120,8 +126,7 @@ def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
     trainer = build(folder)
     trainer.train(resume_from_checkpoint=True)
     assert f"`{texts}` cannot be read" in caplog.text
-    theirs = weights(reference)
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(trainer).items())
+    assert_same_weights(trainer, reference)
     assert disk.complaint(folder / "checkpoint-6") is None, "written again"
     assert "this run ends with step" not in caplog.text
     trainer.train(resume_from_checkpoint=True)
@@ -135,8 +140,7 @@ def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path,
     assert first.state.global_step == 2
     second = build(tmp_path)
     second.train(resume_from_checkpoint="auto")
-    theirs = weights(finished[1])
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(second).items())
+    assert_same_weights(second, finished[1])
 
 
 @pytest.mark.parametrize(
@@ -200,9 +204,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_pat
     assert not (folder / disk.STAGING).exists()
     resumed = build(folder, save_steps=3)
     resumed.train(resume_from_checkpoint=True)
-    theirs = weights(reference)
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
-    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+    assert_same_run(resumed, reference)
 
 
 class TooLarge(TrainerCallback):
@@ -243,30 +245,26 @@ def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path)
     assert names == ["checkpoint-1", "checkpoint-6"]
 
 
+def terminated(after):
+    """A signal to this process at the beginning of a step."""
+    return at_step("on_step_begin", after, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ends_early", quick([False, True], True))
 def test_the_last_checkpoint_of_a_run_that_ended_early_is_kept(ends_early, tmp_path):
     """Upstream deletes all but the best one at the end, where only one is to be kept."""
     trainer = build(tmp_path, **BEST, eval_dataset=numbered_rows(), save_total_limit=1)
     if ends_early:
-        trainer.add_callback(SendsSignal(step=4))
+        trainer.add_callback(terminated(after=3))
     trainer.train()
     names = [folder.name for folder in disk.checkpoints(tmp_path)]
     assert names == (["checkpoint-1", "checkpoint-4"] if ends_early else ["checkpoint-1"])
 
 
-class SendsSignal(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self._step - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
     trainer = build(tmp_path, max_steps=2, save_steps=100)
-    trainer.add_callback(SendsSignal(step=2))
+    trainer.add_callback(terminated(after=1))
     trainer.train()
     assert (trainer.stop_reason, trainer.stop_signal) == (None, signal.SIGTERM)
     assert disk.last_complete(tmp_path).name == "checkpoint-2"

@@ -5,8 +5,7 @@ import torch
 from peft import LoraConfig
 
 from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
-from tests.kit.run_log import comparable
-from tests.kit.scripted import numbered_rows, scripted_trainer, weights
+from tests.kit.scripted import assert_same_run, numbered_rows, scripted_trainer
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
@@ -85,10 +84,7 @@ def test_every_checkpoint_continues_bit_for_bit(case, step, uninterrupted):
     resumed = build(case, folder, save_strategy="no")
     again = resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert resumed.state.global_step == reference.state.global_step == 12
-    mine, theirs = weights(resumed), weights(reference)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    log, expected = comparable(resumed.state.log_history), comparable(reference.state.log_history)
-    assert log == expected
+    assert_same_run(resumed, reference)
     assert again.training_loss == result.training_loss
 
 
@@ -113,9 +109,7 @@ def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
     folder, reference = streamed
     resumed = stream_run(folder, save_strategy="no")
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
-    theirs = weights(reference)
-    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
-    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+    assert_same_run(resumed, reference)
 
 
 @pytest.mark.long

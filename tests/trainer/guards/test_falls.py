@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from tests.kit import outages
-from tests.kit.run_log import comparable
-from tests.kit.scripted import logged, weights
+from tests.kit.scripted import assert_same_run, logged, weights
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.guards.alarms import FallWatch
 
@@ -134,9 +133,7 @@ def test_saving_the_best_changes_nothing_and_a_run_goes_on_from_it(tmp_path):
     resumed = build(tmp_path / "best", plan, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "best/checkpoint-4"))
     for other in (trainer, resumed):
-        expected, found = weights(plain), weights(other)
-        assert all(torch.equal(expected[n], found[n]) for n in expected)
-        assert comparable(other.state.log_history) == comparable(plain.state.log_history)
+        assert_same_run(other, plain)
 
 
 @pytest.mark.long

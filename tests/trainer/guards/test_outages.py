@@ -12,8 +12,7 @@ from tests.kit.guard_kit import same
 from tests.kit.launch import by_case
 from tests.kit.outages import BATCH, build, saved
 from tests.kit.outages_run import CASES as ON_TWO
-from tests.kit.run_log import comparable
-from tests.kit.scripted import weights
+from tests.kit.scripted import assert_same_run, weights
 from tests.kit.tiers import quick
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.rollout import engine
@@ -61,8 +60,7 @@ def test_a_rollout_without_environments_is_played_again(uninterrupted, impatient
 
     resumed = build(tmp_path, **options)
     resumed.train(resume_from_checkpoint=True)
-    assert same(weights(resumed), weights(expected))
-    assert comparable(resumed.state.log_history) == comparable(expected.state.log_history)
+    assert_same_run(resumed, expected)
 
 
 class Saves(TrainerCallback):
@@ -101,8 +99,7 @@ def test_any_error_of_a_rollout_saves_first(tmp_path, caplog):
     resumed.train(resume_from_checkpoint=True)
     expected = build(tmp_path / "whole", arguments=judged(False))
     expected.train()
-    assert same(weights(resumed), weights(expected))
-    assert comparable(resumed.state.log_history) == comparable(expected.state.log_history)
+    assert_same_run(resumed, expected)
 
 
 @pytest.mark.long

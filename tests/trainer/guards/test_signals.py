@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from tests.kit import warm
+from tests.kit.builders import at_step
 from tests.kit.guards_run import CASES
-from tests.kit.launch import ENVIRONMENT, ROOT, on_two_processes
+from tests.kit.launch import ENVIRONMENT, ROOT, by_case
 from tests.kit.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
 from tests.kit.signals_run import RUN
 from tests.kit.tiers import quick
@@ -20,17 +20,9 @@ from tests.kit.waiting import PATIENCE
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Sends(TrainerCallback):
+def sends(event, step, number):
     """Signals to this very process, at one event of one step."""
-
-    def __init__(self, event: str, step: int, *numbers: int) -> None:
-        self.step, self.numbers = step, numbers
-        setattr(self, event, self.send)
-
-    def send(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            for number in self.numbers:
-                os.kill(os.getpid(), number)
+    return at_step(event, step, lambda: os.kill(os.getpid(), number))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +54,7 @@ def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
 ):
     save = {"save_strategy": "steps", "save_steps": 2}
     before = [signal.getsignal(n) for n in SIGNALS]
-    trainer, _ = train(tmp_path, callbacks=[Sends(event, at, number)], **RUN, **save)
+    trainer, _ = train(tmp_path, callbacks=[sends(event, at, number)], **RUN, **save)
     assert [signal.getsignal(n) for n in SIGNALS] == before, "the handlers are given back"
     assert trainer.state.global_step == stops
     assert trainer.stop_signal == number
@@ -83,7 +75,7 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
         "eval_strategy": "steps", "eval_steps": 2,
     }  # fmt: skip
     due, _ = train(
-        tmp_path / "due", callbacks=[Sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
+        tmp_path / "due", callbacks=[sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
     )
     assert due.state.global_step == 2
     assert not any(n.startswith("eval_") for entry in due.state.log_history for n in entry)
@@ -119,11 +111,14 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
     assert (tmp_path / "checkpoint-2").is_dir()
 
 
+# All others are for the long tests alone.
+NOW = ("signal to rank 1", "rank 0 never finite", "target_kl", "the folder of another run")
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """The results of both ranks."""
-    folder = tmp_path_factory.mktemp("two")
-    return on_two_processes("tests.kit.guards_run", folder)
+    """The results of both ranks, of a case."""
+    return by_case("tests.kit.guards_run", CASES, NOW, tmp_path_factory)
 
 
 def moved(result: dict, step: int) -> bool:
@@ -134,7 +129,7 @@ def moved(result: dict, step: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_both_processes_come_to_the_same_end(case, ranks):
-    one, two = (rank[case] for rank in ranks)
+    one, two = ranks(case)
     for name in ("skipped_steps", "kl_stopped_steps", "stop_reason", "stop_signal", "error"):
         if name != "stop_signal" or one[name] is not None:
             assert one[name] == two[name], name
@@ -150,15 +145,14 @@ def test_both_processes_come_to_the_same_end(case, ranks):
     ("critic of rank 1", "the critic's gradient (process 1)"),
 ])  # fmt: skip
 def test_both_skip_what_is_not_finite_on_one_and_tell_which(case, what, ranks):
-    for rank in ranks:
-        assert [moved(rank[case], step) for step in (1, 2, 3, 4)] == [True, False, True, True]
-        assert rank[case]["skipped_steps"] == [0, 1, 1, 1]
-        assert rank[case]["what"] == what, "each knows whose it was"
+    for result in ranks(case):
+        assert [moved(result, step) for step in (1, 2, 3, 4)] == [True, False, True, True]
+        assert result["skipped_steps"] == [0, 1, 1, 1]
+        assert result["what"] == what, "each knows whose it was"
 
 
 def test_a_signal_to_one_stops_both_after_the_same_step(ranks):
-    for rank in ranks:
-        result = rank["signal to rank 1"]
+    for result in ranks("signal to rank 1"):
         assert len(result["weights"]) == 1 + 2
         assert result["stop_reason"] == "signal SIGTERM"
         assert result["stop_signal"] == signal.SIGTERM
@@ -166,19 +160,18 @@ def test_a_signal_to_one_stops_both_after_the_same_step(ranks):
 
 
 def test_both_raise_once_the_checkpoint_is_there(ranks):
-    for rank in ranks:
-        result = rank["rank 0 never finite"]
+    for result in ranks("rank 0 never finite"):
         assert "was not finite at step 3" in result["error"]
         assert result["checkpoints"] == ["checkpoint-3"]
 
 
 def test_both_leave_the_rollout_batch_alone(ranks):
-    for rank in ranks:
-        assert rank["target_kl"]["kl_stopped_steps"] == [1, 2, 3, 4]
-        assert not any(moved(rank["target_kl"], step) for step in (1, 2, 3, 4))
+    for result in ranks("target_kl"):
+        assert result["kl_stopped_steps"] == [1, 2, 3, 4]
+        assert not any(moved(result, step) for step in (1, 2, 3, 4))
 
 
 def test_both_hear_of_another_run_in_their_folder(ranks):
     """Only the first of them looks, and the other does not wait for it."""
-    for rank in ranks:
-        assert "belongs to a run on host" in rank["the folder of another run"]["error"]
+    for result in ranks("the folder of another run"):
+        assert "belongs to a run on host" in result["error"]

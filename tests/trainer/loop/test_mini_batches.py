@@ -8,7 +8,7 @@ import torch
 from tests.kit.scripted import logged, play_script, scripted_trainer, train
 from trl_stppo import STPPOTrainer
 
-ROWS, EPOCHS, MINI_BATCHES = 16, 3, 4
+ROWS, EPOCHS, MINI_BATCHES = 16, 2, 4
 NUMBER = {tuple(play_script([str(n)])["completion_ids"][0]): n for n in range(ROWS)}
 
 
@@ -26,7 +26,7 @@ class Dealt(STPPOTrainer):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two rollouts of 16 episodes, 3 epochs of 4 mini-batches of 2 micro-batches of 2."""
+    """Two rollouts of 16 episodes, 2 epochs of 4 mini-batches of 2 micro-batches of 2."""
     trainer, _ = scripted_trainer(
         tmp_path_factory.mktemp("run"), trainer_class=Dealt, rows=ROWS,
         per_device_train_batch_size=2, gradient_accumulation_steps=8, num_mini_batches=MINI_BATCHES,

@@ -58,9 +58,12 @@ def test_poison_at_observations_leaves_losses_and_gradients_alone(case, poison, 
         assert grad.norm() > 0
 
 
-@pytest.mark.parametrize("poison", POISON)
+IN_ROLLOUTS = [{}, {"advantage_level": "turn"}, {"whiten_rewards": True, "kl_estimator": "k3"}]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"advantage_level": "turn"}, {"whiten_rewards": True, "kl_estimator": "k3"}]
+    ("options", "poison"),
+    quick(product(IN_ROLLOUTS, POISON), ({}, 1e3), *zip(IN_ROLLOUTS, POISON[1:], strict=True)),
 )
 def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
     options, poison, tmp_path, monkeypatch

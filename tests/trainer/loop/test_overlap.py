@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from tests.kit.builders import at_step
 from tests.kit.collective_run import TEMPLATE, qwen3_template
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from tests.kit.launch import on_two_processes
@@ -43,11 +44,11 @@ def rollout_threads():
     return [thread for thread in threading.enumerate() if thread.name == "rollout"]
 
 
-def ends(folder, kind="lora", *, both=None, **options):
+def ends(folder, kind="lora", **options):
     """The ends of a run with episodes one update old, and of the overlapped one."""
     found = []
     for name, way in (("stale", STALE), ("overlapped", OVERLAP)):
-        trainer = trainer_for(folder / name, kind, **way, **(both() if both else {}), **options)
+        trainer = trainer_for(folder / name, kind, **way, **options)
         trainer.train()
         found.append(end_of(trainer))
     return found
@@ -182,27 +183,18 @@ def test_who_is_ready_first_decides_nothing(rollout_first, stale, tmp_path):
 def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
     """Environments are used again: the next rollout begins when all rewards are computed."""
 
-    def both():
-        def reward(prompts, environments=None, letter=None, **_):
-            time.sleep(0.05)
-            return [
-                float(env._letter == own) for env, own in zip(environments, letter, strict=True)
-            ]
-
-        return {"arguments": {"environment_factory": Tools, "reward_funcs": [reward]}}
-
-    limits = {"max_turns": None, "max_turn_tokens": None, "max_completion_length": 8}
+    def reward(prompts, environments=None, letter=None, **_):
+        time.sleep(0.05)
+        return [float(env._letter == own) for env, own in zip(environments, letter, strict=True)]
 
     tokenizer = char_tokenizer()
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, qwen3_template
-    found = []
-    for name, way in (("stale", STALE), ("overlapped", OVERLAP)):
-        given = {**both()["arguments"], "processing_class": tokenizer}
-        trainer = trainer_for(tmp_path / name, **way, **limits, arguments=given)
-        trainer.train()
-        assert set(figures(trainer, "rewards/reward/mean")) == {1.0}
-        found.append(end_of(trainer))
-    assert_equal(*found)
+    given = {"environment_factory": Tools, "reward_funcs": [reward], "processing_class": tokenizer}
+    limits = {"max_turns": None, "max_turn_tokens": None, "max_completion_length": 8}
+    stale, overlapped = ends(tmp_path, arguments=given, **limits)
+    means = [e["rewards/reward/mean"] for e in overlapped["log"] if "rewards/reward/mean" in e]
+    assert set(means) == {1.0}
+    assert_equal(stale, overlapped)
 
 
 # ------------------------------------------------------------------------ checkpoints and resuming
@@ -226,28 +218,13 @@ def test_a_run_without_overlap_goes_on_with_it(whole, stale, tmp_path):
     assert_equal({**end_of(resumed), "trace": None}, {**whole[1], "trace": None})
 
 
-class Sends(TrainerCallback):
-    """At one step: a signal to this process, or an error."""
-
-    def __init__(self, step, what):
-        self.step, self.what = step, what
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if state.global_step != self.step:
-            return
-        if isinstance(self.what, int):
-            os.kill(os.getpid(), self.what)
-        else:
-            raise self.what
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path, request):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     trainer = trainer_for(tmp_path, **OVERLAP, **SAVES)
-    trainer.add_callback(Sends(4, int(number)))
+    trainer.add_callback(at_step("on_pre_optimizer_step", 4, lambda: os.kill(os.getpid(), number)))
     trainer.train()
     assert trainer.state.global_step == 5
     assert wait_until(lambda: not rollout_threads(), 10)
@@ -261,7 +238,11 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     Held.may_answer.clear()
     given = {"environment_factory": Held}
     trainer = trainer_for(tmp_path, **OVERLAP, arguments=given)
-    callback = Sends(1, KeyboardInterrupt())
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    callback = at_step("on_pre_optimizer_step", 1, interrupt)
     trainer.add_callback(callback)
     Held.may_answer.set()
     original = trainer._loop.source._launch
@@ -288,18 +269,11 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
 
 @pytest.mark.long
 def test_evaluations_wait_and_change_nothing(stale, tmp_path):
-    def both():
-        return {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8}
-
-    found = []
-    for name, way in (("stale", STALE), ("overlapped", OVERLAP)):
-        options = both()
-        settings = {"eval_generation_kwargs": {"temperature": 0.0, "max_completion_length": 8}}
-        given = {"eval_dataset": rows(6)}
-        trainer = trainer_for(tmp_path / name, **way, **options, **settings, arguments=given)
-        trainer.train()
-        trainer.evaluate()
-        found.append(end_of(trainer))
+    found = ends(
+        tmp_path, arguments={"eval_dataset": rows(6)}, eval_strategy="steps", eval_steps=3,
+        per_device_eval_batch_size=8,
+        eval_generation_kwargs={"temperature": 0.0, "max_completion_length": 8},
+    )  # fmt: skip
     assert_equal(*found)
     assert all(torch.equal(stale[1]["weights"][n], w) for n, w in found[0]["weights"].items())
 
@@ -402,9 +376,6 @@ def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again
     assert trainer.state.global_step == trainer.state.max_steps
 
 
-# --------------------------------------------------------------------------------------- refusals
-
-
 # ---------------------------------------------------------------------------------- two processes
 
 
@@ -422,6 +393,3 @@ def test_two_processes_share_a_server_that_has_the_weights_of_each_blocks_beginn
         assert [e["rollout/staleness_max"] for e in logged] == [0.0, *[PER_BLOCK] * 3]
         assert max(rank["server"]["gaps"]) < 1e-4
         assert rank["server"]["threads"] == ["MainThread"]
-
-
-# ------------------------------------------------------------------------------ does it pay?

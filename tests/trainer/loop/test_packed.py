@@ -73,6 +73,7 @@ def both(forward, compute):
     for reason in (None, "of the test"):
         forward.why_padded = reason
         results.append(compute())
+    forward.why_padded = None
     return results
 
 
@@ -87,11 +88,29 @@ def gradients(trainer, output, mask):
     return torch.cat([p.flatten() for p in parts if p is not None])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def attentive(request, tmp_path_factory):
+    """A trainer whose policy has this attention."""
+    return trainer_of(tmp_path_factory.mktemp("run"), policy(attention=request.param))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["whole", "LoRA"])
+def with_critic(request, tmp_path_factory):
+    """A trainer whose critic says something of every token."""
+    options = {}
+    if request.param:
+        peft = pytest.importorskip("peft")
+        options["peft_config"] = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    arguments = {"model": policy(), **options}
+    trainer = build(tmp_path_factory.mktemp("run"), STPPOTrainer, arguments=arguments)
+    torch.nn.init.normal_(trainer.critic.head.weight)
+    return trainer
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_packed_passes_equal_padded_ones(tmp_path, monkeypatch, case, attention):
-    trainer = trainer_of(tmp_path, policy(attention=attention))
-    batch, forward = batch_of(CASES[case], observed=(1,)), trainer._forward
+def test_packed_passes_equal_padded_ones(attentive, monkeypatch, case):
+    trainer, batch = attentive, batch_of(CASES[case], observed=(1,))
+    forward = trainer._forward
     assert forward.why_padded is None
     always(monkeypatch)
     trainer.model.eval()
@@ -111,17 +130,10 @@ def test_packed_passes_equal_padded_ones(tmp_path, monkeypatch, case, attention)
     assert (packed[2] - padded[2]).norm() <= 1e-5 * padded[2].norm()
 
 
-@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_packed_values_equal_padded_ones(tmp_path, monkeypatch, case, lora):
-    options = {}
-    if lora:
-        peft = pytest.importorskip("peft")
-        options["peft_config"] = peft.LoraConfig(r=2, target_modules=["q_proj"])
-    trainer = build(tmp_path, STPPOTrainer, arguments={"model": policy(), **options})
-    forward, critic, batch = trainer._forward, trainer.critic, batch_of(CASES[case])
+def test_packed_values_equal_padded_ones(with_critic, monkeypatch, case):
+    forward, critic, batch = with_critic._forward, with_critic.critic, batch_of(CASES[case])
     assert forward.why_padded is None
-    torch.nn.init.normal_(critic.head.weight)
     always(monkeypatch)
     counts = torch.nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()
 

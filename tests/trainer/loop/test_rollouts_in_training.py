@@ -4,19 +4,10 @@ import math
 
 import torch
 
-from tests.kit.builders import LIMITS, TEXT, Kept, logs, prompts, train
-from tests.kit.fakes import CountEnv, char_tokenizer
+from tests.kit.builders import LIMITS, TEXT, Kept, logs, train
+from tests.kit.fakes import char_tokenizer
 
 TOKENIZER = char_tokenizer()
-
-
-def test_named_environments_are_chosen_by_the_row(tmp_path):
-    data = prompts(environment=["one", "three"] * 4)
-    factories = {"one": lambda: CountEnv(1), "three": lambda: CountEnv(3)}
-    arguments = {"environment_factory": factories, "train_dataset": data}
-    trainer = train(tmp_path, Kept, arguments=arguments, **LIMITS)
-    _, _, turns, *_ = trainer.kept[0]
-    assert sorted((turns.turn_index.amax(1) + 1).tolist()) == [1] * 4 + [3] * 4
 
 
 def two_turns(prompts, trainer):

@@ -11,11 +11,10 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.kit.builders import QUICK, quick_config
+from tests.kit.builders import QUICK, Keeps, quick_config
 from tests.kit.tool_model import call, memorising_model, tool_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.trainer.loop.sampler import TurnSampler
-from trl_stppo.trainer.training_loop import TrainingLoop
 
 
 class NotesEnv:
@@ -96,16 +95,8 @@ def agent(tmp_path_factory):
     return tokenizer, memorising_model(tokenizer, rows, masks)
 
 
-class KeepingLoop(TrainingLoop):
-    """Keeps the newest episodes."""
-
-    def log_rollout(self, rollout, *rest):
-        self.host.episodes = rollout.episodes
-        super().log_rollout(rollout, *rest)
-
-
-class Playing(PPOTrainer):
-    loop_class = KeepingLoop
+class Playing(Keeps, PPOTrainer):
+    """Keeps its episodes."""
 
 
 def made(agent, kind, args, **arguments):

@@ -6,8 +6,7 @@ from peft import LoraConfig
 
 from tests.kit.builders import logs
 from tests.kit.fakes import char_tokenizer, tiny_policy
-from tests.kit.run_log import comparable
-from tests.kit.scripted import LEARNS, scripted_trainer, weights
+from tests.kit.scripted import LEARNS, assert_same_run, scripted_trainer, weights
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.optimizers import policy_parameters
@@ -104,9 +103,7 @@ def test_a_resumed_run_has_the_same_past(step, tmp_path):
     whole.train()
     resumed, _ = scripted_trainer(tmp_path, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    mine, theirs = weights(resumed), weights(whole)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+    assert_same_run(resumed, whole)
 
 
 @pytest.mark.long

@@ -62,10 +62,9 @@ def played(folder, monkeypatch, template, says, tool=None, rows=None, **options)
     return trainer.episodes, tokenizer
 
 
-@pytest.mark.parametrize(("template", "says"), [("qwen3", CALL), ("qwen3_5_think", XML)])
-@pytest.mark.parametrize(("tool", "shown"), [
-    (search, '["passage one", {"title": "two"}]'),
-    (blocks, "passage one"),
+@pytest.mark.parametrize(("template", "says", "tool", "shown"), [
+    ("qwen3", CALL, search, '["passage one", {"title": "two"}]'),
+    ("qwen3_5_think", XML, blocks, "passage one"),
 ])  # fmt: skip
 def test_the_model_reads_a_list(template, says, tool, shown, tmp_path, monkeypatch):
     says = says.replace("search", tool.__name__)

@@ -236,14 +236,13 @@ def test_episodes_whose_environment_failed(tmp_path, scripted, caplog):
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(("value", "named"), [
-    (lambda n: [0.0] * (n - 1), "broken"),
-    (lambda n: [0.0] * (n + 1), "broken"),
-    (lambda n: None, "broken"),
-    (lambda n: [0.0] * (n - 1) + [NAN], "broken()[7]"),
-    (lambda n: [INF] + [0.0] * (n - 1), "broken()[0]"),
-    (lambda n: ["1.0"] * n, "broken()[0]"),
+@pytest.mark.parametrize(("value", "named", "asynchronous"), [
+    (lambda n: [0.0] * (n - 1), "broken", False),
+    (lambda n: [0.0] * (n + 1), "broken", True),
+    (lambda n: None, "broken", False),
+    (lambda n: [0.0] * (n - 1) + [NAN], "broken()[7]", True),
+    (lambda n: [INF] + [0.0] * (n - 1), "broken()[0]", False),
+    (lambda n: ["1.0"] * n, "broken()[0]", False),
 ])  # fmt: skip
 def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, named, asynchronous):
     def broken(turn, **kwargs):

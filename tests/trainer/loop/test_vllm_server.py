@@ -201,11 +201,6 @@ def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
     assert sum(asked) == 3
 
 
-def token(value):
-    """An answer whose first token is another."""
-    return lambda choice: choice["token_ids"].__setitem__(0, value)
-
-
 def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"refuses a turn: Request failed: 400, .*out of memory"):

@@ -64,11 +64,17 @@ def strict():
 def test_each_row_is_looked_at_and_named(bad, arguments, named, role, tmp_path):
     good = {"environment": "one"} if arguments is TWO else {}
     given = {**arguments, "train_dataset": Dataset.from_list(rows(**good))}
-    build(tmp_path, arguments=given, **(LIMITS if arguments else {}))
     given[role] = Dataset.from_list(rows(bad, **good))
     with pytest.raises(ValueError, match=rf"row 7 of `{role}`") as caught:
         build(tmp_path, arguments=given, **(LIMITS if arguments else {}))
     assert re.search(named, str(caught.value))
+
+
+def test_rows_in_order_are_taken(tmp_path):
+    for arguments in ({}, TEXT, TWO):
+        data = Dataset.from_list(rows(**({"environment": "one"} if arguments is TWO else {})))
+        given = {**arguments, "train_dataset": data, "eval_dataset": data}
+        build(tmp_path, arguments=given, **(LIMITS if arguments else {}))
 
 
 def test_a_text_prompt_of_a_tool_environment_is_found():
@@ -176,11 +182,9 @@ def played(tmp_path, data, **options):
 
 LONG = {"prompt": [{**USER, "content": "x" * 600}]}
 TWICE = {"prompt": [USER, USER]}
-IN_TRAINING = {"too long": LONG, "refused by the template": TWICE}
 
 
-@pytest.mark.parametrize("arguments", [{}, TEXT], ids=["plain", "environment"])
-@pytest.mark.parametrize("bad", IN_TRAINING.values(), ids=IN_TRAINING)
+@pytest.mark.parametrize(("bad", "arguments"), [(LONG, {}), (TWICE, TEXT)], ids=["long", "refused"])
 def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(
     bad, arguments, tmp_path, caplog
 ):

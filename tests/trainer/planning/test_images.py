@@ -5,10 +5,9 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from tests.kit.builders import build, prompts
 from tests.kit.fakes import save_llava
-from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
+from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.models.small import tiny_tokenizer
 
-TRAINERS = [PPOTrainer, STPPOTrainer, STGRPOTrainer]
 REFUSED = "images are not supported"
 
 
@@ -20,8 +19,7 @@ def llava(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("trainer_class", TRAINERS)
-def test_a_model_with_a_processor(llava, tmp_path, monkeypatch, trainer_class):
+def test_a_model_with_a_processor(llava, tmp_path, monkeypatch):
     model = LlavaForConditionalGeneration.from_pretrained(llava)
     loaded = []
     monkeypatch.setattr(type(model), "from_pretrained", lambda *a, **k: loaded.append(a))
@@ -29,13 +27,13 @@ def test_a_model_with_a_processor(llava, tmp_path, monkeypatch, trainer_class):
     for named, processor in ((llava, None), (model, None), (model, given)):
         arguments = {"model": named, "processing_class": processor}
         with pytest.raises(ValueError, match=f"LlavaProcessor: {REFUSED}.*AutoTokenizer"):
-            build(tmp_path, trainer_class, arguments=arguments)
+            build(tmp_path, STPPOTrainer, arguments=arguments)
     assert not loaded
 
 
 @pytest.mark.parametrize(
     ("trainer_class", "column"),
-    [(PPOTrainer, "image"), (STPPOTrainer, "images"), (STGRPOTrainer, "image")],
+    [(STPPOTrainer, "images"), (STGRPOTrainer, "image")],
 )
 def test_rows_with_images(tmp_path, trainer_class, column):
     rows = prompts(8, **{column: ["a.png"] * 8})

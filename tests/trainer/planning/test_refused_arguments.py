@@ -153,6 +153,11 @@ REFUSED = [
     ("rollout_func", {"rollout_func": rollout, "tools": [share_of_a]}),
     ("rollout_func", {**COUNT, "rollout_func": rollout}),
     ("tools", {**COUNT, "tools": [rollout]}),
+    ("agent", {"agent": "my_agent"}),
+    *(
+        ("agent", {"agent": rollout, **other})
+        for other in ({"tools": [len]}, {"rollout_func": len}, COUNT)
+    ),
     *((name, {name: 2}) for name in NEED_TURNS),
     ("max_turn_tokens", {"rollout_func": rollout, "max_turn_tokens": 2}),
     ("rollout_func", {"rollout_func": too_few, "reward_funcs": share_of_a}),

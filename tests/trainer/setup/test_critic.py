@@ -9,9 +9,10 @@ import torch
 from peft import LoraConfig
 
 from tests.kit.fakes import char_tokenizer, tiny_policy
-from tests.kit.scripted import LEARNS, STEPS, assert_same, plain_logprobs, scripted_trainer, train
+from tests.kit.scripted import LEARNS, STEPS, assert_same, batch_logprobs, scripted_trainer, train
 from tests.kit.tiers import quick
 from trl_stppo.models.critic import SharedCritic
+from trl_stppo.trainer.batch import full_sequence
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 SHARED = {**LEARNS, "beta": 0.1}
@@ -22,18 +23,6 @@ def shared(folder, **options):
     base = tiny_policy(char_tokenizer())
     arguments = {"model": base, "peft_config": LoraConfig(**LORA), "folder": folder}
     return {**SHARED, **arguments, **options}, copy.deepcopy(base).eval()
-
-
-def sequences(batch):
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    return ids, mask, batch["completion_ids"].size(1)
-
-
-@torch.no_grad()
-def logprobs(model, batch):
-    values, _ = plain_logprobs(model, *sequences(batch))
-    return values * batch["completion_mask"]
 
 
 def states(trainer):
@@ -101,8 +90,8 @@ def test_values_ignore_the_policy_adapter_and_logprobs_the_critics(tmp_path):
     @torch.no_grad()
     def outputs():
         with trainer.critic.active():
-            values = trainer.critic.values(*sequences(batch))
-        return values, logprobs(trainer.model, batch)
+            values = trainer.critic.values(*full_sequence(batch))
+        return values, batch_logprobs(trainer.model, batch)
 
     @torch.no_grad()
     def shake(adapter):

@@ -236,8 +236,3 @@ def test_a_model_of_ones_own_code_trains_saves_and_resumes(coded, tmp_path):
     resumed, _ = scripted_trainer(tmp_path / "run", **run)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert same(weights(resumed), weights(trainer))
-
-
-def test_its_code_is_not_run_without_leave(coded):
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        critic_from_checkpoint(coded)

@@ -9,7 +9,7 @@ from peft import AdaLoraConfig, IA3Config, LoraConfig, PeftModel, PromptTuningCo
 from transformers import AutoModelForCausalLM
 
 from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
-from tests.kit.scripted import LEARNS, STEPS, plain_logprobs, scripted_trainer
+from tests.kit.scripted import LEARNS, STEPS, batch_logprobs, scripted_trainer
 from tests.kit.tiers import quick
 
 pytest.importorskip("peft", minversion="0.21")
@@ -103,14 +103,6 @@ def run(request, tmp_path_factory):
 
 
 @torch.no_grad()
-def logprobs(model, batch):
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    values, _ = plain_logprobs(model, ids, mask, batch["completion_ids"].size(1))
-    return values * batch["completion_mask"]
-
-
-@torch.no_grad()
 def values_of(trainer):
     with trainer.critic.active():
         return trainer.critic.values(IDS, torch.ones_like(IDS), IDS.size(1) - 1)
@@ -135,7 +127,7 @@ def test_the_reference_is_the_policy_as_it_was_at_the_start(run):
     for step in (0, STEPS - 1):
         batch = run.recorder.batches[step]
         recorded = batch["ref_per_token_logps"] * batch["completion_mask"]
-        torch.testing.assert_close(recorded, logprobs(run.initial, batch), rtol=0, atol=1e-4)
+        torch.testing.assert_close(recorded, batch_logprobs(run.initial, batch), rtol=0, atol=1e-4)
     late = run.recorder.batches[-1]
     gap = (late["old_per_token_logps"] - late["ref_per_token_logps"]).abs().max()
     assert gap > 1e-3, "the policy should have moved away by then"
@@ -213,7 +205,7 @@ def test_other_kinds_of_adapter_work_with_a_critic_of_its_own(neutral, tmp_path)
         assert not torch.equal(recorder.after[-1][name], weight), name
     batch = recorder.batches[-1]
     recorded = batch["ref_per_token_logps"] * batch["completion_mask"]
-    torch.testing.assert_close(recorded, logprobs(initial, batch), rtol=0, atol=1e-4)
+    torch.testing.assert_close(recorded, batch_logprobs(initial, batch), rtol=0, atol=1e-4)
 
 
 def lora(**options):

@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from trl.generation import vllm_generation
 
+from tests.hub.hub_kit import saved_base
 from tests.kit.builders import LIMITS, Kept, build
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.kit.vllm_server import ModelSampler
@@ -104,11 +105,7 @@ def engine(monkeypatch):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A policy on the disk, which its name stands for."""
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = char_tokenizer()
-    tiny_policy(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return saved_base(tmp_path_factory.mktemp("policy"))
 
 
 def trained(folder, trainer_class=Kept, arguments=None, **options):

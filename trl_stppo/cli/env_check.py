@@ -145,10 +145,10 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
         what = late if played[0].error is None else described(played[0].error)
         raise EnvironmentContractError(f"The agent: {what}") from played[0].error
     result = played[0].value
-    found = [f"`{name}` has no effect in a training." for name in found]
+    found = [f"`{name}` has no effect in a training." for name in dict.fromkeys(found)]
     found += ["It makes no call."] * (not session.turns)
     rewards = result if isinstance(result, dict) else {"reward": result}
     unset = rewards.get("reward") is None and rewards.get("turn_rewards") is None
     found += ["It returns no reward."] * unset
-    names = ", ".join(tools) or "(none)"
-    return f"calls {session.turns}, tools {names}, returns {result!r:.200}", found
+    names = f", tools {', '.join(tools)}" if tools else ""
+    return f"calls {session.turns}{names}, returns {result!r:.200}", found

@@ -290,9 +290,9 @@ def _regrouped(batches: list[Batch], order: Callable[[Batch], Tensor]) -> list[B
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Select rows of a batch by index."""
+    """Select rows of a batch by index; scalar fields, which older checkpoints have, stay unchanged."""
     fields = cast(dict[str, Tensor], batch)
-    return cast(Batch, {key: x[rows] for key, x in fields.items()})
+    return cast(Batch, {key: x[rows] if x.ndim else x for key, x in fields.items()})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -300,7 +300,10 @@ def join(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     fields = cast(Sequence[dict[str, Tensor]], batches)
-    joined = {key: torch.cat([batch[key] for batch in fields]) for key in fields[0]}
+    joined = {
+        key: torch.cat([batch[key] for batch in fields]) if first.ndim else first
+        for key, first in fields[0].items()
+    }
     return cast(Batch, joined)
 
 

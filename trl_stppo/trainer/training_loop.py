@@ -514,7 +514,9 @@ class TrainingLoop:
         args = self.args
         if not self.weighing:
             return surrogate
-        factor = inputs["episode_weights"]
+        factor = inputs.get("episode_weights")
+        # Buffers of older checkpoints have no weights.
+        factor = self.episode_weights(inputs) if factor is None else factor
         if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
             self.guards.add_weights(factor)
         self.metrics.add_episode_weights(factor, inputs["loss_mask"].any(dim=1))

@@ -121,7 +121,8 @@ def save(figure: Any, axes: Sequence[Any], path: Path, unit: bool) -> None:
         axis.grid(alpha=0.3)
         if unit:
             axis.set_ylim(-0.02, 1.02)
-    figure.legend(handles.values(), handles, fontsize=8, ncols=4, loc="outside lower center")
+    columns = 2 if len(axes) == 1 else 4
+    figure.legend(handles.values(), handles, fontsize=8, ncols=columns, loc="outside lower center")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

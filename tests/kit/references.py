@@ -201,7 +201,7 @@ def aggregate(per_token, loss_mask, loss_type, num_episodes, num_tokens, max_len
 
 
 def scale(g, c, mode, power=1.0, eps=1e-12):
-    if mode == "none" or c <= eps:
+    if c <= eps:
         return 1.0
     if mode == "triggered":
         return 1.0 / c

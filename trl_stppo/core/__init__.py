@@ -25,7 +25,7 @@ from trl_stppo.core.losses import (
     clipped_value_loss,
     kl_penalty,
 )
-from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
+from trl_stppo.core.masking import zero_off_mask
 from trl_stppo.core.policy import (
     NORMALIZATION_MODES,
     RATIO_LEVELS,
@@ -74,8 +74,6 @@ __all__ = [
     "leave_one_out_advantages",
     "log_importance_ratio",
     "logit_space_squares",
-    "masked_mean",
-    "masked_sum",
     "normalization_scale",
     "num_turns",
     "reduce_turns",

@@ -1,4 +1,4 @@
-"""Checks of shapes and dtypes, and reductions that ignore values under a False mask.
+"""Checks of shapes and dtypes, and zeros in place of values under a False mask.
 
 True in a mask always means "counts". Values under a False become zero *before* any
 arithmetic: multiplying by the mask afterwards would let NaN through, in the value and (as 0 * inf)
@@ -114,31 +114,3 @@ def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
         Same shape and dtype as `x`.
     """
     return x.masked_fill(~mask, 0)
-
-
-def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum the elements of `x` where `mask` is True.
-
-    Args:
-        x: [B, T] float.
-        mask: [B, T] bool, True = counts.
-        dim: axis to sum over; None for all.
-
-    Returns:
-        [] if `dim` is None, else `x` without that axis; 0 where nothing counts.
-    """
-    check_mask("mask", mask)
-    check_float(x=x)
-    check_like("mask", mask, x=x)
-    kept = zero_off_mask(upcast(x), mask)
-    return kept.sum() if dim is None else kept.sum(dim)
-
-
-def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Average the elements of `x` where `mask` is True. For arguments and shapes see `masked_sum`.
-
-    The average is 0, with zero gradient, where nothing counts.
-    """
-    total = masked_sum(x, mask, dim)
-    count = mask.sum() if dim is None else mask.sum(dim)
-    return total / count.clamp(min=1)

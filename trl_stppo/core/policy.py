@@ -8,7 +8,7 @@ optimizer's step.
 """
 
 import math
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +19,13 @@ from trl_stppo.core.masking import (
     check_like,
     check_mask,
     check_turn_index,
-    masked_mean,
     upcast,
     zero_off_mask,
 )
 from trl_stppo.core.turns import broadcast_turns, reduce_turns
 
-Scalar = TypeVar("Scalar", float, Tensor)
 RATIO_LEVELS = ("token", "turn", "sequence")
-NORMALIZATION_MODES = ("none", "triggered", "share")
+NORMALIZATION_MODES = ("triggered", "share")
 
 # A norm up to this value means that nothing is clipped. The value is far below the rounding error of any
 # gradient that moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above
@@ -84,9 +82,10 @@ def log_importance_ratio(
     difference = zero_off_mask(upcast(logprobs) - upcast(old_logprobs), mask)
     if level == "token":
         return difference
-    if level == "sequence":
-        return zero_off_mask(masked_mean(difference, mask, dim=1).unsqueeze(1), mask)
     index = turn_index.masked_fill(~mask, -1)
+    if level == "sequence":
+        # The mean over an episode is the mean over one turn with all its tokens.
+        index = index.clamp(max=0)
     # T turns always suffice; reading the true count would synchronise with the device.
     means = reduce_turns(difference, index, num_turns=index.shape[1], op="mean")
     return broadcast_turns(means, index)
@@ -345,35 +344,27 @@ def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
 
 
 def normalization_scale(
-    grad_norm: Scalar,
-    clip_bias_norm: Scalar,
-    mode: str,
-    power: float = 1.0,
-    *,
-    eps: float = CLIP_BIAS_EPS,
-) -> Scalar:
+    grad_norm: Tensor, clip_bias_norm: Tensor, mode: str, power: float = 1.0
+) -> Tensor:
     """Return the factor s by which the clipping-bias correction scales the gradient or the optimizer's step.
 
     With g = grad_norm and C = clip_bias_norm:
 
-        none       1
         triggered  1 / C                 the paper's; needs gradient clipping behind it
         share      (g / (g + C))^power   never amplifies, unit-free, smooth
 
-    and 1 in every mode if nothing is clipped (C <= eps, so 0 / 0 counts as 1), which holds exactly
+    and 1 in both modes if nothing is clipped (C <= 1e-12, so 0 / 0 counts as 1), which holds exactly
     at the first step after a rollout. A norm that is not finite gives 1 as well, so that the
     trainer's guard still detects a gradient that is not finite.
 
     Args:
-        grad_norm: number or float tensor of any shape, norm of g, >= 0.
-        clip_bias_norm: number or float tensor of that shape, norm of C, >= 0, in the unit of grad_norm.
+        grad_norm: float, any shape, norm of g, >= 0.
+        clip_bias_norm: float, the same shape, norm of C, >= 0, in the unit of grad_norm.
         mode: one of the above.
-        power: exponent of "share", dimensionless, > 0 and finite; ignored by the other modes.
-        eps: norm up to which nothing counts as clipped, in the unit of a gradient.
+        power: exponent of "share", dimensionless, > 0 and finite; ignored by "triggered".
 
     Returns:
-        s, dimensionless: a float for numbers, a detached tensor (in at least float32, computed
-        without waiting for the device) if either norm is a tensor.
+        s, dimensionless, detached, in at least float32, computed without waiting for the device.
 
     Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
         as far as known), with a guard if nothing is clipped; "share" is this package's own
@@ -383,33 +374,20 @@ def normalization_scale(
     check_choice("mode", mode, NORMALIZATION_MODES)
     if not 0 < power < math.inf:
         raise ValueError(f"power must be a finite number > 0, got {power!r}")
-    g, c = _as_tensors(grad_norm, clip_bias_norm)
-    scale = one = torch.ones_like(c)
-    if mode == "triggered":
-        scale = 1.0 / c
-    elif mode == "share":
-        # Halve both norms, which is exact, because their sum may overflow although neither norm does.
-        scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power
-    scale = torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
-    return _like_inputs(scale, grad_norm, clip_bias_norm)
+    g, c = upcast(grad_norm.detach()), upcast(clip_bias_norm.detach())
+    # Halve both norms, which is exact, because their sum may overflow although neither norm does.
+    scale = 1.0 / c if mode == "triggered" else (0.5 * g / (0.5 * g + 0.5 * c)) ** power
+    return torch.where((c > CLIP_BIAS_EPS) & torch.isfinite(c) & torch.isfinite(g), scale, 1.0)
 
 
-def cosine(dot: Scalar, norm_a: Scalar, norm_b: Scalar) -> Scalar:
-    """Return the cosine of the angle between two vectors, from their inner product and norms.
+def cosine(dot: Tensor, norm_a: Tensor, norm_b: Tensor) -> Tensor:
+    """Return the cosine of the angle between two vectors, from their inner product and norms, [] each.
 
-    Args:
-        dot: number or [] float tensor, inner product.
-        norm_a: number or [] float tensor, norm of the first vector, >= 0.
-        norm_b: number or [] float tensor, norm of the second vector, >= 0.
-
-    Returns:
-        In [-1, 1]; 0 if either vector is zero; NaN if an argument is. A float for numbers, a
-        detached [] tensor if any argument is a tensor.
+    It lies in [-1, 1]. It is 0 if either vector is zero, and NaN if an argument is.
     """
-    product, a, b = _as_tensors(dot, norm_a, norm_b)
     # Divide twice: the product of two small norms may underflow although neither norm does.
-    value = torch.where((a == 0) | (b == 0), 0.0, product / a / b).clamp(-1.0, 1.0)
-    return _like_inputs(value, dot, norm_a, norm_b)
+    quotient = dot / norm_a / norm_b
+    return torch.where((norm_a == 0) | (norm_b == 0), 0.0, quotient).clamp(-1.0, 1.0)
 
 
 def logit_space_squares(
@@ -447,22 +425,6 @@ def logit_space_squares(
     per_token = torch.maximum(1.0 - 2.0 * chosen + collision, (1.0 - chosen).square())
     weight = zero_off_mask(upcast(coefficient.detach()), loss_mask).square()
     return weight * per_token
-
-
-def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
-    """Convert numbers and tensors to detached [] tensors of one dtype and device; numbers give float64."""
-    tensors = [x for x in scalars if isinstance(x, Tensor)]
-    if not tensors:
-        return [torch.tensor(x, dtype=torch.float64) for x in scalars]
-    dtype, device = torch.float32, tensors[0].device
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return [torch.as_tensor(x, dtype=dtype, device=device).detach() for x in scalars]
-
-
-def _like_inputs(result: Tensor, *scalars: Scalar) -> Scalar:
-    """Return `result` as a tensor if any input is a tensor, else as a float."""
-    return cast(Scalar, result if any(isinstance(x, Tensor) for x in scalars) else float(result))
 
 
 def _clip(

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "number-game")
     parser.add_argument("--games", type=int, default=64, help="demonstrations of the warm start")
     parser.add_argument("--episodes", type=int, default=48, help="of a rollout")
-    parser.add_argument("--rollouts", type=int, default=9)
+    parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--settings", default="{}", help="further fields of STPPOConfig, as JSON")
     parser.add_argument("--evaluated", type=int, default=15, help="games per held-out row, of 28")

@@ -58,9 +58,7 @@ class STGRPOConfig(STPPOConfig):
             self.num_iterations = STPPOConfig.num_iterations if self.stabilizers else 1
 
     def _resolve_critic(self) -> None:
-        """Leave the critic's learning rate unset; a file may still name 1e-5, the default of version 0.1."""
-        if self.critic_learning_rate == 1e-5:
-            self.critic_learning_rate = None
+        """Leave the critic's learning rate unset."""
 
     @property
     def advantage_estimator(self) -> str:

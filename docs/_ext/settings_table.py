@@ -20,12 +20,12 @@ BEGIN, END = (
     "<!-- end of settings -->",
 )
 NAMES = (
-    *("output_dir", "variant", "total_episodes"),
+    *("output_dir", "variant", "stabilizers", "total_episodes"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"),
     *("num_ppo_epochs", "learning_rate", "critic_learning_rate", "cliprange", "kl_coef"),
     *("gamma", "lam", "num_generations"),
     *("max_turns", "max_turn_tokens", "max_completion_length"),
-    *("use_vllm", "eval_steps", "save_steps", "seed"),
+    *("use_vllm", "eval_steps", "save_steps", "save_best", "seed"),
 )
 # Of upstream's settings, whose own texts are about something else or say too much.
 UPSTREAM = {

@@ -119,8 +119,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     cliprange: float | None = option(
         None,
-        "Half-width of the clip interval; alias of epsilon. Unset: 0.2; for turn ratios, 0.2 over the tokens "
-        "per turn.",
+        "Half-width of the clip interval; alias of epsilon. Unset: 0.2; turn ratios: 0.2 / tokens of a turn.",
     )
     response_length: int | None = option(
         None,
@@ -134,9 +133,9 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     num_mini_batches: int | None = option(
         None,
-        "Optimizer steps per epoch over a rollout batch. When set, "
-        "gradient_accumulation_steps has PPO's meaning (micro-batches per rollout, R): then "
-        "steps_per_generation becomes R and gradient_accumulation_steps R / num_mini_batches.",
+        "Optimizer steps per epoch over a rollout batch. When set, give the micro-batches per rollout, R, as "
+        "gradient_accumulation_steps, as in PPO. The trainer then uses steps_per_generation R and "
+        "gradient_accumulation_steps R / num_mini_batches.",
     )
 
     gamma: float = option(1.0, "Discount, 0 < gamma <= 1, once per agent token (or per turn).")

@@ -1,10 +1,24 @@
-"""End of every benchmark: one line of JSON, and a status that says whether all of it was measured."""
+"""End of every benchmark: tables, one line of JSON, and a status that says whether all was measured."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table. Its first column has names, the others have figures."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def finish(figures: dict[str, Any]) -> None:

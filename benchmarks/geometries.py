@@ -1,15 +1,27 @@
-"""Models of published shapes with random weights: memory and speed do not depend on the values."""
+"""Models of published shapes with random weights: memory and speed do not depend on the values.
+
+Adapters, quantization and critics of the benchmarks' models are here too.
+"""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from trl_stppo.models.small import tiny_tokenizer
 
+# `make pretrained` makes this folder.
+SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
 _NAMES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
@@ -68,3 +80,24 @@ def episode_lengths(count: int, longest: int, seed: int = 0) -> list[int]:
     ]
     lengths[draw.randrange(count)] = longest
     return lengths
+
+
+def lora(task: str = "CAUSAL_LM") -> LoraConfig:
+    """Adapters on all linear layers, as QLoRA has them."""
+    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
+
+
+def four_bit(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """NF4 with double quantization, which computes in `dtype`."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def separate_critic(model: str, dtype: torch.dtype, *, adapters: bool) -> Any:
+    """A sequence-classification model on a backbone of its own, fully trained without adapters."""
+    critic = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
+    return get_peft_model(critic, lora("SEQ_CLS")) if adapters else critic

@@ -13,13 +13,10 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,12 +24,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _episodes import QUIET
+from _launch import launch, send
 from _memory_model import GIB, peak, policy_shape, read_setup, settings_of
 from _outcome import finish
 from datasets import Dataset
-from geometries import geometry
-from peft import LoraConfig
-from transformers import BitsAndBytesConfig, Qwen2ForCausalLM
+from geometries import four_bit, geometry, lora
+from transformers import Qwen2ForCausalLM
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.generation.cached import CachedBackend
@@ -40,7 +38,7 @@ from trl_stppo.generation.protocol import TurnRequest
 from trl_stppo.generation.sampling import SamplingSettings
 from trl_stppo.models.small import tiny_tokenizer
 
-FOUND, TURNS = "found ", 4
+TURNS = 4
 ROW = [{"role": "user", "content": "a a a"}]
 FULL = {"model": "qwen2.5-0.5b", "method": "full", "tokens": 2048}
 LORA = {"model": "qwen2.5-1.5b", "method": "lora", "tokens": 2048}
@@ -81,9 +79,7 @@ def model_and_tokenizer(spec: dict[str, Any], dtype: torch.dtype) -> tuple[Any, 
     if not cuda:
         pieces = {name: piece.clone() for name, piece in pieces.items()}
     if spec["method"] == "qlora":
-        four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-        four |= {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
-        options["quantization_config"] = BitsAndBytesConfig(**four)
+        options["quantization_config"] = four_bit(dtype)
     if spec.get("needs") == "flash_attn":
         options["attn_implementation"] = "flash_attention_2"
     options |= {"device_map": {"": int(os.environ.get("LOCAL_RANK", 0)) if cuda else "cpu"}}
@@ -102,16 +98,16 @@ def training(spec: dict[str, Any]) -> dict[str, Any]:
     settings = {"num_ppo_epochs": 2, "num_mini_batches": 1, "cliprange": 1e-6, "max_steps": 4}
     batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     limits = {"max_turns": TURNS, "max_turn_tokens": turn, "max_completion_length": length}
-    quiet = {"report_to": "none", "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
-    quiet |= {} if cuda else {"use_cpu": True, "bf16": False}
+    quiet = QUIET | {"logging_steps": 1} | ({} if cuda else {"use_cpu": True, "bf16": False})
     if spec["method"] == "qlora":
         settings["optim"] = "paged_adamw_8bit"
+    folder = TemporaryDirectory()
     trainer = STPPOTrainer(
         model=model,
-        args=STPPOConfig(output_dir="run", **settings, **batch, **limits, **quiet),
+        args=STPPOConfig(output_dir=folder.name, **settings, **batch, **limits, **quiet),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [ROW] * 64}),
-        peft_config=None if full else LoraConfig(target_modules="all-linear", r=16),
+        peft_config=None if full else lora(),
         # The template's own tokens come on top of a note.
         environment_factory=lambda: Notes(max(1, (length - TURNS * turn) // (TURNS - 1) - 4)),
     )
@@ -172,23 +168,11 @@ def row(name: str, quick: bool, seconds: float) -> dict[str, Any]:
         return {"skipped": f"{needs} is not installed"}
     if torch.cuda.device_count() < gpus and (gpus > 1 or needs or not quick):
         return {"skipped": f"needs {gpus} GPU{'s' * (gpus > 1)}"}
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={gpus}"]
-    words = [*(start if gpus > 1 else []), __file__, "--measure", name, *["--quick"] * quick]
+    words = ["--measure", name, *["--quick"] * quick]
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:gpus]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(devices), "PYTHONPATH": paths}
-    with TemporaryDirectory() as folder:
-        command, options = [sys.executable, *words], {"cwd": folder, "env": env, "text": True}
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=seconds, **options)
-        except subprocess.TimeoutExpired:
-            return {"error": f"not done after {seconds:g} seconds"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(FOUND):
-            return dict(json.loads(line.removeprefix(FOUND)))
-    if "OutOfMemoryError" in done.stderr:
-        return {"skipped": "out of memory"}
-    return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+    options = {"processes": gpus, "CUDA_VISIBLE_DEVICES": ",".join(devices)}
+    found = launch("gpu.py", *words, seconds=seconds, **options)
+    return {"skipped": "out of memory"} if found.get("error") == "out of memory" else found
 
 
 def main() -> None:
@@ -204,7 +188,7 @@ def main() -> None:
         spec |= {"model": "tiny", "tokens": 80} if options.quick else {}
         found = (sampling if spec["method"] == "sample" else training)(spec)
         if os.environ.get("RANK", "0") == "0":
-            print(f"\n{FOUND}{json.dumps(found)}", flush=True)
+            send(found)
         return
     figures: dict[str, Any] = {"torch": torch.__version__, "rows": {}}
     if torch.cuda.is_available():

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import tempfile
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,26 +23,24 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 import transformers
+from _episodes import QUIET, fixed
 from _outcome import finish
-from _update_ours import lora, rollout
-from datasets import Dataset
-from geometries import save_random_model
-from peft import TaskType
+from geometries import SMOLLM2, lora, save_random_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.core import turn_starts
 from trl_stppo.watch.lines import ProgressLines
 
-SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
 EPISODES, LONGEST = 4, 40
 PROMPT = (
     "Write a short story about a lighthouse keeper who finds a letter in a bottle on the beach."
 )
 
 
-def sampled_episodes(model: str, tokenizer: Any) -> list[dict[str, Any]]:
+def sampled_episodes(model: str) -> list[dict[str, Any]]:
     """Sample the episodes from the model itself; the first ones are cut short."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     prompt = tokenizer(PROMPT, return_tensors="pt").input_ids.repeat(EPISODES, 1)
     torch.manual_seed(0)
@@ -61,11 +58,8 @@ def sampled_episodes(model: str, tokenizer: Any) -> list[dict[str, Any]]:
 def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, float]:
     """Return sizes of the log ratios in nats, per token and per turn, and the clip range."""
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    episodes = sampled_episodes(model, tokenizer)
     trainer = STPPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [float(i % 3) for i in range(len(completions))],
+        **fixed(model, sampled_episodes(model)),
         args=STPPOConfig(
             output_dir=folder,
             per_device_train_batch_size=EPISODES // 2,
@@ -80,14 +74,9 @@ def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, f
             bf16=half,
             use_cpu=True,
             model_init_kwargs={"dtype": "float32"},
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
+            **QUIET,
         ),
-        train_dataset=Dataset.from_list([{"prompt": "one two"}] * EPISODES),
-        processing_class=tokenizer,
-        peft_config=lora(TaskType.CAUSAL_LM),
-        rollout_func=rollout({"kind": "ours", "paced": False}, episodes, {}),
+        peft_config=lora(),
     )
     trainer.remove_callback(ProgressLines)
     if not packed:

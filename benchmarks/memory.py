@@ -14,11 +14,8 @@ at once. `gpu.py` measures a card. The last line is JSON with every figure.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import random
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -29,6 +26,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _episodes import QUIET, fixed, make_episodes
+from _launch import launch, send
 from _memory_model import (
     FITS,
     GIB,
@@ -39,10 +38,9 @@ from _memory_model import (
     settings_of,
 )
 from _outcome import finish
-from datasets import Dataset
-from geometries import GEOMETRIES, geometry, save_random_model
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig, logging
+from _probe import Gauge
+from geometries import GEOMETRIES, four_bit, geometry, lora, save_random_model, separate_critic
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from trl_stppo import STPPOConfig, STPPOTrainer
@@ -56,63 +54,34 @@ SETTINGS = {
     "lora-separate-full": "LoRA, separate critic fully trained",
     "qlora-shared": "QLoRA, critic on the same backbone",
 }
-PROMPT, TURNS = 16, 4
+PROMPT = 16
 FILES = sorted((Path(__file__).parents[1] / "scripts" / "configs").glob("single_gpu_*.yaml"))
 CARDS, LENGTHS = (16, 24, 48, 80), (1024, 2048, 4096, 8192, 16384, 32768)
 # Larger models fit on none of the cards if they are fully trained.
 FULL = ("0.5b", "1.5b")
 
 
-def lora(task: str) -> LoraConfig:
-    """Adapters on all linear layers, as QLoRA has them."""
-    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
-
-
 # ------------------------------------------------------------------------- measuring
-
-
-def episodes(prompts: list[Any], vocabulary: int, length: int) -> dict[str, Any]:
-    """Fixed random episodes of the full length: four turns, an observation behind each but the last."""
-    draw, completion = random.Random(0), length - PROMPT
-    turn = completion // (2 * TURNS - 1)
-    spans = [(2 * i * turn, (2 * i + 1) * turn) for i in range(TURNS - 1)]
-    spans.append((2 * (TURNS - 1) * turn, completion))
-
-    def tokens(count: int) -> list[int]:
-        return [draw.randrange(10, vocabulary) for _ in range(count)]
-
-    return {
-        "prompt_ids": [tokens(PROMPT) for _ in prompts],
-        "completion_ids": [tokens(completion) for _ in prompts],
-        "logprobs": None,
-        "turn_spans": [spans for _ in prompts],
-        "turn_rewards": [[draw.random() for _ in spans] for _ in prompts],
-    }
 
 
 def make_trainer(run: dict[str, Any]) -> STPPOTrainer:
     """The trainer of one setting, made the way a user makes it."""
-    setting, dtype = run["setting"], getattr(torch, run["dtype"])
+    setting, folder, dtype = run["setting"], run["folder"], getattr(torch, run["dtype"])
+    eos = AutoTokenizer.from_pretrained(folder).eos_token_id
+    count, length = run["rows"] * run["accumulation"], run["length"]
     critic = None
     if "separate" in setting:
-        critic = AutoModelForSequenceClassification.from_pretrained(
-            run["folder"], num_labels=1, dtype=dtype
-        )
-        critic = get_peft_model(critic, lora("SEQ_CLS")) if setting.endswith("lora") else critic
-    four_bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    four_bit |= {"load_in_4bit": True, "bnb_4bit_compute_dtype": dtype}
-    rows = [[{"role": "user", "content": "one two three"}]] * (run["rows"] * run["accumulation"])
-    vocabulary = GEOMETRIES[run["model"]]["vocab_size"]
+        critic = separate_critic(folder, dtype, adapters=setting.endswith("lora"))
     return STPPOTrainer(
-        model=run["folder"],
+        **fixed(folder, make_episodes(count, length, eos, equal=True, prompt=PROMPT)),
         args=STPPOConfig(
-            output_dir=f"{run['folder']}/run",
+            output_dir=f"{folder}/run",
             per_device_train_batch_size=run["rows"],
             gradient_accumulation_steps=run["accumulation"],
             num_mini_batches=1,
             num_ppo_epochs=run["epochs"],
             max_steps=run["epochs"],
-            max_completion_length=run["length"] - PROMPT,
+            max_completion_length=length - PROMPT,
             gradient_checkpointing=run["checkpointing"],
             kl_coef=0.0,
             bf16=run["autocast"] or run["dtype"] == "bfloat16",
@@ -120,55 +89,40 @@ def make_trainer(run: dict[str, Any]) -> STPPOTrainer:
             # Tokens are clipped from the second epoch on, so that a second backward pass is needed.
             cliprange=1e-6,
             use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
+            **QUIET,
         ),
-        reward_funcs=[],
-        rollout_func=lambda prompts, _: episodes(prompts, vocabulary, run["length"]),
-        train_dataset=Dataset.from_dict({"prompt": rows}),
-        peft_config=lora("CAUSAL_LM") if "lora" in setting else None,
-        quantization_config=BitsAndBytesConfig(**four_bit) if "qlora" in setting else None,
+        peft_config=lora() if "lora" in setting else None,
+        quantization_config=four_bit(dtype) if "qlora" in setting else None,
         value_model=critic,
     )
-
-
-def resident(name: str = "VmRSS") -> int:
-    """Bytes that the kernel counts for this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def subject(run: dict[str, Any]) -> dict[str, Any]:
     """Train one setting in this process."""
     logging.set_verbosity_error()
     torch.ones(8, 8) @ torch.ones(8, 8)
-    gc.collect()
-    before = resident()
+    gauge = Gauge("cpu")
     trainer = make_trainer(run)
     # The kernel reads weights that are mapped from their file when they are touched and drops them
     # when it likes. Copies stay, as on a card.
     for model in (trainer.model, *([] if trainer.uses_shared_critic else [trainer.critic.model])):
         for parameter in filter(torch.is_floating_point, model.parameters()):
             parameter.data = parameter.data.clone()
-    gc.collect()
     models = (trainer.model, trainer.critic, trainer.ref_model)
     expected = peak(read_setup(*models, **{**settings_of(trainer.args, PROMPT), "slots": 0}))
-    Path("/proc/self/clear_refs").write_text("5")
+    gauge.reset()
     trainer.train()
-    return {"measured": resident("VmHWM") - before, "expected": expected}
+    return {"measured": round(1e6 * gauge.peak()), "expected": expected}
 
 
 def measured(run: dict[str, Any]) -> dict[str, Any]:
     """Run one subject in a process of its own and read its figures."""
     # Blocks from 128 KiB on are mapped and unmapped singly, so that what is freed is no longer counted.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "0"}
-    command = [sys.executable, __file__, "--subject", json.dumps(run)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "0"}
+    figures = launch("memory.py", "--subject", json.dumps(run), **environment)
     shown = {name: value for name, value in run.items() if name != "folder"}
-    if done.returncode:
-        return {**shown, "error": done.stderr.strip().splitlines()[-1] if done.stderr else "killed"}
-    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    if "error" in figures:
+        return {**shown, **figures}
     sizes = {name: f"{size / GIB:.2f} GiB" for name, size in figures.items()}
     print(run["setting"], run["length"], sizes, file=sys.stderr, flush=True)
     return {**shown, **figures}
@@ -205,8 +159,7 @@ def show_fits() -> None:
                     critic = AutoModelForSequenceClassification.from_config(config)
                 setup = read_setup(policy, SeparateCritic(critic), optim="adamw_8bit", **common)
             else:
-                four_bit = method == "QLoRA"
-                policy = policy_shape(config, "bfloat16", lora("CAUSAL_LM"), four_bit=four_bit)
+                policy = policy_shape(config, "bfloat16", lora(), four_bit=method == "QLoRA")
                 optim = "paged_adamw_8bit"
                 setup = read_setup(policy, SharedCritic(policy), optim=optim, **common)
             sizes = {n: peak(replace(setup, completion=n)) + OVERHEAD for n in LENGTHS}
@@ -232,15 +185,13 @@ def main() -> None:
     parser.add_argument("--no_checkpointing", action="store_true")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--autocast", action="store_true", help="compute float32 in bfloat16")
-    parser.add_argument("--subject", help=argparse.SUPPRESS)
+    parser.add_argument("--subject", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.subject:
-        print(json.dumps(subject(json.loads(options.subject))))
-        return
+        return send(subject(options.subject))
     if options.tables:
         show_files()
-        show_fits()
-        return
+        return show_fits()
     name = options.model or ("tiny" if options.quick else "small")
     settings = options.settings
     if options.quick and settings == list(SETTINGS):

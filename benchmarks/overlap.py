@@ -24,7 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +104,23 @@ def rows() -> Dataset:
     return Dataset.from_dict({"prompt": [prompt] * EPISODES, "number": [*range(EPISODES)]})
 
 
+def trainer_for(folder: str, width: int, callback: TrainerCallback, **settings: Any) -> Any:
+    """Our trainer of a small random policy."""
+    model, tokenizer = model_and_tokenizer(width)
+    return STPPOTrainer(
+        model=model, args=STPPOConfig(folder, **SETTINGS, **settings), train_dataset=rows(),
+        processing_class=tokenizer, environment_factory=Tool, callbacks=[callback],
+    )  # fmt: skip
+
+
 def measured(way: str, blocks: int, epochs: int, width: int, **settings: Any) -> dict[str, float]:
     """Medians over all rounds but the first two and the last, which stand alone."""
-    (model, tokenizer), steps, clock = model_and_tokenizer(width), 4 * epochs, Clock(4 * epochs)
+    steps, clock = 4 * epochs, Clock(4 * epochs)
+    settings |= {"num_ppo_epochs": epochs, "max_steps": steps * blocks}
+    if way == "overlapped" or not settings.get("use_vllm"):
+        settings |= WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
-        args = STPPOConfig(
-            folder,
-            **SETTINGS,
-            **(WAYS[way] if not settings.get("use_vllm") or way == "overlapped" else {}),
-            num_ppo_epochs=epochs,
-            max_steps=steps * blocks,
-            **settings,
-        )
-        trainer = STPPOTrainer(
-            model=model, args=args, train_dataset=rows(), processing_class=tokenizer,
-            environment_factory=Tool, callbacks=[clock],
-        )  # fmt: skip
+        trainer = trainer_for(folder, width, clock, **settings)
         trainer.remove_callback(ProgressLines)
         trainer.train()
     history = [entry for entry in trainer.state.log_history if "perf/wait_seconds" in entry][2:-1]
@@ -216,67 +217,54 @@ def run_on(core: int) -> None:
         os.sched_setaffinity(int(thread), {core})
 
 
-def seconds_to_success(train: Callable[[str, list[Any]], Any], goal: float) -> float | None:
-    """Seconds until a rollout succeeds so often; None if none does."""
+class Watch(TrainerCallback):
+    """Ends a training at the first rollout that succeeds so often, and notes the seconds until then."""
 
-    class Watch(TrainerCallback):
-        began, reached = time.perf_counter(), None
+    def __init__(self, goal: float) -> None:
+        self.goal, self.began, self.reached = goal, time.perf_counter(), None
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            share = (logs or {}).get("episode/success_rate", (logs or {}).get("reward", 0.0))
-            if self.reached is None and share >= goal:
-                self.reached = time.perf_counter() - self.began
-                control.should_training_stop = True
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Look at the rollout's share of successes."""
+        share = (logs or {}).get("episode/success_rate", (logs or {}).get("reward", 0.0))
+        if self.reached is None and share >= self.goal:
+            self.reached = time.perf_counter() - self.began
+            control.should_training_stop = True
 
-    watch = Watch()
-    with tempfile.TemporaryDirectory() as folder:
-        train(folder, [watch])
-    return watch.reached
+
+def share_of_yes(completions: list[Any], **_: Any) -> list[float]:
+    """The tool's rewards for TRL, whose episode has all turns in one."""
+    time.sleep(TURNS * 0.2)
+    texts = [each[-1]["content"] for each in completions]
+    return [min(1.0, t.count("yes") / max(1, len(t.split()))) for t in texts]
+
+
+def trls(folder: str, width: int, callback: TrainerCallback, seed: int) -> GRPOTrainer:
+    """TRL's trainer of the same policy."""
+    model, tokenizer = model_and_tokenizer(width)
+    args = GRPOConfig(
+        folder, per_device_train_batch_size=EPISODES, num_generations=8, max_steps=400, seed=seed,
+        max_completion_length=TURNS * 8, learning_rate=1e-3, bf16=False, use_cpu=True,
+        report_to="none", save_strategy="no", logging_steps=1, num_iterations=2,
+    )  # fmt: skip
+    return GRPOTrainer(
+        model=model, args=args, train_dataset=rows(), processing_class=tokenizer,
+        reward_funcs=share_of_yes, callbacks=[callback],
+    )  # fmt: skip
 
 
 def to_the_same_success(seeds: int, width: int, goal: float = 0.8) -> dict[str, Any]:
-    """Case e."""
+    """Case e: seconds until a rollout succeeds so often; None if none does."""
     Tool.seconds, Tool.late = 0.2, 0.0
-
-    def ours(seed: int, **way: Any) -> Callable[[str, list[Any]], Any]:
-        def train(folder: str, callbacks: list[Any]) -> None:
-            model, tokenizer = model_and_tokenizer(width)
-            args = STPPOConfig(
-                folder, **SETTINGS, **way, num_ppo_epochs=2, max_steps=800, seed=seed
-            )
-            STPPOTrainer(
-                model=model, args=args, train_dataset=rows(), processing_class=tokenizer,
-                environment_factory=Tool, callbacks=callbacks,
-            ).train()  # fmt: skip
-
-        return train
-
-    def trls(seed: int) -> Callable[[str, list[Any]], Any]:
-        def train(folder: str, callbacks: list[Any]) -> None:
-            model, tokenizer = model_and_tokenizer(width)
-            args = GRPOConfig(
-                folder, per_device_train_batch_size=EPISODES, num_generations=8, max_steps=400, seed=seed,
-                max_completion_length=TURNS * 8, learning_rate=1e-3, bf16=False, use_cpu=True,
-                report_to="none", save_strategy="no", logging_steps=1, num_iterations=2,
-            )  # fmt: skip
-
-            def share_of_yes(completions: list[Any], **_: Any) -> list[float]:
-                time.sleep(TURNS * 0.2)  # its turns in one
-                texts = [each[-1]["content"] for each in completions]
-                return [min(1.0, t.count("yes") / max(1, len(t.split()))) for t in texts]
-
-            GRPOTrainer(
-                model=model, args=args, train_dataset=rows(), processing_class=tokenizer,
-                reward_funcs=share_of_yes, callbacks=callbacks,
-            ).train()  # fmt: skip
-
-        return train
-
-    seconds: dict[str, Any] = {"synchronous": [], "overlapped": [], "trl": []}
+    ours = partial(trainer_for, num_ppo_epochs=2, max_steps=800)
+    overlapped = partial(ours, rollout_overlap=True)
+    ways = {"synchronous": ours, "overlapped": overlapped, "trl": trls}
+    seconds: dict[str, Any] = {name: [] for name in ways}
     for seed in range(seeds):
-        runs = (ours(seed), ours(seed, rollout_overlap=True), trls(seed))
-        for name, run in zip(seconds, runs, strict=True):
-            seconds[name].append(seconds_to_success(run, goal))
+        for name, trainer in ways.items():
+            watch = Watch(goal)
+            with tempfile.TemporaryDirectory() as folder:
+                trainer(folder, width, watch, seed=seed).train()
+            seconds[name].append(watch.reached)
     return seconds
 
 

@@ -29,16 +29,16 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
-from _outcome import finish
+from _episodes import QUIET
+from _outcome import finish, show
 from datasets import Dataset
+from geometries import SMOLLM2
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, logging
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
@@ -47,7 +47,6 @@ from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 from trl_stppo.trainer.loop.player import EpisodePlayer
 
-SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
 TURN_WORDS = 20
 OPEN, CLOSE = '<tool_call>\n{"name": "look", "arguments": {"place": "', '"}}\n</tool_call>'
 WORDS = [f" w{i:02d}" for i in range(TURN_WORDS)]
@@ -106,18 +105,13 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def make_model(tokenizer: Any, layers: int, width: int) -> Any:
-    """Random weights; after each forward pass the next token of the script is forced."""
-    torch.manual_seed(0)
-    if not layers:
+def make_model(tokenizer: Any, smollm2: bool) -> Any:
+    """SmolLM2 or random weights; after each forward pass the next token of the script is forced."""
+    if smollm2:
         return forced(AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32), tokenizer)
-    config = tiny_config(
-        tokenizer,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        max_position_embeddings=4096,
-    )
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    config = tiny_config(tokenizer, **shape, max_position_embeddings=4096)
     return forced(Qwen2ForCausalLM(config), tokenizer)
 
 
@@ -180,25 +174,19 @@ class _StoppingOurs(PPOTrainer):
         self._loop.source.player.__class__ = _StoppingPlayer
 
 
-SETTINGS: dict[str, Any] = {
-    "max_completion_length": 2500,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "disable_tqdm": True,
-}
-
-
-def make_trainer(kind: str, model: Any, tokenizer: Any, folder: str, **options: Any) -> Any:
+def make_trainer(
+    kind: str, model: Any, tokenizer: Any, rows: list[dict[str, Any]], folder: str, **options: Any
+) -> Any:
     """Either trainer, stopping after generation."""
     ours = kind == "ours"
     stopping, config = (_StoppingOurs, PPOConfig) if ours else (_StoppingTRL, GRPOConfig)
     extra = {"num_generations": 1, "kl_coef": 0.0} if ours else {"num_generations": 2}
+    settings = {"per_device_train_batch_size": 8, "max_completion_length": 2500, **extra, **options}
+    cpu = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
     return stopping(
         model=copy.deepcopy(model),
-        args=config(folder, per_device_train_batch_size=8, **SETTINGS, **extra, **options),
-        train_dataset=Dataset.from_list(make_rows(32)),
+        args=config(folder, **QUIET, **cpu, **settings),
+        train_dataset=Dataset.from_list(rows),
         processing_class=copy.deepcopy(tokenizer),
         environment_factory=LookEnv,
         reward_funcs=[] if ours else None,
@@ -218,12 +206,11 @@ def play(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         finally:
             waited[0] += time.perf_counter() - started
 
-    if not isinstance(
-        trainer, PPOTrainer
-    ):  # one after the other, so that the sum is what the loop waits
+    # TRL calls tools one after the other, so that the sum is what its loop waits.
+    if not isinstance(trainer, PPOTrainer):
         LookEnv.look = timed  # type: ignore[method-assign]
     trainer.model.train()
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     try:
         trainer._generate_and_score_completions(copy.deepcopy(rows))
     except _Played as played:
@@ -234,6 +221,7 @@ def play(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     seconds = ended - started
     return {
         "seconds": seconds,
+        "cpu_seconds": time.process_time() - cpu,
         "episodes_per_second": len(rows) / seconds,
         "tokens_per_second": sum(map(sum, mask)) / seconds,
         "env_wait_share": waited[0] / seconds,
@@ -265,12 +253,16 @@ def floor(model: Any, tokenizer: Any, figures: dict[str, Any], episodes: int) ->
 
 
 def case(
-    name: str, trainers: dict[str, Any], rows: list[dict[str, Any]], repeats: int
+    name: str,
+    title: str,
+    trainers: dict[str, Any],
+    rows: list[dict[str, Any]],
+    repeats: int,
 ) -> dict[str, Any]:
-    """Both loops in turn; medians, and the median of the paired ratios."""
+    """Both loops in turn: medians, the median of the paired ratios, and a table of them."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(repeats):
-        for kind in ("ours", "trl"):
+        for kind in runs:
             runs[kind].append(play(trainers[kind], rows))
     pairs = list(zip(runs["ours"], runs["trl"], strict=True))
     if name != "iii":
@@ -283,21 +275,19 @@ def case(
         for kind in runs
     }
     result["speedup"] = statistics.median(b["seconds"] / a["seconds"] for a, b in pairs)
-    result["figures"] = runs["ours"][-1]
+    table = [
+        [
+            kind,
+            f"{result[kind]['seconds']:.2f}",
+            f"{result[kind]['episodes_per_second']:.2f}",
+            f"{result[kind]['tokens_per_second']:.0f}",
+            f"{result[kind]['env_wait_share']:.0%}",
+        ]
+        for kind in runs
+    ]
+    title = f"{name}: {len(rows)} episodes, {title}; speed-up {result['speedup']:.2f}"
+    show(title, ("", "seconds", "episodes/s", "tokens/s", "env wait"), table)
     return result
-
-
-def show(name: str, what: str, result: dict[str, Any]) -> None:
-    """One case as a small table."""
-    print(f"\n{name}: {what}")
-    print(f"  {'':5} {'seconds':>9} {'episodes/s':>11} {'tokens/s':>10} {'env wait':>9}")
-    for kind in ("ours", "trl"):
-        f = result[kind]
-        print(
-            f"  {kind:5} {f['seconds']:9.2f} {f['episodes_per_second']:11.2f} "
-            f"{f['tokens_per_second']:10.0f} {f['env_wait_share']:9.0%}"
-        )
-    print(f"  speed-up {result['speedup']:.2f}x")
 
 
 def main() -> None:
@@ -306,53 +296,40 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="under a minute on two cores")
     parser.add_argument("--episodes", type=int, help="episodes per rollout")
     parser.add_argument("--repeats", type=int, help="pairs per case")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--model", choices=["smollm2"])
     options = parser.parse_args()
     if options.model:
-        options.layers, LookEnv.words = 0, 46
+        LookEnv.words = 46
     episodes = options.episodes or (32 if options.quick else 8 if options.model else 128)
     repeats = options.repeats or (1 if options.quick else 3)
     LookEnv.hang_seconds = 5.0 if options.quick else 30.0
+    patience = LookEnv.hang_seconds / 10
     logging.set_verbosity_error()
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, options.layers, options.width)
-    make: Callable[..., Any] = make_trainer
+    model = make_model(tokenizer, bool(options.model))
     with tempfile.TemporaryDirectory() as folder:
-        timeout = {"env_timeout_seconds": LookEnv.hang_seconds / 10}
-        trainers = {
-            "ours": make("ours", model, tokenizer, folder),
-            "trl": make("trl", model, tokenizer, folder),
-        }
-        hanging = {**trainers, "ours": make("ours", model, tokenizer, folder, **timeout)}
-        for trainer in trainers.values():  # warm up
+        common = (model, tokenizer, make_rows(32), folder)
+        trainers = {kind: make_trainer(kind, *common) for kind in ("ours", "trl")}
+        # These warm up.
+        for trainer in trainers.values():
             play(trainer, make_rows(2))
-        cases = {"i": case("i", trainers, make_rows(episodes), repeats)}
-        others = (
-            {}
-            if options.model
-            else {
-                "ii": case("ii", trainers, make_rows(min(episodes, 32), slow=True), repeats),
-                "iii": case("iii", hanging, make_rows(32, hang=True), 1),
-            }
-        )
-        cases |= others
-    show("i", f"{episodes} episodes, tools answer at once", cases["i"])
-    pairs = []
-    for _ in range(repeats):
-        figures = play(trainers["ours"], make_rows(episodes, turns=5))
-        pairs.append((figures["seconds"], floor(model, tokenizer, figures, episodes)))
-    ours, plain = map(statistics.median, zip(*pairs, strict=True))
-    over = statistics.median(a / b for a, b in pairs) - 1
-    cases["floor"] = {"ours": ours, "generate": plain, "over": over}
-    print(f"  episodes of 5 turns: {ours:.2f} s; plain generate {plain:.2f} s; ours {over:+.0%}")
-    if others:
-        show("ii", f"{min(episodes, 32)} episodes, tools take 20 to 200 ms", cases["ii"])
-        show("iii", f"32 episodes, one hangs for {LookEnv.hang_seconds:.0f} s", cases["iii"])
-        print(f"  ours gives up on it after {LookEnv.hang_seconds / 10:.1f} s")
-    for result in cases.values():
-        result.pop("figures", None)
+        rows = make_rows(episodes)
+        cases = {"i": case("i", "tools answer at once", trainers, rows, repeats)}
+        pairs = []
+        for _ in range(repeats):
+            figures = play(trainers["ours"], make_rows(episodes, turns=5))
+            pairs.append((figures["seconds"], floor(model, tokenizer, figures, episodes)))
+        ours, plain = map(statistics.median, zip(*pairs, strict=True))
+        over = statistics.median(a / b for a, b in pairs) - 1
+        cases["floor"] = {"ours": ours, "generate": plain, "over": over}
+        print(f"episodes of 5 turns: {ours:.2f} s; plain generate {plain:.2f} s; ours {over:+.0%}")
+        if not options.model:
+            rows = make_rows(min(episodes, 32), slow=True)
+            cases["ii"] = case("ii", "tools take 20 to 200 ms", trainers, rows, repeats)
+            hanging = make_trainer("ours", *common, env_timeout_seconds=patience)
+            title = f"one hangs for {LookEnv.hang_seconds:.0f} s, ours gives up after {patience} s"
+            rows = make_rows(32, hang=True)
+            cases["iii"] = case("iii", title, {**trainers, "ours": hanging}, rows, 1)
     finish({"threads": torch.get_num_threads(), "episodes": episodes, **cases})
 
 

@@ -13,25 +13,178 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
-from _launch import launch
-from _outcome import finish
-from _scaling_worker import MARK
-from geometries import save_random_model
-from rich.console import Console
-from rich.table import Table
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+import torch.distributed as dist
+from _episodes import QUIET, clip_cases, clip_turns, fixed, make_episodes, tokens
+from _launch import ONE_THREAD, launch, send
+from _outcome import finish, show
+from geometries import lora, save_random_model
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from transformers import AutoTokenizer, TrainerCallback, logging
+
+from trl_stppo import STPPOConfig, STPPOTrainer
 
 FLOAT_BYTES = 4
+PURPOSES = ("policy gradient", "critic gradient", "clipping bias", "figures")
+COLUMNS = ("processes", "tokens/s", "x", *PURPOSES, "expected", "per rollout")
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce")
 
 
-def run(processes: int, job: dict[str, Any]) -> dict[str, Any]:
-    """Train on so many processes; returns what process 0 says."""
-    output = launch("_scaling_worker.py", job, processes).splitlines()
-    lines = [line for line in output if line.startswith(MARK)]
-    parsed: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
-    return parsed
+# ------------------------------------------------------------------------ one process
+
+
+class Counts:
+    """Bytes that this process gave to collectives, by what they were for."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.purpose = "figures"
+        for name in COLLECTIVES:
+            setattr(dist, name, self._counted(getattr(dist, name), gathers="gather" in name))
+
+    def _counted(self, original: Callable[..., Any], gathers: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tensor = args[1] if gathers else args[0]
+            self.bytes[self.purpose] += tensor.numel() * tensor.element_size()
+            return original(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def of(self, purpose: str) -> Any:
+        """Count under another name."""
+        before, self.purpose = self.purpose, purpose
+        try:
+            yield
+        finally:
+            self.purpose = before
+
+    def watch(self, owner: Any, method: str, purpose: str) -> None:
+        """Count what a method exchanges under a name."""
+        original = getattr(owner, method)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.of(purpose):
+                return original(*args, **kwargs)
+
+        setattr(owner, method, call)
+
+    def ddp_hook(self, bucket: dist.GradBucket) -> Any:
+        """DDP's own exchange, counted."""
+        with self.of("policy gradient"):
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+
+class Watch(TrainerCallback):
+    """Clocks the optimizer steps and resets the counts after the first rollout batch."""
+
+    def __init__(self, counts: Counts, steps_per_rollout: int) -> None:
+        self.counts, self.steps_per_rollout = counts, steps_per_rollout
+        self.trainer: Any = None
+        self.seconds: list[float] = []
+        self._last = 0.0
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Everything that is wrapped exists now."""
+        trainer, counts = self.trainer, self.counts
+        if isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel):
+            trainer.model_wrapped.register_comm_hook(
+                None, lambda state, bucket: counts.ddp_hook(bucket)
+            )
+        counts.watch(trainer._optimizers.critic_grads, "reduce", "critic gradient")
+        if trainer._loop.scale.correction is not None:
+            counts.watch(trainer._loop.scale.correction, "finish", "clipping bias")
+        counts.watch(trainer, "_generate_and_score_completions", "rollout")
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Processes start together, so that a step's time holds no waiting of the one before."""
+        if dist.is_initialized():
+            dist.barrier()
+        self._last = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the time of steps without a rollout."""
+        if state.global_step == self.steps_per_rollout:
+            self.counts.bytes.clear()
+        elif state.global_step % self.steps_per_rollout != 1:
+            self.seconds.append(time.perf_counter() - self._last)
+
+
+def build(job: dict[str, Any], folder: str, watch: Watch) -> Any:
+    """Our trainer on fixed episodes, half of whose tokens are clipped."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    per_process = job["episodes"] // world if job["strong"] else job["episodes"]
+    eos = AutoTokenizer.from_pretrained(job["model"]).eos_token_id
+    episodes = make_episodes(per_process, job["longest"], eos, equal=True)
+
+    class Clipped(STPPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            clip_turns(batch, episodes, clip_cases(episodes)["half of the tokens"])
+            return batch
+
+    trainer = Clipped(
+        **fixed(job["model"], episodes),
+        args=STPPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=job["micro"],
+            gradient_accumulation_steps=per_process // job["micro"],
+            num_mini_batches=1,
+            num_ppo_epochs=job["epochs"],
+            max_steps=job["epochs"] * job["rollouts"],
+            max_completion_length=job["longest"],
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            ddp_backend="gloo" if world > 1 else None,
+            **QUIET,
+        ),
+        peft_config=lora() if job["tuning"] == "lora" else None,
+        callbacks=[watch],
+    )
+    watch.trainer = trainer
+    if trainer.accelerator.num_processes != world:
+        raise RuntimeError(f"{trainer.accelerator.num_processes} processes instead of {world}")
+    job["tokens"] = tokens(episodes)
+    return trainer
+
+
+def work(job: dict[str, Any]) -> None:
+    """Train as one process of a run; process 0 sends the figures."""
+    logging.set_verbosity_error()
+    counts = Counts()
+    watch = Watch(counts, job["epochs"])
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build(job, folder, watch)
+        trainer.train()
+    steps = job["epochs"] * (job["rollouts"] - 1)
+    rollout_bytes = counts.bytes.pop("rollout", 0) / (job["rollouts"] - 1)
+    critic = {id(p) for p in trainer.critic.parameters()}
+    policy = [p for p in trainer.model.parameters() if p.requires_grad and id(p) not in critic]
+    result = {
+        "seconds_per_update": statistics.median(watch.seconds),
+        "tokens_per_update": job["tokens"],
+        "bytes_per_update": {name: count / steps for name, count in counts.bytes.items()},
+        "bytes_per_rollout": rollout_bytes,
+        "policy_parameters": sum(p.numel() for p in policy),
+        "critic_parameters": sum(p.numel() for p in trainer.critic.parameters()),
+    }
+    if trainer.accelerator.is_main_process:
+        send(result)
+
+
+# ------------------------------------------------------------------------- all of them
 
 
 def expected_bytes(result: dict[str, Any]) -> dict[str, int]:
@@ -43,25 +196,16 @@ def expected_bytes(result: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def show(console: Console, title: str, runs: dict[int, dict[str, Any]]) -> None:
+def rows(runs: dict[int, dict[str, Any]]) -> list[list[str]]:
     """One row per number of processes."""
-    table = Table(title=title)
-    purposes = ("policy gradient", "critic gradient", "clipping bias", "figures")
-    for name in ("processes", "tokens/s", "x", *purposes, "expected", "per rollout"):
-        table.add_column(name, justify="right")
-    single = runs[1]["tokens_per_second"]
+    single, table = runs[1]["tokens_per_second"], []
     for processes, result in runs.items():
         sent = result["bytes_per_update"]
         expected = sum(expected_bytes(result).values()) if processes > 1 else 0
-        table.add_row(
-            str(processes),
-            f"{result['tokens_per_second']:,.0f}",
-            f"{result['tokens_per_second'] / single:.2f}",
-            *(_size(sent.get(name, 0)) for name in purposes),
-            _size(expected),
-            _size(result["bytes_per_rollout"]),
-        )
-    console.print(table)
+        rate = result["tokens_per_second"]
+        sizes = [*(sent.get(name, 0) for name in PURPOSES), expected, result["bytes_per_rollout"]]
+        table.append([str(processes), f"{rate:,.0f}", f"{rate / single:.2f}", *map(_size, sizes)])
+    return table
 
 
 def _size(count: float) -> str:
@@ -74,18 +218,19 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a tiny model, LoRA only, weak scaling"
     )
-    parser.add_argument("--model", default=None, help="a geometry of geometries.py")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.job:
+        return work(options.job)
     if options.processes[0] != 1:
         parser.error("`--processes` must begin with 1, which the others are compared with")
-    console = Console(width=150)
     figures: dict[str, Any] = {"cores": os.cpu_count(), "quick": options.quick}
     cases = (
         [("lora", False)] if options.quick else [("lora", False), ("lora", True), ("full", False)]
     )
     with tempfile.TemporaryDirectory() as folder:
-        model = save_random_model(options.model or "tiny", folder)
+        model = save_random_model("tiny", folder)
         for tuning, strong in cases:
             name = f"{tuning}, {'16 episodes in all' if strong else 'episodes per process'}"
             job = {
@@ -100,11 +245,15 @@ def main() -> None:
             }
             runs = {}
             for processes in options.processes:
-                runs[processes] = result = run(processes, job)
+                words = ("--job", json.dumps(job))
+                result = launch("scaling.py", *words, processes=processes, **ONE_THREAD)
+                if "error" in result:
+                    finish({**figures, name: result})
+                runs[processes] = result
                 total = result["tokens_per_update"] * processes
                 result["tokens_per_second"] = total / result["seconds_per_update"]
                 result["expected_bytes_per_update"] = expected_bytes(result)
-            show(console, name, runs)
+            show(name, COLUMNS, rows(runs))
             figures[name] = runs
     finish(figures)
 

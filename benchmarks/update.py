@@ -4,8 +4,7 @@ All get the same fixed batch of episodes, the same micro-batches and one optimiz
 in a process of its own, through its own `train()`. Measured is the update alone: from the first
 training forward to after the optimizer's step. Tokens per second count prompt and completion
 without padding, so computed padding lowers the figure; `--equal` makes all episodes equally long.
-With one thread on the CPU, seconds are the process's own (see
-`_update_probe.py`).
+On the CPU, with one thread, seconds are the process's own (see `_probe.py`).
 
     main     every subject on the batch; for ours also where the time goes
     clip     the extra time of st-ppo over ppo, in turn, by how much is clipped
@@ -39,15 +38,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from _episodes import Episode, clip_cases, clipped_share, make_episodes, prefix_episodes, tokens
+from _launch import ONE_THREAD, Worker, WorkerError, launch
 from _outcome import finish
-from _update_batch import Episode, make_episodes, prefix_episodes, tokens
-from _update_runs import clip_pairs, run, summarise
 from _update_tables import brief, show_clip, show_main, show_phases
-from geometries import GEOMETRIES, save_random_model
-from rich.console import Console
+from geometries import GEOMETRIES, SMOLLM2, save_random_model
 
 Job = dict[str, Any]
-SMOLLM2 = Path(__file__).parents[1] / "runs" / "pretrained" / "smollm2-135m-instruct"
 # Tokens of the common prompt, number of episodes, tokens of the longest; whether lengths are log-normal.
 PREFIXES = (
     (400, 8, 100, False),
@@ -56,32 +53,21 @@ PREFIXES = (
     (43, 32, 15, False),
     (0, 8, 225, True),
 )
-VARIANTS = ("ppo", "turn-ppo", "s-ppo", "st-ppo")
+WORKER = "_update_worker.py"
 
 
 def subjects(options: argparse.Namespace) -> Iterator[tuple[str, Job]]:
     """Name, and what differs from the common job."""
-
-    def ours(variant: str, tuning: str, checkpointing: bool = False) -> tuple[str, Job]:
-        name = f"ours {variant} {tuning}" + (" ckpt" if checkpointing else "")
+    wanted = [("st-ppo", "lora", False), ("grpo", "lora", False)]
+    if not options.quick:
+        wanted += [("st-ppo", "lora", True), ("grpo", "lora", True)]
+        tunings = ("lora+separate", "full", *["qlora"] * options.qlora)
+        wanted += [("st-ppo", tuning, False) for tuning in tunings]
+        wanted += [(variant, "lora", False) for variant in ("ppo", "turn-ppo", "s-ppo")]
+    for variant, tuning, checkpointing in wanted:
+        name = "trl-1.16 grpo" if variant == "grpo" else f"ours {variant}"
         job = {"variant": variant, "tuning": tuning, "checkpointing": checkpointing}
-        return name, {"kind": "ours", **job}
-
-    def grpo(checkpointing: bool = False) -> tuple[str, Job]:
-        name = "trl-1.16 grpo lora" + (" ckpt" if checkpointing else "")
-        return name, {"kind": "grpo", "tuning": "lora", "checkpointing": checkpointing}
-
-    yield ours("st-ppo", "lora")
-    yield grpo()
-    if options.quick:
-        return
-    yield ours("st-ppo", "lora", True)
-    yield grpo(True)
-    yield ours("st-ppo", "lora+separate")
-    yield ours("st-ppo", "full")
-    if options.qlora:
-        yield ours("st-ppo", "qlora")
-    yield from (ours(variant, "lora") for variant in VARIANTS[:-1])
+        yield f"{name} {tuning}{' ckpt' * checkpointing}", job
 
 
 def common_job(options: argparse.Namespace, folder: str, longest: int) -> tuple[Job, list[Episode]]:
@@ -98,7 +84,6 @@ def common_job(options: argparse.Namespace, folder: str, longest: int) -> tuple[
         "micro": options.micro_batch,
         "updates": options.repeats + options.warmup,
         "device": options.device,
-        "threads": options.threads,
         "dtype": "bfloat16" if options.device == "cuda" else "float32",
         "variant": "st-ppo",
         "tuning": "lora",
@@ -108,40 +93,49 @@ def common_job(options: argparse.Namespace, folder: str, longest: int) -> tuple[
     return job, episodes
 
 
-def measure(
-    options: argparse.Namespace, console: Console, folder: str, longest: int
-) -> dict[str, Any]:
+def measured(job: Job, count: int, warmup: int) -> dict[str, Any]:
+    """One subject from start to end: median times and largest peaks of its updates."""
+    done = launch(WORKER, json.dumps(job), **ONE_THREAD)
+    if "error" in done:
+        return done
+    updates = done.pop("updates")[warmup:]
+    seconds = statistics.median(u["seconds"] for u in updates)
+    return {
+        "seconds": seconds,
+        "wall_seconds": statistics.median(u["wall_seconds"] for u in updates),
+        "tokens_per_second": count / seconds,
+        "update_mb": max(u["update_mb"] for u in updates),
+        "whole_mb": max(u["whole_mb"] for u in updates),
+        **done,
+    }
+
+
+def measure(options: argparse.Namespace, folder: str, longest: int) -> dict[str, Any]:
     """All sections for one length of the longest episode."""
     job, episodes = common_job(options, folder, longest)
     result: dict[str, Any] = {"tokens": tokens(episodes)}
     if "main" in options.only:
         main = result["main"] = {}
         for name, differs in subjects(options):
-            if options.subjects and name not in options.subjects:
-                continue
-            done = run({**job, **differs})
-            main[name] = summarise(done, result["tokens"], options.warmup)
-            console.print(f"{name}: {brief(main[name])}", highlight=False, markup=False)
+            main[name] = measured({**job, **differs}, result["tokens"], options.warmup)
+            print(f"{name}: {brief(main[name])}", flush=True)
         show_main(
-            console,
             main,
             f"{options.model}, {options.episodes} episodes up to {longest} tokens "
             f"({result['tokens']} in all), micro-batches of {options.micro_batch}",
         )
-        show_phases(console, main)
+        show_phases(main)
     if "prefix" in options.only:
-        result["prefix"] = measure_prefixes(options, console, job)
+        result["prefix"] = measure_prefixes(options, job)
     if "clip" in options.only:
         length = min(longest, options.clip_length or max(128, longest // 4))
         short, batch = common_job(options, folder, length)
         result["clip"] = clip_pairs(short, batch, options.clip_repeats)
-        show_clip(console, result["clip"], f"clipping-bias correction, episodes up to {length}")
+        show_clip(result["clip"], f"clipping-bias correction, episodes up to {length}")
     return result
 
 
-def measure_prefixes(
-    options: argparse.Namespace, console: Console, job: Job
-) -> dict[str, dict[str, Any]]:
+def measure_prefixes(options: argparse.Namespace, job: Job) -> dict[str, dict[str, Any]]:
     """Update times behind a common prompt: TRL's GRPO, ours without a critic, and with one."""
     results, eos = {}, transformers.AutoTokenizer.from_pretrained(job["model"]).eos_token_id
     for prefix, count, longest, ragged in PREFIXES[3:4] if options.quick else PREFIXES:
@@ -153,22 +147,22 @@ def measure_prefixes(
         for _ in range(options.pairs):
             rounds.append(measure_round(options, {**job, **shape}, tokens(episodes)))
             for subject, figures in rounds[-1].items():
-                console.print(f"{name}, {subject}: {brief(figures)}", highlight=False, markup=False)
+                print(f"{name}, {subject}: {brief(figures)}", flush=True)
         results[name] = {"rounds": rounds, "ratios": median_ratios(rounds)}
         for subject, ratios in results[name]["ratios"].items():
-            console.print(f"{name}, {subject}: {ratios}", highlight=False, markup=False)
+            print(f"{name}, {subject}: {ratios}", flush=True)
     return results
 
 
 def measure_round(options: argparse.Namespace, job: Job, count: int) -> dict[str, Any]:
     """Every subject once, one after the other."""
-    subjects = {"grpo": "grpo", "ours": "critic-free", "ours with critic": "ours"}
+    variants = {"grpo": "grpo", "ours": "critic-free", "ours with critic": "st-ppo"}
     if options.quick:
         # One subject shows whether policy and critic go packed.
-        subjects = {"ours with critic": "ours"}
+        variants = {"ours with critic": "st-ppo"}
     done: dict[str, Any] = {}
-    for name, kind in subjects.items():
-        done[name] = summarise(run({**job, "kind": kind}), count, options.warmup)
+    for name, variant in variants.items():
+        done[name] = measured({**job, "variant": variant}, count, options.warmup)
         if done[name].get("packed") == 0.0:
             done[name]["error"] = f"{options.model} goes padded"
     return done
@@ -190,6 +184,46 @@ def median_ratios(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return ratios
 
 
+def clip_pairs(job: Job, episodes: list[Episode], repeats: int) -> dict[str, Any]:
+    """`st-ppo` and `ppo` in turn, on batches in which the same tokens are clipped.
+
+    Both stay loaded and take turns, one update each, so that what slows the machine slows both.
+    """
+    cases = clip_cases(episodes)
+    # The first one warms up.
+    order = ["none", *list(cases) * repeats]
+    job = {**job, "paced": True, "updates": len(order), "cases": cases}
+    variants = ("ppo", "st-ppo")
+    workers = [Worker(WORKER, json.dumps({**job, "variant": v}), **ONE_THREAD) for v in variants]
+    try:
+        seconds: list[list[float]] = []
+        for case in order:
+            seconds.append([])
+            for worker in workers:
+                worker.tell(case)
+                seconds[-1].append(worker.hear()["seconds"])
+        logged = [worker.hear()["clip_fractions"] for worker in workers]
+    except WorkerError as error:
+        return {"error": str(error)}
+    finally:
+        for worker in workers:
+            worker.close()
+    result = {}
+    for case, turns in cases.items():
+        runs = [i for i, name in enumerate(order) if name == case and i > 0]
+        base, ours = zip(*(seconds[i] for i in runs), strict=True)
+        extra = [100 * (b / a - 1) for a, b in zip(base, ours, strict=True)]
+        result[case] = {
+            "ppo": statistics.median(base),
+            "st-ppo": statistics.median(ours),
+            "extra_percent": statistics.median(extra),
+            "extra_percent_each": extra,
+            "clipped_wanted": clipped_share(episodes, turns),
+            "clipped_logged": [fractions[runs[-1]] for fractions in logged],
+        }
+    return result
+
+
 def parse() -> argparse.Namespace:
     """Command line, with the defaults that depend on each other filled in."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -205,12 +239,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=1, help="rounds of the prefix section")
     parser.add_argument("--clip-repeats", type=int, help="pairs per case")
     parser.add_argument("--clip-length", type=int, help="longest episode of the clip section")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--qlora", action="store_true", help="4-bit subjects too; slow on the CPU")
     parser.add_argument("--quick", action="store_true", help="under a minute: a tiny model")
     sections = ["main", "clip", "prefix"]
     parser.add_argument("--only", nargs="+", choices=sections)
-    parser.add_argument("--subjects", nargs="+", help="only these of the main table, by name")
     options = parser.parse_args()
     cuda = options.device == "cuda"
     options.only = options.only or (sections if options.quick else sections[:2])
@@ -227,11 +259,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Run the sections and print the figures."""
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no worker outlives this
+    # No worker outlives this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
-    console = Console(width=None if sys.stdout.isatty() else 140)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
@@ -240,7 +271,7 @@ def main() -> None:
         else:
             save_random_model(options.model, folder, dtype=dtype, device=options.device)
         for longest in options.lengths:
-            results[str(longest)] = measure(options, console, folder, longest)
+            results[str(longest)] = measure(options, folder, longest)
     finish({**vars(options), "results": results})
 
 

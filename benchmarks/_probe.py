@@ -1,40 +1,36 @@
-"""Clock and memory gauge of one subject of `update.py`; needs torch alone, so every environment has it.
+"""Clock and memory gauges of a process that trains.
 
 Memory on the CPU is the peak of the resident set (VmHWM), which Linux lets a process reset, so that
 the update's peak and the peak of what comes before it are told apart. On CUDA it is the allocator's.
 
-With one thread on the CPU, time is the process's own, which does not count what other programs make it
-wait; the wall's time stands beside it.
+On the CPU, which one thread uses, time is the process's own, which does not count what other programs make
+it wait; the wall's time stands beside it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-MARK = "@@"  # a line of a worker's output that is meant for the parent
+
+def status(field: str) -> int:
+    """Return a number that the kernel has of this process. Sizes are in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-def send(message: dict[str, Any]) -> None:
-    """One line to the parent."""
-    print(MARK + json.dumps(message), flush=True)
-
-
-def _status(field: str) -> float:
-    with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024.0
-    raise RuntimeError(f"/proc/self/status has no {field}")
+def trim() -> None:
+    """Give freed memory back to the system."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 class Gauge:
@@ -42,26 +38,21 @@ class Gauge:
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
-        self._baseline = 0.0 if self._cuda else self._trimmed()
+        trim()
+        self._baseline = 0 if self._cuda else 1024 * status("VmRSS")
         self.reset()
-
-    def _trimmed(self) -> float:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        return _status("VmRSS")
 
     def reset(self) -> None:
         """Start a new peak from what is in use now; freed memory goes back to the system first."""
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
             return
-        self._trimmed()
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
+        trim()
+        Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self) -> float:
         """MB."""
-        peak = torch.cuda.max_memory_allocated() if self._cuda else _status("VmHWM")
+        peak = torch.cuda.max_memory_allocated() if self._cuda else 1024 * status("VmHWM")
         return (peak - self._baseline) / 1e6
 
 
@@ -72,17 +63,16 @@ class Probe:
     forward (only the first one of an update counts); the end is noticed by itself.
 
     Args:
-        job: `device` is "cpu" or "cuda"; `threads`.
+        device: "cpu" or "cuda".
         after: called after each update with its number.
     """
 
-    def __init__(self, job: dict[str, Any], after: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, device: str, after: Callable[[int], None]) -> None:
         self.updates: list[dict[str, float]] = []
         self.phases: dict[str, float] = defaultdict(float)
         self.timing_phases = False
-        self._cuda, self._after = job["device"] == "cuda", after
-        self._own_time = not self._cuda and job["threads"] == 1
-        self._gauge = Gauge(job["device"])
+        self._cuda, self._after = device == "cuda", after
+        self._gauge = Gauge(device)
         self._started: float | None = None
         self._wall = self._before = 0.0
         self._stack: list[float] = []
@@ -90,9 +80,10 @@ class Probe:
 
     def clock(self) -> float:
         """Seconds, with the device's queue empty."""
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.process_time() if self._own_time else time.perf_counter()
+        if not self._cuda:
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
     def begin(self) -> None:
         """A training forward is about to run."""
@@ -136,24 +127,3 @@ class Probe:
                     self._stack[-1] += took
 
         setattr(owner, method, timed)
-
-
-def read_job() -> dict[str, Any]:
-    """Read the parent's job, and set its number of threads."""
-    job: dict[str, Any] = json.loads(sys.argv[1])
-    torch.set_num_threads(job["threads"])
-    torch.manual_seed(0)
-    return job
-
-
-def read_episodes(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The batch: `prompt_ids`, `completion_ids`, `turn_spans` of each episode."""
-    with open(job["episodes"]) as file:
-        episodes: list[dict[str, Any]] = json.load(file)
-    return episodes
-
-
-def trainable(*parameter_lists: Any) -> int:
-    """Count the trained numbers, each once."""
-    unique = {id(p): p.numel() for ps in parameter_lists for p in ps if p.requires_grad}
-    return sum(unique.values())

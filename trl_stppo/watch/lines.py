@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from transformers import TrainerCallback
 
 from ..redaction import redacted
-from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
+from .runs import SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ class ProgressLines(TrainerCallback):
         self._columns: list[Column] = []
         # Metrics that at least one entry of the log has.
         self._metrics: set[str] = set()
-        self._best = -math.inf
         self._warned = self._shows_both = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -104,7 +103,6 @@ class ProgressLines(TrainerCallback):
         self._metrics = metrics_in(state.log_history)
         self._began = self._spoke = time.monotonic()
         self._evaluating = self._at_line = 0.0
-        self._best = max(outcomes(state.log_history), default=-math.inf)
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
                 self._say(redacted(line))
@@ -165,11 +163,6 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
-        if (label := lost(state.log_history)) is not None:
-            self._say(
-                f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
-                "docs/collapse.md and docs/reliability.md"
-            )
         say_fruitless(state.log_history)
 
     def _say(self, line: str) -> None:
@@ -224,25 +217,18 @@ class ProgressLines(TrainerCallback):
         columns = [c for c in COLUMNS if c.metric in self._metrics and c.label != left_out]
         if columns != self._columns:
             if not self._columns:
-                self._say("*: best so far; docs/watching.md explains the columns")
+                self._say("docs/watching.md explains the columns")
             labels = "".join(f"{column.label:>{column.width}}" for column in columns)
             self._say(f"{'':{len(place)}}{labels}{'time':>8}{'left':>8}")
             self._columns = columns
         trained = time.monotonic() - self._began - self._evaluating
         seconds, self._at_line = trained - self._at_line, trained
         left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
-        means = {c: mean(known(new, c.metric)) for c in columns}
-        cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
+        cells = [f"{shown(mean(known(new, c.metric)), c.form):>{c.width}}" for c in columns]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
-        figures = "".join([*cells, times])
-        outcome = next((v for c, v in means.items() if c.metric in (SUCCESS, SCORE)), None)
-        if outcome is not None and outcome > self._best:
-            self._best = outcome
-            if self._lines:
-                figures = f"{cells[0]}*{figures[len(cells[0]) + 1 :]}"
         overlap = mean(known(new, OVERLAP))
         word = "" if overlap is None else f"  overlap {overlap:.1f}"
-        self._say(f"{place}{figures}{word}")
+        self._say("".join([place, *cells, times, word]))
         moved = known(log, "policy/approx_kl")
         if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             self._say(
@@ -267,19 +253,6 @@ class ProgressLines(TrainerCallback):
 def is_flat(levels: list[float]) -> bool:
     """Return whether exactly `ENOUGH` outcomes have not risen, and are not near 1 from the start."""
     return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
-
-
-def lost(history: list[dict[str, Any]]) -> str | None:
-    """Return the label of the metric (success or score) that fell without an alarm, or None."""
-    levels = outcomes(history)
-    if len(levels) <= LAST or any(known(history, FALLS)):
-        return None
-    best = max(levels)
-    # A score may be negative. If the lowest score is as far below 0 as the best is above, a tenth of the best
-    # means little.
-    if max(levels[-LAST:]) >= best / 10 or min(levels) <= -best:
-        return None
-    return "success" if known(history, SUCCESS) else "score"
 
 
 def say_fruitless(history: list[dict[str, Any]]) -> None:

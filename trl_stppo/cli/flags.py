@@ -90,7 +90,6 @@ class EvaluateArguments(AgentArguments):
     output: str | None = None
     max_rows: int | None = None
     show: int = 0
-    figures: list[str] | None = None
 
 
 class FlagParser(Parser, TrlParser):

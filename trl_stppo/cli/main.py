@@ -53,8 +53,7 @@ PACKAGES = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line (default: `sys.argv`) and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    debug = words[:1] == ["--debug"]
-    return guarded(lambda: _dispatch(words[debug:]), debug=debug)
+    return guarded(lambda: _dispatch(words))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -65,9 +64,7 @@ def _dispatch(words: list[str]) -> int:
     elif command in ("", "env", "env -h", "env --help", "help", "-h", "--help", "--help_all"):
         print(f"usage: {PROGRAM} COMMAND [--flag VALUE ...]\n\ncommands:")
         print(*(f"  {name:<10} {documented(name)[0]}" for name in MODULES), sep="\n")
-        print(
-            f"\n--version shows versions; --debug shows where an error came from.\n\n{FIRST_STEPS}"
-        )
+        print(f"\n--version shows versions.\n\n{FIRST_STEPS}")
     elif command not in MODULES:
         raise UsageError(f"`{command}` is no command. {hint(command, MODULES)}")
     elif command not in TRAINERS:
@@ -135,9 +132,9 @@ def _versions() -> str:
     return f"{PROGRAM} {__version__} ({', '.join(found)})"
 
 
-def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
+def guarded(call: Callable[[], int]) -> int:
     """Call a command and return its exit code. Print an error as one line or as a traceback."""
-    debug = debug or os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
+    debug = os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
     try:
         return call()
     except SystemExit as ended:

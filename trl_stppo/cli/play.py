@@ -1,7 +1,6 @@
 """Play an environment yourself.
 
-One line is one turn; a backslash at its end continues it on the next line.
-`:q` or the end of the input stops. A tool call is a line such as
+One line is one turn. `:q` or the end of the input stops. A tool call is a line such as
 `name {"argument": "value"}`. Without --rows and --row it plays the class's
 rows.
 
@@ -76,8 +75,6 @@ def _read_action() -> str | None:
     """Read the next turn from standard input; return None at `:q` or at the end of the input."""
     try:
         turn = input("> ")
-        while turn.endswith("\\"):
-            turn = f"{turn[:-1]}\n{input('... ')}"
     except EOFError:
         return None
     return None if turn == ":q" else turn

@@ -165,23 +165,10 @@ class StdlibSearchEnv(SearchEnv):
     Passages are short and plain, as in the training of the demo's model.
     """
 
-    def __init__(
-        self,
-        retriever: Retriever | str | None = None,
-        *,
-        top_k: int = 2,
-        max_observation_chars: int = 240,
-        invalid_reward: float = 0.0,
-    ) -> None:
-        """Create an environment; for the arguments see `SearchEnv`."""
-        super().__init__(
-            retriever,
-            top_k=top_k,
-            max_observation_tokens=None,
-            max_observation_chars=max_observation_chars,
-            style="plain",
-            invalid_reward=invalid_reward,
-        )
+    def __init__(self, retriever: Retriever | str | None = None, **options: Any) -> None:
+        """Create an environment. `options` are arguments of `SearchEnv` that differ from the demo's."""
+        short = {"top_k": 2, "max_observation_tokens": None, "max_observation_chars": 240}
+        super().__init__(retriever, **{"style": "plain", **short, **options})
 
 
 def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:

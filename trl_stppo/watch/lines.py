@@ -6,12 +6,9 @@ A *round* is one rollout batch with its updates. Its line comes with the log ent
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
@@ -149,8 +146,7 @@ class ProgressLines(TrainerCallback):
                 title += " before training"
             elif self._training:
                 title += f" after rollout {self._rounds(state)}/{self._total(state)}"
-            for line in wrapped(f"{title}: {evaluation_figures(metrics, prefix)}"):
-                self._say(line)
+            self._say(f"{title}: {evaluation_figures(metrics, prefix)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the numbers of finished rollouts and optimizer steps, and the elapsed time."""
@@ -185,12 +181,12 @@ class ProgressLines(TrainerCallback):
         if task.get("environment", "none") != "none":
             words.append(f"in {task['environment']}")
         words += [f"on {task['dataset']}"] if "dataset" in task else []
-        yield from wrapped(f"{' '.join(words)}; into {args.output_dir}")
+        yield f"{' '.join(words)}; into {args.output_dir}"
         rollouts = self._total(state)
         episodes = getattr(args, "generation_batch_size", None)
         of = f" of {episodes:,} episodes, {rollouts * episodes:,} in all" if episodes else ""
         updates = f"{steps} optimizer step{'s' * (steps > 1)} each, {state.max_steps:,} in all"
-        yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
+        yield f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}"
         kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
         rates = f"learning rate: {args.learning_rate:g}"
         if (rate := getattr(args, "critic_learning_rate", None)) is not None:
@@ -198,9 +194,9 @@ class ProgressLines(TrainerCallback):
         to_zero = " to 0" if kind in ("linear", "cosine") else ""
         terms = {name: getattr(args, name, None) for name in ("kl_coef", "beta")}
         kls = "".join(f"; {name} {value:g}" for name, value in terms.items() if value)
-        yield from wrapped(f"{rates}; {kind}{to_zero}{kls}")
+        yield f"{rates}; {kind}{to_zero}{kls}"
         if self.passes:
-            yield from wrapped(f"forward passes: {self.passes}")
+            yield f"forward passes: {self.passes}"
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
 
@@ -299,18 +295,6 @@ def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
 def mean(values: list[float]) -> float | None:
     """Return the mean of the values, or None if there are no values."""
     return sum(values) / len(values) if values else None
-
-
-def wrapped(text: str) -> list[str]:
-    """Wrap a text to the terminal's width, without breaks in words and paths."""
-    width = 1000
-    # Keep the width if there is no stdout or it is closed.
-    with contextlib.suppress(AttributeError, ValueError):
-        if sys.stdout.isatty():
-            width = shutil.get_terminal_size().columns
-    return textwrap.wrap(
-        text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-    )
 
 
 def say(line: str) -> None:

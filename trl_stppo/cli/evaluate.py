@@ -1,7 +1,7 @@
 """Compare agents on held-out rows.
 
 Plays every held-out row once per agent and prints success with its interval,
-per data set and averaged. It accepts the flags and files of `train`, and uses
+per data set and their mean. It accepts the flags and files of `train`, and uses
 the task, the limits of an episode and the eval_* settings. Critic, reference
 and optimizer are not loaded.
 
@@ -56,7 +56,7 @@ from .evaluation_tables import (
     figures_of,
     print_differences,
     print_table,
-    with_averages,
+    with_mean,
 )
 from .flags import EvaluateArguments, given
 from .objects import load_reward, offered_by
@@ -66,7 +66,8 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
-UNUSED = ("use_vllm", "use_transformers_continuous_batching")
+# Settings that affect the metrics.
+RECORDED = ("seed", "eval_generation_kwargs", "bf16", "num_generations_eval")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -258,7 +259,7 @@ def evaluate(
     )
     titles = {name_of(each): getattr(each, "title", name_of(each)) for each in functions}
     figures = {data: figures_of(part, titles) for data, part in metrics.items()}
-    return with_averages(figures), watch.outcomes
+    return with_mean(figures), watch.outcomes
 
 
 def run(words: Sequence[str]) -> int:
@@ -290,9 +291,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
-    for name in UNUSED:
-        if getattr(config, name):
-            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
@@ -318,23 +316,11 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
             if args.output is not None:
                 path = Path(args.output)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                written = {
-                    "settings": settings_of(args, config, found, settings),
-                    "results": results,
-                }
+                used = {name: getattr(config, name) for name in RECORDED}
+                about = {**vars(args), **used, "agents": found, "limits": settings}
+                written = {"settings": redacted(about), "results": results}
                 path.write_text(json.dumps(written, indent=1) + "\n")
                 print(f"written: {path}")
     if config.world_size == 1:
         print_differences(outcomes, config.num_generations_eval or 1)
     return results
-
-
-def settings_of(
-    args: EvaluateArguments, config: Any, named: dict[str, str], limits: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the settings that affect the metrics, for the JSON file."""
-    names = ("seed", "eval_generation_kwargs", "bf16")
-    task = {name: value for name, value in vars(args).items() if name not in ("models", "labels")}
-    sampled = {name: getattr(config, name) for name in names}
-    repetitions = {"num_generations_eval": config.num_generations_eval or 1}
-    return redacted({"agents": named, "limits": limits, **task, **sampled, **repetitions})

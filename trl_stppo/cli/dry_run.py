@@ -27,7 +27,6 @@ from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from . import agents
-from .agents import check_models, model_options, token_counter
 from .flags import TrainArguments, given
 from .usage import UsageError
 
@@ -98,7 +97,7 @@ def look(run: Plan, found: Findings) -> None:
     """Build all parts of a training except the weights, and collect the errors in `found`."""
     args, config, model_args = run.args, run.config, run.model_args
     critic, has_critic = args.value_model_name_or_path, run.trainer_class.has_critic
-    found.check(check_models, model_args, critic, has_critic)
+    found.check(agents.check_models, model_args, critic, has_critic)
     rewards = found.check(agents.load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None
@@ -115,7 +114,7 @@ def look(run: Plan, found: Findings) -> None:
     counter: Callable[[str], int] = len
     with suppress(Exception):
         load_tokenizer(name, revision, local_files_only=True)
-        counter = token_counter(name, revision)
+        counter = agents.token_counter(name, revision)
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
         return
@@ -150,7 +149,7 @@ def how_trained(run: Plan) -> str:
     how = f"LoRA of rank {model_args.lora_r}" if model_args.use_peft else "fully trained"
     if model_args.load_in_4bit or model_args.load_in_8bit:
         how += f" on {4 if model_args.load_in_4bit else 8}-bit weights"
-    dtype = model_options(model_args, run.config.model_init_kwargs).get("dtype") or "float32"
+    dtype = agents.model_options(model_args, run.config.model_init_kwargs).get("dtype") or "float32"
     return f"{how}, {dtype}"
 
 

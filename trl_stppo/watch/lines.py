@@ -11,7 +11,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
@@ -31,11 +30,7 @@ class Column(NamedTuple):
     width: int
 
 
-OVERLAP = "perf/overlap"
 FIRST = 3
-LAST = 5
-# Rollouts after which the outcome should have risen.
-ENOUGH = 20
 # If no line was printed for this many seconds, an optimizer step of an update is printed.
 QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
@@ -124,11 +119,6 @@ class ProgressLines(TrainerCallback):
             self._lines, self._logged = rounds, len(log)
             if known(log, "advantage/std") == [0.0] * FIRST:
                 say_fruitless(log)
-            if is_flat(outcomes(log)):
-                self._say(
-                    f"! the last {LAST} rollouts were no better than the first {LAST}: see "
-                    "docs/reliability.md, success stays where it was"
-                )
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -222,9 +212,7 @@ class ProgressLines(TrainerCallback):
         left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
         cells = [f"{shown(mean(known(new, c.metric)), c.form):>{c.width}}" for c in columns]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
-        overlap = mean(known(new, OVERLAP))
-        word = "" if overlap is None else f"  overlap {overlap:.1f}"
-        self._say("".join([place, *cells, times, word]))
+        self._say("".join([place, *cells, times]))
         moved = known(log, "policy/approx_kl")
         if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             self._say(
@@ -246,11 +234,6 @@ class ProgressLines(TrainerCallback):
                 self._say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
 
 
-def is_flat(levels: list[float]) -> bool:
-    """Return whether exactly `ENOUGH` outcomes have not risen, and are not near 1 from the start."""
-    return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
-
-
 def say_fruitless(history: list[dict[str, Any]]) -> None:
     """Print and log that no rollout had a learning signal, and which metrics to read first."""
     zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
@@ -269,11 +252,6 @@ def known(history: list[dict[str, Any]], name: str) -> list[float]:
 def metrics_in(entries: list[dict[str, Any]]) -> set[str]:
     """Return the metrics of columns that have a number in any of these entries of a log."""
     return {column.metric for column in COLUMNS if known(entries, column.metric)}
-
-
-def outcomes(history: list[dict[str, Any]]) -> list[float]:
-    """Return the success rates in a log or else the scores, oldest first."""
-    return known(history, SUCCESS) or known(history, SCORE)
 
 
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:

@@ -107,8 +107,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     rows = agents.load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split. Name "
-            f"another (a file of rows has `train` alone), or set `test_split_size=0.1`."
+            f"`dataset_test_split={args.dataset_test_split!r}`: no such split; or set test_split_size."
         )
     if not hasattr(rows, "__len__"):
         # Load all rows of a stream, because all of them are played.

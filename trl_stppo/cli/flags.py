@@ -139,8 +139,7 @@ def _check_nodes(node: Any, path: str) -> None:
         kind = value.tag.rpartition(":")[2]
         if kind == "timestamp" or (kind in ("int", "float") and ":" in value.value):
             raise UsageError(
-                f"{path}, line {line}: `{key.value}: {value.value}` is a "
-                f"{'date' if kind == 'timestamp' else 'number in base 60'} in YAML. A text needs quotes."
+                f"{path}, line {line}: `{key.value}: {value.value}` is no text in YAML; put it in quotes."
             )
         _check_nodes(value, path)
 
@@ -199,8 +198,7 @@ def check_words(types: Sequence[type], words: Sequence[str]) -> None:
         name, theirs = word.lstrip("-").partition("=")[0].replace("-", "_"), launcher_flags()
         if name in theirs:
             raise UsageError(
-                f"`{word}`{where} is for accelerate, which starts the processes: "
-                f"accelerate launch --{name} ... -m trl_stppo train ..."
+                f"`{word}`{where} is for accelerate: accelerate launch --{name} ... -m trl_stppo ..."
             )
         raise UsageError(f"`{word}`{where} is not known. {hint(name, known | theirs)}")
 

@@ -101,8 +101,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
         )
     if left:
         raise TypeError(
-            f"The reward function `{name_of(func)}` does not take `{'`, `'.join(left)}`: it gets every "
-            f"column of the rows, and {', '.join(GIVEN)}. Add `**kwargs` to its parameters."
+            f"`{name_of(func)}` does not take `{'`, `'.join(left)}`: add `**kwargs` to its parameters."
         )
 
 

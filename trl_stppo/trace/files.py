@@ -223,13 +223,11 @@ def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
     """Return the updates of a run, in order, with their trace files."""
     folder = Path(folder)
     if not folder.is_dir():
-        there = "is a file" if folder.exists() else "does not exist"
-        raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
+        raise TraceError(f"`{folder}` is no folder; must be the `output_dir` of a run.")
     found = _read_headers(folder / FOLDER) or _read_headers(folder)
     if not found:
         raise TraceError(
-            f"`{folder}` holds no readable trace. The option `trace_episodes` (8 by default) records that "
-            "many episodes of every update in `output_dir/trace`; TRL's own trainers record none."
+            f"`{folder}` holds no readable trace; the option `trace_episodes` records episodes."
         )
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]

@@ -141,8 +141,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"`runs={path}` does not exist; must be the output_dir of a run, a checkpoint, or the "
-            f"{METRICS_FILE} or {STATE_FILE} in it."
+            f"`runs={path}` does not exist; must be an output_dir, a checkpoint or a log file."
         )
     if path.is_file():
         return _read_file(path, path.parent)
@@ -152,8 +151,7 @@ def read_run(path: str | Path) -> Run:
         if source.is_file() and (run := _read_file(source, path)).history:
             return run
     raise FileNotFoundError(
-        f"`runs={path}` holds no log: no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
-        f"checkpoint-<step> with one. A run writes its first entry after `logging_steps` optimizer steps."
+        f"`runs={path}` holds no log; a run writes its first entry after `logging_steps` steps."
     )
 
 

@@ -119,8 +119,7 @@ class SearchEnv:
         listed = answers if isinstance(answers, list | tuple) else ()
         if not listed or not all(isinstance(text, str) and text.strip() for text in listed):
             raise ValueError(
-                f"answers is {answers!r} (columns: {', '.join(sorted(row)) or 'none'}); must be a "
-                'non-empty list of strings, for example ["csv"].'
+                f'answers is {answers!r}; must be a non-empty list of strings, for example ["csv"].'
             )
         self._by_letter = self._metric == "letter" and _is_choice(listed, row)
         self._answers, self._choices = tuple(listed), row.get("choices")

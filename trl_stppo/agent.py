@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -163,8 +162,7 @@ class Agent:
         """Play one episode.
 
         Args:
-            env: an environment, its class, a factory, a dict of factories, or an importable path
-                "module:Class"; None with only tools.
+            env: an environment, its class, a factory, or a dict of factories; None with only tools.
             row: columns for `reset`, with `prompt` unless the environment has the task.
             **options: arguments of `run_many`.
         """
@@ -201,8 +199,7 @@ class Agent:
             The episodes, in the order of the rows.
 
         Raises:
-            ValueError: there is neither an environment nor tools nor an agent, or `factory` cannot be
-                imported.
+            ValueError: there is neither an environment nor tools nor an agent.
         """
         if factory is None and not tools and agent is None:
             raise ValueError("`factory`, `tools` and `agent` are all None. Set one.")
@@ -269,17 +266,10 @@ class Agent:
 
         `factory` is as `env` of `run`; `options` are arguments of `trainer.play.Player`.
         """
-        made = factory
-        if isinstance(factory, str):
-            try:
-                made = pkgutil.resolve_name(factory)
-            except (ImportError, AttributeError, ValueError) as error:
-                message = f"{factory!r} cannot be imported: {error}. Must be module:Class."
-                raise ValueError(message) from error
-        shared = not isinstance(made, (type, dict)) and hasattr(made, "reset")
+        shared = not isinstance(factory, (type, dict)) and hasattr(factory, "reset")
         player = Player(
             self._speaker,
-            (lambda: made) if shared else made,
+            (lambda: factory) if shared else factory,
             self._limits(),
             tools=tools,
             template_kwargs=self.settings.chat_template_kwargs,

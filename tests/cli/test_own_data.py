@@ -3,7 +3,8 @@
 from datasets import Dataset
 
 from trl_stppo import isolated
-from trl_stppo.cli import agents, evaluate, objects
+from trl_stppo.cli import agents, objects
+from trl_stppo.cli.flags import EvaluateArguments
 from trl_stppo.rollout.isolation import Isolated
 
 HERE = __name__
@@ -15,9 +16,6 @@ def few(split: str) -> Dataset:
 
 def shout(completions, **columns):
     return [1.0 for _ in completions]
-
-
-shout.title = "LOUD"
 
 
 class Offering:
@@ -42,8 +40,8 @@ class Silent:
         raise AssertionError
 
 
-def arguments(environment: str | None, **others) -> evaluate.EvaluateArguments:
-    return evaluate.EvaluateArguments(environment=environment, **others)
+def arguments(environment: str | None, **others) -> EvaluateArguments:
+    return EvaluateArguments(environment=environment, **others)
 
 
 def test_an_isolated_factory_offers_its_classs_rows_and_takes_arguments():
@@ -64,15 +62,3 @@ def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
     rows.write_text('{"prompt": "mine"}\n')
     args = arguments(f"{HERE}:Offering", dataset_name=str(rows))
     assert agents.load_splits(args)[0][0] == {"prompt": "mine"}
-
-
-def test_figures_are_the_environments_own_unless_others_are_named():
-    args = arguments(f"{HERE}:Offering")
-    assert evaluate.reported_functions(args) == [f"{HERE}:shout"]
-    assert evaluate.titles_of([shout]) == {"shout": "LOUD"}
-    assert evaluate.reported_functions(arguments(f"{HERE}:Offering", figures=["none"])) == []
-    assert evaluate.reported_functions(arguments(f"{HERE}:Silent")) == []
-    counted = arguments(f"{HERE}:Offering", reward_funcs=[f"{HERE}:shout"])
-    assert evaluate.reported_functions(counted) == [], "it is in the score already"
-    other = arguments(f"{HERE}:Silent", eval_environment=f"{HERE}:Offering")
-    assert evaluate.reported_functions(other) == [f"{HERE}:shout"]

@@ -91,12 +91,12 @@ class Echo:
 def echo(monkeypatch):
     made = SimpleNamespace(make=lambda game, **options: Echo())
     monkeypatch.setitem(sys.modules, "gymnasium", made)
-    return functools.partial(GymnasiumEnv, "Echo-v0", rules="Talk.")
+    return functools.partial(GymnasiumEnv, "Echo-v0")
 
 
 def test_texts_go_in_and_out(echo) -> None:
     env = echo()
-    assert env.reset(seed=3) == ("Talk.\nseed 3", {})
+    assert env.reset(seed=3) == ("seed 3", {})
     heard = env.step("<action>hi</action>")
     assert heard == ("heard hi", 0.0, False, False, {"valid_action": True})
     env.step("a")

@@ -1,6 +1,5 @@
 """Sessions with an OpenEnv server: the logic with a stand-in client, then a real server on loopback."""
 
-import asyncio
 import functools
 import json
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.envs import check_env
-from trl_stppo.envs.adapters import AsyncOpenEnvSession, GemEnv, GymnasiumEnv, OpenEnvSession
+from trl_stppo.envs.adapters import GemEnv, GymnasiumEnv, OpenEnvSession
 
 
 class Client:
@@ -34,18 +33,7 @@ class Client:
         self.is_closed = True
 
 
-class AsyncClient(Client):
-    async def reset(self, **options):
-        return super().reset(**options)
-
-    async def step(self, action):
-        return super().step(action)
-
-    async def close(self):
-        super().close()
-
-
-class BothKinds(AsyncClient):
+class BothKinds(Client):
     def sync(self):
         self.blocking = Client()
         return self.blocking
@@ -89,22 +77,6 @@ def test_the_user_says_what_actions_and_observations_look_like() -> None:
     assert env.reset()[0] == "seen"
     env.step("go")
     assert client.calls[-1] == ("step", "GO")
-
-
-def test_asynchronous_twin_awaits() -> None:
-    client = AsyncClient()
-
-    async def play():
-        env = AsyncOpenEnvSession(client)
-        opening = await env.reset(seed=1)
-        steps = [await env.step(text) for text in ("nothing", "{}", "{}")]
-        await env.close()
-        return opening, steps
-
-    opening, steps = asyncio.run(play())
-    assert opening == ('{"n": 0}', {})
-    assert [step[1:4] for step in steps] == [(0.0, False, False)] * 2 + [(1.0, True, False)]
-    assert client.is_closed
 
 
 @pytest.mark.parametrize(("extra", "start"), [
@@ -198,7 +170,6 @@ def test_two_sessions_do_not_meet(server) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("session", [OpenEnvSession, AsyncOpenEnvSession])
-def test_keeps_the_contract(server, session) -> None:
-    factory = functools.partial(session, server, is_success=bool)
+def test_keeps_the_contract(server) -> None:
+    factory = functools.partial(OpenEnvSession, server, is_success=bool)
     assert check_env(factory, actions=['{"amount": 3}', "what?"]) == []

@@ -103,7 +103,6 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
         (CountEnv(), ROW),
         (lambda: CountEnv(), ROW),
         ({"count": CountEnv}, named),
-        ("tests.kit.fakes:CountEnv", ROW),
     ):
         assert agent.run(env, row).ids == expected
     own = Closable()
@@ -114,8 +113,6 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
 
 
 def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
-    with pytest.raises(ValueError, match="cannot be imported"):
-        agent.run("tests.kit.fakes:NoSuchEnv", ROW)
     with pytest.raises(ValueError, match="`factory`, `tools`"):
         agent.run(None, ROW)
     (saved / "modeling_evil.py").write_text("raise SystemExit('code was run')")

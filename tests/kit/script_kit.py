@@ -39,9 +39,9 @@ def scripts() -> Iterator[Any]:
 
 def question_rows(names: list[str], split: str) -> dict[str, list[Any]]:
     """Rows about the standard library, one of each data set in turn; every set has questions of its own."""
-    from trl_stppo.recipes.search.retrieval import questions
+    from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
-    rows = questions(split)[: len(names)]  # type: ignore[arg-type]
+    rows = stdlib_search_dataset(split).take(len(names))  # type: ignore[arg-type]
     return {
         "prompt": [row["prompt"] for row in rows],
         "answers": [list(row["answers"]) for row in rows],

@@ -456,7 +456,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
     reasons = {e.columns["number"]: str(e.stop_reason) for e in trainer.episodes}
     assert (reasons[3], reasons[7]) == ("env_error", "env_timeout")
     assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
-    assert "2 of 64 episodes ended in a failure of their agent: " in caplog.text
+    assert "2 of 64 episodes ended in a failure: " in caplog.text
     others = [n for n in reasons if n not in (3, 7)]
     assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
     tokenizer = trainer.processing_class

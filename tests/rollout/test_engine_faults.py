@@ -132,7 +132,7 @@ def test_a_failed_episode_teaches_nothing(when, caplog):
     [error] = record.errors
     assert re.fullmatch(r"SystemExit: 3 \(fault_envs\.py:\d+\)", error)
     assert record.final_rewards == [None]
-    assert f"1 of 1 episodes ended in a failure of their environment: {error} (1x)" in caplog.text
+    assert f"1 of 1 episodes ended in a failure: {error} (1x)" in caplog.text
 
 
 class Sometimes:

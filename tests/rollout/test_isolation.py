@@ -47,7 +47,6 @@ def test_attributes_are_copies_of_the_current_value(env):
     env.step("a")
     env.step("b")
     assert env.turn_rewards == [0.5, 0.5]
-    assert env.get("turn_rewards") == [0.5, 0.5]
     assert getattr(env, "absent", 7) == 7
     assert getattr(env, "absent", 8) == 8
     with pytest.raises(AttributeError, match="'Env' object has no attribute 'absent'"):
@@ -229,7 +228,7 @@ def test_a_child_that_dies_names_its_end(env, method, argument, message):
     with pytest.raises(EnvironmentDied, match="`step`"):
         env.step("a")
     with pytest.raises(EnvironmentDied):
-        env.get("name")
+        _ = env.name
 
 
 def test_ctrl_c_belongs_to_the_trainer(env):

@@ -75,10 +75,9 @@ def test_damaged_files_are_left_out(tmp_path, caplog, capsys):
     assert caplog.text.count("is damaged and left out") == 3
     page = tmp_path / "trace.html"
     assert main(["trace", str(tmp_path)]) == 0
-    said = "2 files and 1 episode left out as damaged"
-    assert f"3 of 4 episodes, 0.1 MiB; {said}" in capsys.readouterr().out
+    assert "3 of 4 episodes, 0.1 MiB" in capsys.readouterr().out
     assert page.read_text().count('id="episode-') == 3
-    assert f"3 episodes of 4 from 2 updates and 0 evaluations; {said}" in page.read_text()
+    assert "3 episodes of 4 from 2 updates and 0 evaluations" in page.read_text()
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from tests.kit import builders
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer import display
 from trl_stppo.watch import ProgressLines
-from trl_stppo.watch.lines import is_flat
 from trl_stppo.watch.runs import SCORE, SUCCESS
 
 CONSOLE = Path(__file__).parents[1] / "fixtures" / "console.txt"
@@ -177,16 +176,3 @@ def test_a_long_update_tells_its_steps(tmp_path, capsys, monkeypatch):
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  update")]
     # The line of the rollout itself comes with the last step.
     assert shown == ["  update: 1 of 2 optimizer steps"] * 2
-
-
-@pytest.mark.parametrize(("levels", "flat"), [
-    ([0.3] * 20, True),
-    ([0.3] * 15 + [0.31] * 5, False),
-    ([0.4] * 5 + [0.6] * 10 + [0.2] * 5, True),
-    # Solved from the start; too early; told before.
-    ([0.95] * 20, False),
-    ([0.3] * 19, False),
-    ([0.3] * 21, False),
-])  # fmt: skip
-def test_a_run_that_has_not_risen_is_told_once(levels, flat):
-    assert is_flat(levels) is flat

@@ -30,9 +30,8 @@ from ..rollout.contexts import AgentRequest
 from ..rollout.openai_wire import answer_message, completion
 from ..rollout.record import StopReason
 from ..rollout.workers import CallResult, EnvironmentCalls
-from .objects import named_factory, rows_for
+from .objects import factory_of, rows_for
 from .play import tool_call
-from .usage import UsageError
 
 # Longest time of an agent's episode.
 SECONDS = 120.0
@@ -47,17 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arguments", metavar="JSON", help="Arguments of the class.")
     add("--action", metavar="TEXT", action="append", help="A turn to play; repeat it for several.")
     add("--steps", metavar="N", type=int, default=20, help="Most turns of an episode.")
-    add("--seed", metavar="N", type=int, default=0, help="Seed of a made-up row.")
     add("--strict", action="store_true", help="Warnings fail too.")
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the environment and print warnings; return 1 for warnings with --strict, else 0."""
-    factory = named_factory(options.environment, options.arguments)
+    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
     rows = rows_for(options.environment, options.rows, options.row)
     actions, found = list[Any](options.action or []), list[str]()
     if is_agent(factory):
-        made_up = {"prompt": [{"role": "user", "content": "hello"}], "seed": options.seed}
+        made_up = {"prompt": [{"role": "user", "content": "hello"}], "seed": 0}
         print(f"{options.environment}: agent")
         for row in (rows or [made_up])[:MAX_ROWS]:
             line, warned = play_agent(factory, row, actions or DEFAULT_ACTIONS, options.steps)
@@ -74,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
                 print("No tool is called: name calls with `--action 'name {\"argument\": ...}'`.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            named = {"actions": actions or None, "steps": options.steps, "seed": options.seed}
-            found = check_env(factory, rows, **named)
+            found = check_env(factory, rows, actions=actions or None, steps=options.steps)
         print(f"{options.environment}: played {min(len(rows or [{}]), MAX_ROWS)} rows")
     for message in found:
         print(redacted(f"warning: {message}"))
@@ -87,19 +84,12 @@ def is_agent(named: Any) -> bool:
     """Return whether an object is an agent function `(client, row)` and not an environment factory."""
     if isinstance(named, type):
         return False
-    try:
-        signature = inspect.signature(named)
-    except ValueError:
-        # Some built-in functions have no signature.
-        return False
     for count in (0, 2):
-        with contextlib.suppress(TypeError):
-            signature.bind(*[None] * count)
+        # Some built-in functions have no signature, which is a ValueError.
+        with contextlib.suppress(TypeError, ValueError):
+            inspect.signature(named).bind(*[None] * count)
             return count == 2
-    raise UsageError(
-        f"`{named!r:.80}` takes neither (client, row), as an agent does, nor nothing, as an environment's "
-        "factory does; `--arguments` gives a factory its arguments."
-    )
+    return False
 
 
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:

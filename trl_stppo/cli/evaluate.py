@@ -1,7 +1,7 @@
 """Compare agents on held-out rows.
 
 Plays every held-out row once per agent and prints success with its interval,
-per data set and averaged. It accepts the flags and files of `train`, and uses
+per data set and their mean. It accepts the flags and files of `train`, and uses
 the task, the limits of an episode and the eval_* settings. Critic, reference
 and optimizer are not loaded.
 
@@ -11,9 +11,8 @@ and optimizer are not loaded.
   --output FILE       JSON file to write, with figures and settings
   --max_rows N        most rows of each data set, drawn with a fixed seed
   --show N            print each agent's first N episodes (0)
-  --figures NAME ...  reward functions to report without counting them in the
-                      score; 'none' for none; default the environment's
 
+A reward function with weight 0 is reported and does not count in the score.
 --help_all lists all flags.
 
 Examples:
@@ -50,15 +49,6 @@ from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
 from ..watch.lines import QUIET_SECONDS
 from . import agents
-from .agents import (
-    drawn,
-    load_environment,
-    load_eval_environment,
-    load_splits,
-    model_options,
-    parse_flags,
-    token_counter,
-)
 from .evaluation_tables import (
     Figures,
     Outcomes,
@@ -66,7 +56,7 @@ from .evaluation_tables import (
     figures_of,
     print_differences,
     print_table,
-    with_averages,
+    with_mean,
 )
 from .flags import EvaluateArguments, given
 from .objects import load_reward, offered_by
@@ -76,7 +66,8 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
-UNUSED = ("use_vllm", "use_transformers_continuous_batching")
+# Settings that affect the metrics.
+RECORDED = ("seed", "eval_generation_kwargs", "bf16", "num_generations_eval")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -113,11 +104,10 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     """Split the held-out rows by their column `dataset`. Without this column all rows are one data set."""
-    rows = load_splits(args)[1]
+    rows = agents.load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split. Name "
-            f"another (a file of rows has `train` alone), or set `test_split_size=0.1`."
+            f"`dataset_test_split={args.dataset_test_split!r}`: no such split; or set test_split_size."
         )
     if not hasattr(rows, "__len__"):
         # Load all rows of a stream, because all of them are played.
@@ -134,22 +124,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
         return parts
     if args.max_rows < 1:
         raise UsageError(f"`max_rows={args.max_rows}`: must satisfy max_rows >= 1 or None.")
-    return {name: drawn(part, args.max_rows) for name, part in parts.items()}
-
-
-def reported_functions(args: EvaluateArguments) -> list[str]:
-    """Return the import paths of the reward functions that are reported but not counted in the score."""
-    wanted = args.figures
-    if wanted is None:
-        offers = offered_by(args.eval_environment or args.environment, "figures") or []
-        wanted = [f"{function.__module__}:{function.__qualname__}" for function in offers]
-    counting = [path.replace(":", ".") for path in args.reward_funcs or []]
-    return [path for path in wanted if path.replace(":", ".") not in ("none", *counting)]
-
-
-def titles_of(functions: Sequence[Callable[..., Any]]) -> dict[str, str]:
-    """Return the column heading of each reward function: its attribute `title`, or its name."""
-    return {name_of(each): getattr(each, "title", name_of(each)) for each in functions}
+    return {name: agents.drawn(part, args.max_rows) for name, part in parts.items()}
 
 
 def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
@@ -186,7 +161,9 @@ def load_agent(
     # `model_revision` is the agent's revision; the adapter names the revision of its base model.
     # The default is float32, because TRL loads models in float32.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
-    options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
+    options |= agents.model_options(
+        replace(model_args, model_revision=None), config.model_init_kwargs
+    )
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
     with unpartitioned():
@@ -249,15 +226,17 @@ def evaluate(
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
     agent = load_agent(folder, config, model_args, settings)
-    counter = token_counter(folder)
-    factory = load_eval_environment(args, counter) or load_environment(args, counter)
+    counter = agents.token_counter(folder)
+    factory = agents.load_eval_environment(args, counter)
+    factory = factory or agents.load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
-    reported = [load_reward(path, "figures") for path in reported_functions(args)]
+    offered = offered_by(args.eval_environment or args.environment, "figures") or []
+    reported = [function for function in offered if function not in counting]
     functions = [*counting, *reported]
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
     loop = agents.load_agent(args)
     if factory is None and loop is None and not functions:
-        raise UsageError("No score: set `environment`, `agent`, `reward_funcs` or `figures`.")
+        raise UsageError("No score: set `environment`, `agent` or `reward_funcs`.")
     size = config.per_device_eval_batch_size
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
     total = sum(map(len, sets.values())) * repetitions if config.world_size == 1 else 0
@@ -277,9 +256,9 @@ def evaluate(
         on_rollout=watch,
         wrap_backend=None if wrapper is None else wrapper(agent, name),
     )
-    titles = titles_of(functions)
+    titles = {name_of(each): getattr(each, "title", name_of(each)) for each in functions}
     figures = {data: figures_of(part, titles) for data, part in metrics.items()}
-    return with_averages(figures), watch.outcomes
+    return with_mean(figures), watch.outcomes
 
 
 def run(words: Sequence[str]) -> int:
@@ -295,7 +274,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
 
     `wrapper` takes an agent and its name, and returns a function that wraps the backend of its turns.
     """
-    args, config, model_args, _ = parse_flags(EvaluateArguments, words)
+    args, config, model_args, _ = agents.parse_flags(EvaluateArguments, words)
     if args.show < 0:
         raise UsageError(f"`show={args.show}`: must satisfy show >= 0.")
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
@@ -311,9 +290,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
-    for name in UNUSED:
-        if getattr(config, name):
-            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
@@ -336,31 +312,14 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         # If an agent fails, write the results of the agents before it.
         if is_main and results:
             print_table(results)
-            figures = [f for parts in results.values() for f in parts.values()]
-            if min(f.get("valid actions", 1.0) for f in figures) < 0.75 and not args.show:
-                print(
-                    "A quarter of some agent's turns or more are no valid actions: see `--show 2`."
-                )
             if args.output is not None:
                 path = Path(args.output)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                written = {
-                    "settings": settings_of(args, config, found, settings),
-                    "results": results,
-                }
+                used = {name: getattr(config, name) for name in RECORDED}
+                about = {**vars(args), **used, "agents": found, "limits": settings}
+                written = {"settings": redacted(about), "results": results}
                 path.write_text(json.dumps(written, indent=1) + "\n")
                 print(f"written: {path}")
     if config.world_size == 1:
         print_differences(outcomes, config.num_generations_eval or 1)
     return results
-
-
-def settings_of(
-    args: EvaluateArguments, config: Any, agents: dict[str, str], limits: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the settings that affect the metrics, for the JSON file."""
-    names = ("seed", "eval_generation_kwargs", "bf16")
-    task = {name: value for name, value in vars(args).items() if name not in ("models", "labels")}
-    sampled = {name: getattr(config, name) for name in names}
-    repetitions = {"num_generations_eval": config.num_generations_eval or 1}
-    return redacted({"agents": agents, "limits": limits, **task, **sampled, **repetitions})

@@ -1,9 +1,10 @@
-"""Print a table of evaluation metrics by agent and data set, with averages."""
+"""Print a table of evaluation metrics by agent and data set, with their mean."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,7 +19,7 @@ Figures = dict[str, float]
 Results = dict[str, dict[str, Figures]]
 # Success and score of each episode, in the order of the rows.
 Outcomes = list[tuple[bool | None, float]]
-MEAN, ALL_ROWS = "mean of data sets", "all rows"
+MEAN = "mean of data sets"
 BOUNDS = {
     f"{column} {end}": (column, end) for column in ("success", "score") for end in ("low", "high")
 }
@@ -32,40 +33,31 @@ def figures_of(
     `functions` maps the name of a reward function to the title of its column. Each metric's name begins with
     `prefix`.
     """
-    names = MEASURES | {"judged": "episode/success_known"}
-    names |= {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
+    names = MEASURES | {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
     names |= {title: f"rewards/{name}/mean" for name, title in (functions or {}).items()}
     values = {column: metrics.get(prefix + name) for column, name in names.items()}
     return {k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)}
 
 
-def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
-    """Add two averages to the metrics: the mean over data sets, and the mean over all episodes.
+def with_mean(parts: dict[str, Figures]) -> dict[str, Figures]:
+    """Add the mean of several data sets to their metrics.
 
     A column is averaged if all data sets have it. Intervals are combined like intervals of independent
-    estimates: the squares of the distances to each bound add up, times the squared weights
+    estimates: the squares of the distances to each bound add up, divided by the squared number of data sets
     (MOVER; Zou and Donner 2008, Statistics in Medicine 27, 1693-1702).
     """
-    every, result = list(parts.values()), dict(parts)
+    every = list(parts.values())
     if len(every) < 2:
-        return result
-    common = [c for c in every[0] if c != "episodes" and all(c in f for f in every)]
-    for name in (MEAN, ALL_ROWS):
-        averaged: Figures = {"episodes": sum(f["episodes"] for f in every)}
-        for column in (c for c in common if c not in BOUNDS):
-            counts = [1.0] * len(every)
-            # Weight each data set by the number of episodes in the column's mean.
-            if name == ALL_ROWS:
-                judged = [f.get("judged", 1.0) if column == "success" else 1.0 for f in every]
-                counts = [f["episodes"] * share for f, share in zip(every, judged, strict=True)]
-            weights = [count / sum(counts) for count in counts]
-            pairs = list(zip(weights, every, strict=True))
-            averaged[column] = sum(weight * f[column] for weight, f in pairs)
-            for key in (key for key in common if BOUNDS.get(key, ("",))[0] == column):
-                apart = math.hypot(*(weight * (f[key] - f[column]) for weight, f in pairs))
-                averaged[key] = averaged[column] + math.copysign(apart, -1 if "low" in key else 1)
-        result[name] = averaged
-    return result
+        return parts
+    mean: Figures = {"episodes": sum(figures["episodes"] for figures in every)}
+    for column in (c for c in every[0] if c not in (*BOUNDS, *mean)):
+        if all(column in figures for figures in every):
+            mean[column] = fmean(figures[column] for figures in every)
+    for key, (column, end) in BOUNDS.items():
+        if all(key in figures for figures in every):
+            apart = math.hypot(*(figures[key] - figures[column] for figures in every)) / len(every)
+            mean[key] = mean[column] + math.copysign(apart, -1 if end == "low" else 1)
+    return {**parts, MEAN: mean}
 
 
 def print_table(results: Results) -> None:
@@ -73,7 +65,7 @@ def print_table(results: Results) -> None:
     rows = [(label, name, f) for label, parts in results.items() for name, f in parts.items()]
     present = dict.fromkeys(column for *_, figures in rows for column in figures)
     wanted = dict.fromkeys([*MEASURES, *present])
-    shown = [c for c in wanted if c in present and c not in BOUNDS and c != "judged"]
+    shown = [c for c in wanted if c in present and c not in BOUNDS]
     sets = list(dict.fromkeys(name for _, name, _ in rows))
     names = ["agent", "data set"] if len(sets) > 1 else ["agent"]
     title = None if len(sets) > 1 else escape(*sets)

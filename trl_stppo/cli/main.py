@@ -6,7 +6,6 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 128 + n signal n.
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import os
 import signal
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..redaction import redacted
+from ..version import __version__
 from .usage import Parser, UsageError, hint
 
 PROGRAM = "trl-stppo"
@@ -53,21 +53,18 @@ PACKAGES = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line (default: `sys.argv`) and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    debug = words[:1] == ["--debug"]
-    return guarded(lambda: _dispatch(words[debug:]), debug=debug)
+    return guarded(lambda: _dispatch(words))
 
 
 def _dispatch(words: list[str]) -> int:
     command = " ".join(words[: 2 if words[:1] == ["env"] else 1])
     words = words[len(command.split()) :]
     if command in ("-V", "--version"):
-        print(_versions())
+        print(f"{PROGRAM} {__version__}")
     elif command in ("", "env", "env -h", "env --help", "help", "-h", "--help", "--help_all"):
         print(f"usage: {PROGRAM} COMMAND [--flag VALUE ...]\n\ncommands:")
         print(*(f"  {name:<10} {documented(name)[0]}" for name in MODULES), sep="\n")
-        print(
-            f"\n--version shows versions; --debug shows where an error came from.\n\n{FIRST_STEPS}"
-        )
+        print(f"\n--version shows the version.\n\n{FIRST_STEPS}")
     elif command not in MODULES:
         raise UsageError(f"`{command}` is no command. {hint(command, MODULES)}")
     elif command not in TRAINERS:
@@ -122,22 +119,9 @@ def _run_parsed(command: str, words: Sequence[str]) -> int:
     return int(module.run(options) or 0)
 
 
-def _versions() -> str:
-    """Return the versions of the main packages, without importing them."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from ..version import __version__
-
-    found = [f"Python {sys.version.split()[0]}"]
-    for package in ("trl", "transformers", "accelerate", "peft", "torch"):
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return f"{PROGRAM} {__version__} ({', '.join(found)})"
-
-
-def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
+def guarded(call: Callable[[], int]) -> int:
     """Call a command and return its exit code. Print an error as one line or as a traceback."""
-    debug = debug or os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
+    debug = os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
     try:
         return call()
     except SystemExit as ended:

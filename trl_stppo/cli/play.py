@@ -1,7 +1,6 @@
 """Play an environment yourself.
 
-One line is one turn; a backslash at its end continues it on the next line.
-`:q` or the end of the input stops. A tool call is a line such as
+One line is one turn. `:q` or the end of the input stops. A tool call is a line such as
 `name {"argument": "value"}`. Without --rows and --row it plays the class's
 rows.
 
@@ -19,7 +18,7 @@ from typing import Any
 from ..envs.base import Step, is_text_environment
 from ..envs.check import HandPlayer, tools_of
 from ..errors import EnvironmentContractError
-from .objects import named_factory, rows_for
+from .objects import factory_of, rows_for
 from .usage import UsageError, parsed_json
 
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play an environment from standard input until the episode or the input ends."""
-    factory = named_factory(options.environment, options.arguments)
+    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
     rows = rows_for(options.environment, options.rows, options.row) or [{"prompt": ""}]
     if not 0 <= options.index < len(rows):
         raise UsageError(f"`--index {options.index}`: there are {len(rows)} rows, counted from 0.")
@@ -76,8 +75,6 @@ def _read_action() -> str | None:
     """Read the next turn from standard input; return None at `:q` or at the end of the input."""
     try:
         turn = input("> ")
-        while turn.endswith("\\"):
-            turn = f"{turn[:-1]}\n{input('... ')}"
     except EOFError:
         return None
     return None if turn == ":q" else turn

@@ -147,7 +147,6 @@ def check_env(
     *,
     actions: Sequence[Any] | None = None,
     steps: int = 20,
-    seed: int = 0,
 ) -> list[str]:
     """Play an environment and look for violations of the contract and usual mistakes.
 
@@ -163,7 +162,6 @@ def check_env(
             for a tool environment, once each. Actions that reach more of a game check more. None plays a
             few texts, and calls no tool.
         steps: largest number of turns of an episode.
-        seed: column `seed` of the made-up row.
 
     Returns:
         The warnings, which are also issued as `UserWarning`.
@@ -172,7 +170,7 @@ def check_env(
         EnvironmentContractError: the environment breaks the contract.
         ValueError: there is no row, or an action names an unknown tool.
     """
-    made_up = [{"prompt": [{"role": "user", "content": ""}], "seed": seed}]
+    made_up = [{"prompt": [{"role": "user", "content": ""}], "seed": 0}]
     played = list(itertools.islice(rows, MAX_ROWS)) if rows is not None else made_up
     if not played:
         raise ValueError("`rows` is empty: must be None, or have a row.")

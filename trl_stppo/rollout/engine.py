@@ -25,7 +25,7 @@ from .driver import Driver, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Durations, Episode, Limits
 from .messages import check_turn
-from .record import FAILURES, FINAL, StopReason
+from .record import FINAL, StopReason
 from .tool_driver import is_valid
 from .workers import CallResult, EnvironmentCalls
 
@@ -119,16 +119,11 @@ class RolloutEngine:
         for episode in episodes:
             self.failures_in_a_row = 0 if episode.trains else self.failures_in_a_row + 1
         errors = [str(episode.error) for episode in episodes if not episode.trains]
-        agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
-        plain = not any(driver.type_name for driver in self.drivers.values())
-        source = "agent" if agents else "prompt" if plain else "environment"
-        failures = {episode.stop_reason for episode in episodes} & {*FAILURES}
-        if StopReason.SAMPLER_ERROR in failures:
-            source = "sampler" if len(failures) == 1 else f"{source} or sampler"
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
-            text = "%d of %d episodes ended in a failure of their %s: %s"
-            logger.warning(text, len(errors), len(episodes), source, common)
+            text = "%d of %d episodes ended in a failure: %s"
+            logger.warning(text, len(errors), len(episodes), common)
+        agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
         silent = sum(episode.trains and not episode.num_turns for episode in episodes)
         if agents and silent:
             text = "%d of %d episodes ended without a call of the agent that trains."
@@ -136,7 +131,7 @@ class RolloutEngine:
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0
             raise EnvironmentFailureError(
-                f"The last {count} episodes all ended in a failure of their {source}. The newest: "
+                f"The last {count} episodes all ended in a failure. The newest: "
                 f"{errors[-1].rstrip('.')}. Try `trl-stppo env check`."
             )
 

@@ -96,8 +96,8 @@ class _Late(Exception):
 class IsolatedEnvironment:
     """An environment in a child process, which is used like an environment in this process.
 
-    Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
-    `get` also reach names that this class hides. Calls run one at a time. Attributes are copies. `pid` is the
+    Public methods and attributes of the environment are found by name (`env.step("x")`); `call` also
+    reaches methods that this class hides. Calls run one at a time. Attributes are copies. `pid` is the
     child's process id, and `methods` has the names of the environment's public methods.
     """
 
@@ -142,17 +142,13 @@ class IsolatedEnvironment:
         """
         return self._ask(f"`{method}`", "call", method, args, kwargs)
 
-    def get(self, attribute: str) -> Any:
-        """Return a copy of the environment's attribute, or raise AttributeError."""
-        return self._ask(f"`{attribute}`", "get", attribute)
-
     def __getattr__(self, name: str) -> Any:
         # Refuse dunder names, with which pickle, copy and inspect would detect protocols that do not exist.
         if name.startswith("__") or "methods" not in self.__dict__:
             raise AttributeError(name)
         if name in self.methods:
             return functools.partial(self.call, name)
-        return self.get(name)
+        return self._ask(f"`{name}`", "get", name)
 
     def kill(self) -> None:
         """Kill the child and its subprocesses. Any thread may call this, also repeatedly."""

@@ -184,10 +184,6 @@ class Answers:
         return answer
 
     def _answer(self, method: str, path: str, content: bytes) -> Future[Response]:
-        if method == "GET" and path.endswith("/models"):
-            done: Future[Response] = Future()
-            done.set_result((200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]}))
-            return done
         if method != "POST" or not path.endswith("/chat/completions"):
             message = f"{method} {path} does not exist here; use POST /v1/chat/completions."
             raise RefusedRequest(404, message)

@@ -50,13 +50,11 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
 
     async def asynchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
-        check_columns(func, selected, _columns(kwargs))
         rewards = checked(await func(**selected), func, len(kept)) if kept else []
         return _spread(rewards, kept, kwargs)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
-        check_columns(func, selected, _columns(kwargs))
         return _spread(checked(func(**selected), func, len(kept)) if kept else [], kept, kwargs)
 
     wrapper = functools.update_wrapper(asynchronous if is_async(func) else synchronous, func)
@@ -103,8 +101,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
         )
     if left:
         raise TypeError(
-            f"The reward function `{name_of(func)}` does not take `{'`, `'.join(left)}`: it gets every "
-            f"column of the rows, and {', '.join(GIVEN)}. Add `**kwargs` to its parameters."
+            f"`{name_of(func)}` does not take `{'`, `'.join(left)}`: add `**kwargs` to its parameters."
         )
 
 
@@ -122,10 +119,6 @@ def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[lis
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return missing, []
     return missing, [name for name in arguments if name not in named]
-
-
-def _columns(kwargs: dict[str, Any]) -> list[str]:
-    return [name for name in kwargs if name not in (*GIVEN, "environments")]
 
 
 def _select(

@@ -151,7 +151,7 @@ class ToolDriver(Driver):
         env, failures, malformed = episode.env, 0, False
         isolated = isinstance(env, IsolatedEnvironment)
         tools = self._standalone | {
-            # Use `call`, because `IsolatedEnvironment` hides tools such as `get` and `close`.
+            # Use `call`, because `IsolatedEnvironment` hides tools such as `call` and `close`.
             name: functools.partial(env.call, name) if isolated else getattr(env, name)
             for name in self._methods
         }

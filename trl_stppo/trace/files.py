@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -215,31 +214,20 @@ def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
     Raises:
         TraceError: there is no trace, or a newer version of this package has written it.
     """
-    damage = Counter[str]()
     # Read the headers now, so that errors are raised here and not with the first episode.
-    updates = read_updates(folder, damage)
-    return (episode for head, path in updates for episode in read_episodes(head, path, damage))
+    updates = read_updates(folder)
+    return (episode for head, path in updates for episode in read_episodes(head, path))
 
 
-def left_out(damage: Counter[str]) -> str:
-    """Return a clause that counts damaged files and episodes; "" if nothing is damaged."""
-    named = [
-        f"{n} {what}{'s' if n > 1 else ''}" for what, n in sorted(damage.items(), reverse=True)
-    ]
-    return f"; {' and '.join(named)} left out as damaged" if named else ""
-
-
-def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
-    """Return the updates of a run, in order, with their trace files; count each damaged "file"."""
+def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
+    """Return the updates of a run, in order, with their trace files."""
     folder = Path(folder)
     if not folder.is_dir():
-        there = "is a file" if folder.exists() else "does not exist"
-        raise TraceError(f"`{folder}` {there}; must be the `output_dir` of a run.")
-    found = _read_headers(folder / FOLDER, damage) or _read_headers(folder, damage)
+        raise TraceError(f"`{folder}` is no folder; must be the `output_dir` of a run.")
+    found = _read_headers(folder / FOLDER) or _read_headers(folder)
     if not found:
         raise TraceError(
-            f"`{folder}` holds no readable trace. The option `trace_episodes` (8 by default) records that "
-            "many episodes of every update in `output_dir/trace`; TRL's own trainers record none."
+            f"`{folder}` holds no readable trace; the option `trace_episodes` records episodes."
         )
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
@@ -248,16 +236,11 @@ def read_updates(folder: str | Path, damage: Counter[str]) -> list[tuple[TracedU
 
 def next_start(folder: Path) -> int:
     """Return the number for a new training: one more than the highest recorded number."""
-    return 1 + max((update.start for update, _ in _read_headers(folder, Counter())), default=0)
+    return 1 + max((update.start for update, _ in _read_headers(folder)), default=0)
 
 
-def read_episodes(
-    update: TracedUpdate, path: Path, damage: Counter[str], **options: Any
-) -> Iterator[TracedEpisode]:
-    """Yield the episodes of a trace file; skip and count each damaged "episode".
-
-    `options` are arguments of `json.loads`.
-    """
+def read_episodes(update: TracedUpdate, path: Path, **options: Any) -> Iterator[TracedEpisode]:
+    """Yield the undamaged episodes of a trace file. `options` are arguments of `json.loads`."""
     read = 0
     reason: Exception = EOFError("the file has lost its end")
     for line in _lines(path)[1:]:
@@ -273,7 +256,6 @@ def read_episodes(
             "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
             path, lost, update.episodes, type(reason).__name__, reason,
         )  # fmt: skip
-        damage["episode"] += lost
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -282,7 +264,7 @@ def _lines(path: Path) -> list[bytes]:
     return text.removesuffix(b"\n").split(b"\n")
 
 
-def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate, Path]]:
+def _read_headers(folder: Path) -> list[tuple[TracedUpdate, Path]]:
     found = []
     for path in sorted(folder.glob(f"*{ENDING}")):
         try:
@@ -298,7 +280,6 @@ def _read_headers(folder: Path, damage: Counter[str]) -> list[tuple[TracedUpdate
             logger.warning(
                 "%s is damaged and left out (%s: %s).", path, type(error).__name__, error
             )
-            damage["file"] += 1
     return found
 
 

@@ -23,12 +23,11 @@ import re
 import shutil
 import tempfile
 import webbrowser
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from .files import PER_TOKEN, TracedEpisode, TracedUpdate, left_out, read_episodes, read_updates
+from .files import PER_TOKEN, TracedEpisode, TracedUpdate, read_episodes, read_updates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         raise OSError(f"`--output {output}` cannot be written: {error}.") from error
     of = f" of {page.recorded}" if page.episodes < page.recorded else ""
     size = page.path.stat().st_size / 2**20
-    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB{page.left_out}")
+    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB")
     if options.open:
         webbrowser.open(page.path.resolve().as_uri())
     return 0
@@ -69,7 +68,6 @@ class PageSummary:
     path: Path
     episodes: int
     recorded: int
-    left_out: str
 
 
 def build_page(
@@ -80,8 +78,8 @@ def build_page(
     `run` is the run's `output_dir`, or the trace folder in it. If there are more than `max_episodes`, so many
     are sampled evenly from first to last.
     """
-    run, output, damage = Path(run), Path(output), Counter[str]()
-    updates = read_updates(run, damage)
+    run, output = Path(run), Path(output)
+    updates = read_updates(run)
     recorded = sum(update.episodes for update, _ in updates)
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
@@ -91,10 +89,10 @@ def build_page(
             tempfile.TemporaryFile("w+", encoding="ascii") as data,
         ):
             # Write the data first, because the heading has the number of readable episodes.
-            count = _write_blocks(data, updates, _evenly(recorded, max_episodes), damage)
+            count = _write_blocks(data, updates, _evenly(recorded, max_episodes))
             summary = _summary([update for update, _ in updates], count, recorded)
             title = f"Episodes of {run.resolve().name}"
-            before, after = _frame(title, summary + left_out(damage))
+            before, after = _frame(title, summary)
             page.write(before)
             data.seek(0)
             shutil.copyfileobj(data, page)
@@ -102,7 +100,7 @@ def build_page(
         aside.replace(output)
     finally:
         aside.unlink(missing_ok=True)
-    return PageSummary(output, count, recorded, left_out(damage))
+    return PageSummary(output, count, recorded)
 
 
 def _summary(updates: list[TracedUpdate], count: int, recorded: int) -> str:
@@ -151,16 +149,14 @@ def _policy(*texts: str) -> str:
     )
 
 
-def _write_blocks(
-    data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Counter[str]
-) -> int:
+def _write_blocks(data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int]) -> int:
     """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
     rows: list[dict[str, Any]] = []
     texts: list[str] = []
     position = 0
     for group, (update, path) in enumerate(updates):
         # Keep NaN and infinity as text, because JSON in a browser has no such numbers.
-        for episode in read_episodes(update, path, damage, parse_constant=str):
+        for episode in read_episodes(update, path, parse_constant=str):
             position += 1
             if position - 1 not in wanted:
                 continue

@@ -6,21 +6,17 @@ A *round* is one rollout batch with its updates. Its line comes with the log ent
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
 from ..redaction import redacted
-from .runs import FALLS, SCORE, SUCCESS, duration, number, shown
+from .runs import SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +30,7 @@ class Column(NamedTuple):
     width: int
 
 
-OVERLAP = "perf/overlap"
 FIRST = 3
-LAST = 5
-# Rollouts after which the outcome should have risen.
-ENOUGH = 20
 # If no line was printed for this many seconds, an optimizer step of an update is printed.
 QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
@@ -93,7 +85,6 @@ class ProgressLines(TrainerCallback):
         self._columns: list[Column] = []
         # Metrics that at least one entry of the log has.
         self._metrics: set[str] = set()
-        self._best = -math.inf
         self._warned = self._shows_both = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -104,7 +95,6 @@ class ProgressLines(TrainerCallback):
         self._metrics = metrics_in(state.log_history)
         self._began = self._spoke = time.monotonic()
         self._evaluating = self._at_line = 0.0
-        self._best = max(outcomes(state.log_history), default=-math.inf)
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
                 self._say(redacted(line))
@@ -129,11 +119,6 @@ class ProgressLines(TrainerCallback):
             self._lines, self._logged = rounds, len(log)
             if known(log, "advantage/std") == [0.0] * FIRST:
                 say_fruitless(log)
-            if is_flat(outcomes(log)):
-                self._say(
-                    f"! the last {LAST} rollouts were no better than the first {LAST}: see "
-                    "docs/reliability.md, success stays where it was"
-                )
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -151,8 +136,7 @@ class ProgressLines(TrainerCallback):
                 title += " before training"
             elif self._training:
                 title += f" after rollout {self._rounds(state)}/{self._total(state)}"
-            for line in wrapped(f"{title}: {evaluation_figures(metrics, prefix)}"):
-                self._say(line)
+            self._say(f"{title}: {evaluation_figures(metrics, prefix)}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the numbers of finished rollouts and optimizer steps, and the elapsed time."""
@@ -165,11 +149,6 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
-        if (label := lost(state.log_history)) is not None:
-            self._say(
-                f"! {label} was below a tenth of its best in the last {LAST} rollouts: see "
-                "docs/collapse.md and docs/reliability.md"
-            )
         say_fruitless(state.log_history)
 
     def _say(self, line: str) -> None:
@@ -192,12 +171,12 @@ class ProgressLines(TrainerCallback):
         if task.get("environment", "none") != "none":
             words.append(f"in {task['environment']}")
         words += [f"on {task['dataset']}"] if "dataset" in task else []
-        yield from wrapped(f"{' '.join(words)}; into {args.output_dir}")
+        yield f"{' '.join(words)}; into {args.output_dir}"
         rollouts = self._total(state)
         episodes = getattr(args, "generation_batch_size", None)
         of = f" of {episodes:,} episodes, {rollouts * episodes:,} in all" if episodes else ""
         updates = f"{steps} optimizer step{'s' * (steps > 1)} each, {state.max_steps:,} in all"
-        yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
+        yield f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}"
         kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
         rates = f"learning rate: {args.learning_rate:g}"
         if (rate := getattr(args, "critic_learning_rate", None)) is not None:
@@ -205,9 +184,9 @@ class ProgressLines(TrainerCallback):
         to_zero = " to 0" if kind in ("linear", "cosine") else ""
         terms = {name: getattr(args, name, None) for name in ("kl_coef", "beta")}
         kls = "".join(f"; {name} {value:g}" for name, value in terms.items() if value)
-        yield from wrapped(f"{rates}; {kind}{to_zero}{kls}")
+        yield f"{rates}; {kind}{to_zero}{kls}"
         if self.passes:
-            yield from wrapped(f"forward passes: {self.passes}")
+            yield f"forward passes: {self.passes}"
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
 
@@ -224,25 +203,16 @@ class ProgressLines(TrainerCallback):
         columns = [c for c in COLUMNS if c.metric in self._metrics and c.label != left_out]
         if columns != self._columns:
             if not self._columns:
-                self._say("*: best so far; docs/watching.md explains the columns")
+                self._say("docs/watching.md explains the columns")
             labels = "".join(f"{column.label:>{column.width}}" for column in columns)
             self._say(f"{'':{len(place)}}{labels}{'time':>8}{'left':>8}")
             self._columns = columns
         trained = time.monotonic() - self._began - self._evaluating
         seconds, self._at_line = trained - self._at_line, trained
         left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
-        means = {c: mean(known(new, c.metric)) for c in columns}
-        cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
+        cells = [f"{shown(mean(known(new, c.metric)), c.form):>{c.width}}" for c in columns]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
-        figures = "".join([*cells, times])
-        outcome = next((v for c, v in means.items() if c.metric in (SUCCESS, SCORE)), None)
-        if outcome is not None and outcome > self._best:
-            self._best = outcome
-            if self._lines:
-                figures = f"{cells[0]}*{figures[len(cells[0]) + 1 :]}"
-        overlap = mean(known(new, OVERLAP))
-        word = "" if overlap is None else f"  overlap {overlap:.1f}"
-        self._say(f"{place}{figures}{word}")
+        self._say("".join([place, *cells, times]))
         moved = known(log, "policy/approx_kl")
         if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             self._say(
@@ -262,24 +232,6 @@ class ProgressLines(TrainerCallback):
             before = max(known(log[: self._logged], metric), default=0.0)
             if (more := round(max(known(new, metric), default=0.0) - before)) > 0:
                 self._say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
-
-
-def is_flat(levels: list[float]) -> bool:
-    """Return whether exactly `ENOUGH` outcomes have not risen, and are not near 1 from the start."""
-    return len(levels) == ENOUGH and fmean(levels[-LAST:]) <= fmean(levels[:LAST]) < 0.9
-
-
-def lost(history: list[dict[str, Any]]) -> str | None:
-    """Return the label of the metric (success or score) that fell without an alarm, or None."""
-    levels = outcomes(history)
-    if len(levels) <= LAST or any(known(history, FALLS)):
-        return None
-    best = max(levels)
-    # A score may be negative. If the lowest score is as far below 0 as the best is above, a tenth of the best
-    # means little.
-    if max(levels[-LAST:]) >= best / 10 or min(levels) <= -best:
-        return None
-    return "success" if known(history, SUCCESS) else "score"
 
 
 def say_fruitless(history: list[dict[str, Any]]) -> None:
@@ -302,11 +254,6 @@ def metrics_in(entries: list[dict[str, Any]]) -> set[str]:
     return {column.metric for column in COLUMNS if known(entries, column.metric)}
 
 
-def outcomes(history: list[dict[str, Any]]) -> list[float]:
-    """Return the success rates in a log or else the scores, oldest first."""
-    return known(history, SUCCESS) or known(history, SCORE)
-
-
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
     """Format an evaluation's logged metrics: success with its interval, score, turns, valid actions."""
     words = []
@@ -326,18 +273,6 @@ def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
 def mean(values: list[float]) -> float | None:
     """Return the mean of the values, or None if there are no values."""
     return sum(values) / len(values) if values else None
-
-
-def wrapped(text: str) -> list[str]:
-    """Wrap a text to the terminal's width, without breaks in words and paths."""
-    width = 1000
-    # Keep the width if there is no stdout or it is closed.
-    with contextlib.suppress(AttributeError, ValueError):
-        if sys.stdout.isatty():
-            width = shutil.get_terminal_size().columns
-    return textwrap.wrap(
-        text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-    )
 
 
 def say(line: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -142,8 +141,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"`runs={path}` does not exist; must be the output_dir of a run, a checkpoint, or the "
-            f"{METRICS_FILE} or {STATE_FILE} in it."
+            f"`runs={path}` does not exist; must be an output_dir, a checkpoint or a log file."
         )
     if path.is_file():
         return _read_file(path, path.parent)
@@ -153,8 +151,7 @@ def read_run(path: str | Path) -> Run:
         if source.is_file() and (run := _read_file(source, path)).history:
             return run
     raise FileNotFoundError(
-        f"`runs={path}` holds no log: no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
-        f"checkpoint-<step> with one. A run writes its first entry after `logging_steps` optimizer steps."
+        f"`runs={path}` holds no log; a run writes its first entry after `logging_steps` steps."
     )
 
 
@@ -174,21 +171,8 @@ def _read_file(file: Path, folder: Path) -> Run:
         logger.warning("%s: %d damaged entries are left out.", file, odd)
     if not head:
         valid = list(map(_named, valid))
-    per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
-    return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
-
-
-def _pace(history: list[dict[str, Any]]) -> int | None:
-    """Return TRL's optimizer steps per rollout; None if a step is not logged.
-
-    Each rollout logs `num_tokens`, so the distance between two such entries is the result.
-    """
-    steps, played = (
-        sorted({entry["step"] for entry in history if name in entry})
-        for name in ("loss", "num_tokens")
-    )
-    gaps = [min(map(operator.sub, at[1:], at), default=0) for at in (steps, played)]
-    return gaps[1] if gaps[0] == 1 and gaps[1] else None
+    own = {k: v for k, v in head.items() if k in ("settings", "steps_per_rollout", "resumed")}
+    return Run(folder, valid, **own)
 
 
 def _named(entry: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import questions
+from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
 with scripts() as _module:
     maker = _module("stdlib_questions")
@@ -43,7 +43,7 @@ def test_right_behaviour_always_succeeds(demos) -> None:
 
 @pytest.mark.long
 def test_held_out_names_are_not_asked(demos) -> None:
-    held_out = {row["prompt"][0]["content"] for row in questions("test")}
+    held_out = {row["prompt"][0]["content"] for row in stdlib_search_dataset("test")}
     source = demos.TaskSource(random.Random(0), 1.0)
     assert not held_out & {source.draw().question for _ in range(500)}
-    assert not any(is_held_out(row["name"]) for row in questions("train"))
+    assert not any(is_held_out(row["name"]) for row in stdlib_search_dataset("train"))

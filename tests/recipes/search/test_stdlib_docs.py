@@ -6,14 +6,14 @@ import pytest
 from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search import retrieval
 from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import questions
+from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
 with scripts() as _module:
     maker = _module("stdlib_questions")
 
 
 def test_splits_are_large_and_share_no_asked_name() -> None:
-    train, test = questions("train"), questions("test")
+    train, test = stdlib_search_dataset("train"), stdlib_search_dataset("test")
     assert len(train) >= 1000
     assert len(test) >= 400
     assert not {row["name"] for row in train} & {row["name"] for row in test}
@@ -22,7 +22,7 @@ def test_splits_are_large_and_share_no_asked_name() -> None:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_rows_are_complete_and_mixed(split: retrieval.Split) -> None:
-    rows = questions(split)
+    rows = stdlib_search_dataset(split)
     for row in rows:
         assert row["prompt"][0]["role"] == "user"
         assert row["name"] in row["prompt"][0]["content"]
@@ -54,6 +54,6 @@ def _oracle(row: dict, env: StdlibSearchEnv) -> float:
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_searching_the_asked_name_leads_to_the_answer(split: retrieval.Split) -> None:
     pytest.importorskip("bm25s")
-    rows = questions(split)
+    rows = stdlib_search_dataset(split)
     env = StdlibSearchEnv()
     assert sum(_oracle(row, env) for row in rows) / len(rows) >= 0.97

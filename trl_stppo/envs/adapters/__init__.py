@@ -3,11 +3,10 @@
 from .gem import GemEnv
 from .gymnasium import GymnasiumEnv
 from .mcp import McpEnv
-from .openenv import AsyncOpenEnvSession, NoAction, OpenEnvSession
+from .openenv import NoAction, OpenEnvSession
 from .textworld import TextWorldEnv
 
 __all__ = [
-    "AsyncOpenEnvSession",
     "GemEnv",
     "GymnasiumEnv",
     "McpEnv",

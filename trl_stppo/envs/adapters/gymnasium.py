@@ -23,7 +23,6 @@ class GymnasiumEnv:
         game: str,
         *,
         words: Mapping[str, Any] | None = None,
-        rules: str = "",
         invalid_reward: float = 0.0,
         **options: Any,
     ) -> None:
@@ -32,7 +31,6 @@ class GymnasiumEnv:
         Args:
             game: id for `gymnasium.make`.
             words: word -> action of the game; the last such word of a turn counts. None passes the text.
-            rules: text before the first observation.
             invalid_reward: reward of a turn without a word of `words`, which leaves the state unchanged.
             **options: arguments of `gymnasium.make`, such as `render_mode="ansi"`, `max_episode_steps=20`.
         """
@@ -41,13 +39,13 @@ class GymnasiumEnv:
         except ImportError as error:
             raise MissingPackageError("gymnasium") from error
         self._env: Any = gymnasium.make(game, **options)
-        self._words, self._rules, self._invalid_reward = words, rules, float(invalid_reward)
+        self._words, self._invalid_reward = words, float(invalid_reward)
         self._text: str | None = None
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode. `seed` comes from the row's column, or else from the trainer."""
         self._text = self._shown(self._env.reset(seed=seed)[0])
-        return "\n".join(filter(None, [self._rules, self._text])), {}
+        return self._text, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Implement `TextEnv.step`: play one turn of the game."""

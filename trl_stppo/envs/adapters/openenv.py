@@ -1,4 +1,4 @@
-"""Adapters of environments on an OpenEnv server."""
+"""Adapter of environments on an OpenEnv server."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ def _write_json(observation: Any) -> str:
     return json.dumps(as_dict() if callable(as_dict) else observation, default=str)
 
 
-class _Session:
-    """Base class of the synchronous and the asynchronous session."""
+class OpenEnvSession:
+    """A session with an OpenEnv server. A client with a method `sync` is used through `sync()`."""
 
     def __init__(
         self,
@@ -77,67 +77,30 @@ class _Session:
         is_factory = isinstance(source, type) or not hasattr(source, "reset")
         return source() if is_factory else source
 
-    def _options(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {name: row[name] for name in self._reset_columns if row.get(name) is not None}
+    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode on the server."""
+        if self._client is None:
+            client = self._connect()
+            self._client = client.sync() if callable(getattr(client, "sync", None)) else client
+        columns = {name: row[name] for name in self._reset_columns if row.get(name) is not None}
+        return self._to_text(self._client.reset(**columns).observation), {}
 
-    def _refused(self, error: Exception) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Return the result of a turn without an action that the server takes, or raise another error."""
-        if isinstance(error, NoAction) or "VALIDATION_ERROR" in str(error):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Implement `TextEnv.step`: send one action to the server."""
+        try:
+            result = self._client.step(self._to_action(action))
+        except (ValueError, RuntimeError) as error:
+            if not isinstance(error, NoAction) and "VALIDATION_ERROR" not in str(error):
+                raise
             return str(error), self._invalid_reward, False, False, {"valid_action": False}
-        raise error
-
-    def _stepped(self, result: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
         info = {"valid_action": True}
         if result.done and self._is_success is not None:
             info["success"] = bool(self._is_success(result))
         reward = 0.0 if result.reward is None else float(result.reward)
         return self._to_text(result.observation), reward, bool(result.done), False, info
 
-
-class OpenEnvSession(_Session):
-    """An OpenEnv session with blocking calls. A client with a method `sync` is used through `sync()`."""
-
-    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode on the server."""
-        if self._client is None:
-            client = self._connect()
-            self._client = client.sync() if callable(getattr(client, "sync", None)) else client
-        result = self._client.reset(**self._options(row))
-        return self._to_text(result.observation), {}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Implement `TextEnv.step`: send one action to the server."""
-        try:
-            return self._stepped(self._client.step(self._to_action(action)))
-        except (ValueError, RuntimeError) as error:
-            return self._refused(error)
-
     def close(self) -> None:
         """End the session on the server."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
-
-
-class AsyncOpenEnvSession(_Session):
-    """An OpenEnv session with awaited calls, on the event loop of its first reset."""
-
-    async def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode on the server."""
-        if self._client is None:
-            self._client = self._connect()
-        result = await self._client.reset(**self._options(row))
-        return self._to_text(result.observation), {}
-
-    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Implement `TextEnv.step`: send one action to the server."""
-        try:
-            return self._stepped(await self._client.step(self._to_action(action)))
-        except (ValueError, RuntimeError) as error:
-            return self._refused(error)
-
-    async def close(self) -> None:
-        """End the session on the server."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()

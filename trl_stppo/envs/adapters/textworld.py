@@ -34,7 +34,6 @@ class TextWorldEnv:
         self,
         game: str | os.PathLike[str] | None = None,
         *,
-        admissible_commands: bool = False,
         invalid_reward: float = 0.0,
         max_steps: int | None = None,
         show: Sequence[str] = ("feedback",),
@@ -44,7 +43,6 @@ class TextWorldEnv:
 
         Args:
             game: path of a `.z8` file; None for the path in the row's column `game`.
-            admissible_commands: add the accepted commands to every observation.
             invalid_reward: added to the reward of a turn with a rejected command.
             max_steps: turns until the episode is truncated; None for the row's column `max_turns`,
                 or else no limit.
@@ -59,7 +57,6 @@ class TextWorldEnv:
             raise ValueError(f"reward is {reward!r}; allowed are {', '.join(REWARDS)}.")
         self._show, self._reward = tuple(show), reward
         self._game = None if game is None else os.fspath(game)
-        self._admissible_commands = admissible_commands
         self._invalid_reward = float(invalid_reward)
         self._max_steps = max_steps
         self._env: Any = None
@@ -118,7 +115,6 @@ class TextWorldEnv:
             won=True,
             moves=True,
             max_score=self._reward == "dense",
-            admissible_commands=self._admissible_commands,
             **dict.fromkeys(("feedback", *self._show), True),
         )
         # TextWorld warns for each game, but the warning does not matter here.
@@ -135,13 +131,11 @@ class TextWorldEnv:
     def _text(self, state: Any) -> str:
         feedback = _clean(state.feedback)
         parts = {part: _clean(getattr(state, part)) for part in self._show}
-        text = "\n\n".join(
+        return "\n\n".join(
             part
             for name, part in parts.items()
             if name == "feedback" or "feedback" not in parts or part not in feedback
         )
-        commands = state.admissible_commands if self._admissible_commands else None
-        return f"{text}\n\nCommands: {'; '.join(commands)}" if commands else text
 
 
 def _clean(text: str) -> str:

@@ -119,8 +119,7 @@ class SearchEnv:
         listed = answers if isinstance(answers, list | tuple) else ()
         if not listed or not all(isinstance(text, str) and text.strip() for text in listed):
             raise ValueError(
-                f"answers is {answers!r} (columns: {', '.join(sorted(row)) or 'none'}); must be a "
-                'non-empty list of strings, for example ["csv"].'
+                f'answers is {answers!r}; must be a non-empty list of strings, for example ["csv"].'
             )
         self._by_letter = self._metric == "letter" and _is_choice(listed, row)
         self._answers, self._choices = tuple(listed), row.get("choices")
@@ -165,23 +164,10 @@ class StdlibSearchEnv(SearchEnv):
     Passages are short and plain, as in the training of the demo's model.
     """
 
-    def __init__(
-        self,
-        retriever: Retriever | str | None = None,
-        *,
-        top_k: int = 2,
-        max_observation_chars: int = 240,
-        invalid_reward: float = 0.0,
-    ) -> None:
-        """Create an environment; for the arguments see `SearchEnv`."""
-        super().__init__(
-            retriever,
-            top_k=top_k,
-            max_observation_tokens=None,
-            max_observation_chars=max_observation_chars,
-            style="plain",
-            invalid_reward=invalid_reward,
-        )
+    def __init__(self, retriever: Retriever | str | None = None, **options: Any) -> None:
+        """Create an environment. `options` are arguments of `SearchEnv` that differ from the demo's."""
+        short = {"top_k": 2, "max_observation_tokens": None, "max_observation_chars": 240}
+        super().__init__(retriever, **{"style": "plain", **short, **options})
 
 
 def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:

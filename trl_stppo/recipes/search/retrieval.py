@@ -159,19 +159,14 @@ def passages() -> tuple[Passage, ...]:
     return tuple(Passage(*line) for line in _lines("passages"))
 
 
-def questions(split: Split) -> list[dict[str, Any]]:
+def stdlib_search_dataset(split: Split) -> datasets.Dataset:
     """Return a split's rows, with prompt (one user message), answers, hops (1 or 2), kind and name.
 
     No name is in both splits.
     """
-    return _lines(split)
-
-
-def stdlib_search_dataset(split: Split) -> datasets.Dataset:
-    """Return the questions of a split as a data set for `SearchEnv`."""
     import datasets
 
-    return datasets.Dataset.from_list(questions(split))
+    return datasets.Dataset.from_list(_lines(split))
 
 
 STDLIB = "stdlib"

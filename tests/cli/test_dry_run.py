@@ -24,6 +24,12 @@ def test_every_variant_passes(path, variant, dry_run):
     assert f"variant {variant}:" in shown
 
 
+def test_time_is_told_of_a_model_that_is_here(dry_run):
+    assert "time here at most about" in dry_run("--config", DEMO)[1]
+    absent = dry_run("--config", DEMO, "--model_name_or_path", "nobody/nothing")[1]
+    assert "time here not known" in absent
+
+
 @pytest.mark.long
 def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
     one = dry_run("--config", DEMO)[1]
@@ -38,7 +44,7 @@ def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
 
 @pytest.mark.parametrize(("flags", "named", "code"), [
     (["--variant", "so-ppo"], "`variant='so-ppo'`", 2),
-    (["--num_processes", "4"], "accelerate launch --num_processes", 2),
+    (["--num_processes", "4"], "accelerate launch --num_processes 4", 2),
     (["--environment", "SearchEnv"], "`SearchEnv`", 1),
     (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
     (["--load_in_4bit", "true"], "`use_peft: true`", 1),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from timeit import timeit
 from typing import Any
 from unittest.mock import patch
 
@@ -16,16 +17,18 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from trl import ModelConfig
 
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
+from ..generation.slots import supports
 from ..hub.loading import load_tokenizer
 from ..redaction import redacted
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
+from ..watch.runs import duration
 from . import agents
 from .flags import TrainArguments, given
 from .usage import UsageError
@@ -153,6 +156,59 @@ def how_trained(run: Plan) -> str:
     return f"{how}, {dtype}"
 
 
+def shape_of(run: Plan) -> Any:
+    """Return the policy without weights if its configuration is on this machine, else None."""
+    name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+    with suppress(Exception):
+        config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    return None
+
+
+def passes(run: Plan, model: Any) -> str:
+    """Describe whether forward passes of a model would be packed."""
+    if run.config.torch_compile:
+        return "padded: `torch_compile` is set"
+    if model is None:
+        return "not known before the model is here"
+    reason = supports(model)
+    return "packed" if reason is None else f"padded. {reason}"
+
+
+def seconds_per_rollout(run: Plan, model: Any) -> float:
+    """Estimate the seconds of a rollout batch and its updates, if every episode uses all its tokens.
+
+    Prompts and evaluations are not counted. A forward pass takes two operations per weight and token. A
+    backward pass takes twice as many, or as many if only adapters are trained. On a CPU, passes are about
+    half as fast as the matrix product that is timed here.
+    """
+    config, critic = run.config, int(run.trainer_class.has_critic)
+    each = (2 if run.model_args.use_peft else 3) + int(config.gradient_checkpointing)
+    scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
+    rounds = 1 + scored + config.num_iterations * each * (1 + critic)
+    tokens = config.generation_batch_size * config.max_completion_length
+    matrix = torch.ones(1024, 1024)
+    matrix @ matrix
+    rate = 4 * 2 * 1024**3 / timeit(lambda: matrix @ matrix, number=4)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return 2 * weights * tokens * rounds / (rate / 2) / run.processes
+
+
+def length_of(run: Plan, model: Any, rollouts: float) -> str:
+    """Describe how long one rollout batch takes at most, and how long all take together."""
+    if model is None:
+        return "not known before the model is here"
+    if run.config.device.type != "cpu":
+        return "not known: on a GPU, the launch of kernels takes most of the sampling"
+    seconds = seconds_per_rollout(run, model)
+    total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
+    return (
+        f"at most about {duration(seconds)} per rollout batch{total}: if every episode has all its tokens "
+        "and no two begin alike; prompts and evaluations come on top"
+    )
+
+
 def resolved(run: Plan) -> dict[str, str]:
     """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
     args, config = run.args, run.config
@@ -169,12 +225,14 @@ def resolved(run: Plan) -> dict[str, str]:
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
+    model = shape_of(run)
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
     return {
         "variant": f"{config.variant}: {ratio}",
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
+        "forward passes": passes(run, model),
         "processes": str(run.processes),
         "environment": args.agent
         or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
@@ -189,4 +247,5 @@ def resolved(run: Plan) -> dict[str, str]:
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
+        "time here": length_of(run, model, steps / each),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from .usage import Parser, UsageError, hint
 
 # The parser reads these texts as True, in upper or lower case.
 TRUE = ("yes", "true", "t", "y", "1")
+CONFIGS = Path(__file__).parent / "accelerate_configs"
 
 
 @dataclass
@@ -193,26 +196,67 @@ def check_words(types: Sequence[type], words: Sequence[str]) -> None:
         raise UsageError(f"`{rest[0]}` belongs to no flag.")
     # Allow keys of other commands, because one file may serve several commands.
     keys = [key for key in settings if key not in known | {"env", *IGNORED, *_fields_of_commands()}]
-    places = dict.fromkeys([word for word in rest if word.startswith("--")], "")
-    for word, where in (places | dict.fromkeys(keys, f" in {path}")).items():
-        name, theirs = word.lstrip("-").partition("=")[0].replace("-", "_"), launcher_flags()
-        if name in theirs:
-            raise UsageError(
-                f"`{word}`{where} is for accelerate: accelerate launch --{name} ... -m trl_stppo ..."
-            )
-        raise UsageError(f"`{word}`{where} is not known. {hint(name, known | theirs)}")
+    theirs = launcher_flags() if rest or keys else {}
+    for word in rest:
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name not in theirs:
+            raise UsageError(f"`{word}` is not known. {hint(name, known | set(theirs))}")
+    for key in keys:
+        if key not in theirs:
+            raise UsageError(f"`{key}` in {path} is not known. {hint(key, known | set(theirs))}")
+    if rest or keys:
+        launcher = []
+        for key in keys:
+            if theirs[key]:
+                launcher += [f"--{key}", str(settings[key])]
+            elif settings[key]:
+                launcher.append(f"--{key}")
+        launcher += rest
+        where = f", and `{'`, `'.join(keys)}` must not be in {path}" if keys else ""
+        raise UsageError(
+            f"`{shlex.join(launcher)}` is for accelerate, which starts the processes{where}. "
+            f"Run:\n  {accelerate_line(types, _without(words, rest), launcher)}"
+        )
 
 
-def launcher_flags() -> set[str]:
-    """Return the names of the flags of `accelerate launch`."""
+def launcher_flags() -> dict[str, bool]:
+    """Return the flags of `accelerate launch` and `accelerate_config`: name -> whether a value follows."""
     from accelerate.commands.launch import launch_command_parser
 
-    return {name.removeprefix("--") for name in launch_command_parser()._option_string_actions}
+    options = launch_command_parser()._option_string_actions
+    found = {name[2:]: kind.nargs != 0 for name, kind in options.items() if name.startswith("--")}
+    return {**found, "accelerate_config": True}
+
+
+def accelerate_line(
+    types: Sequence[type], words: Sequence[str], launcher: Sequence[str] = ()
+) -> str:
+    """Return the command line with which accelerate starts a command with these words."""
+
+    def config_file(flag: re.Match[str]) -> str:
+        shipped = CONFIGS / f"{flag[1]}.yaml"
+        return f"--config_file {shipped if shipped.is_file() else flag[1]}"
+
+    command = "evaluate" if EvaluateArguments in types else "train"
+    line = shlex.join(["accelerate", "launch", *launcher, "-m", "trl_stppo", command, *words])
+    # `--accelerate_config` is TRL's flag: a path, or the name of a shipped file.
+    return re.sub(r"--accelerate_config[= ](\S+)", config_file, line)
 
 
 def _fields_of_commands() -> Iterator[str]:
     for kind in (TrainArguments, EvaluateArguments, ModelConfig, *configs()):
         yield from (spec.name for spec in fields(kind))
+
+
+def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Return `words` with the subsequence `taken` removed."""
+    rest, left = list(taken), []
+    for word in words:
+        if rest and word == rest[0]:
+            rest.pop(0)
+        else:
+            left.append(word)
+    return left
 
 
 def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:

@@ -18,7 +18,6 @@ GONE = {
         ("overwrite_output_dir", "group_by_length", "save_safetensors"), "leave it out"
     ),
     **dict.fromkeys(("max_length", "max_seq_length"), "`max_completion_length` limits an episode"),
-    "accelerate_config": "run `accelerate launch --config_file FILE -m trl_stppo ...`",
 }
 
 

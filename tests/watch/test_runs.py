@@ -42,6 +42,19 @@ def test_metrics_of_trl_are_drawn_under_our_names(tmp_path):
     assert second == {"loss": 1.0, "step": 2}
 
 
+@pytest.mark.parametrize(("played", "every", "pace"), [
+    (range(1, 9), 1, 1), ((1, 5, 9), 1, 4), ((1, 5, 9), 1.0, 4),
+    ((4, 8), 4, None), ((1,), 1, None), ((), 1, None),
+])  # fmt: skip
+def test_steps_per_rollout_of_a_trl_run(played, every, pace, tmp_path):
+    entries = [
+        {"loss": 0.1, "step": step} | ({"num_tokens": 9.0} if step in played else {})
+        for step in (type(every)(n) for n in range(int(every), 10, int(every)))
+    ]
+    write_state(tmp_path, [*entries, {"train_runtime": 1.0, "step": 9}])
+    assert read_run(tmp_path).steps_per_rollout == pace
+
+
 def test_a_run_that_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
     for step, at in ((9, 100), (10, 300), (8, 200)):
         entries = [{"a": float(step), "step": step}]

@@ -108,7 +108,7 @@ class HandPlayer:
             except ValueError as error:
                 if method not in tools_of(env) or "in main thread" not in str(error):
                     raise
-                # Training also runs such a tool on the main thread.
+                # Only the main thread can set a signal handler.
                 result = function(*args, **kwargs)
             if inspect.iscoroutinefunction(function):
                 result = self._runner.run(result)

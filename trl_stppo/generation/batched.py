@@ -85,7 +85,7 @@ class CollectiveBackend(BatchedBackend):
             pass
 
     def _round(self, *, finished: bool) -> bool:
-        """Agree on a round, and play it if this process has no turn. Return whether all have finished."""
+        """Agree on a round; sample only filler if no turn is queued. Return whether all have finished."""
         limits = [request.max_new_tokens for request in self._queue.values()]
         states = self._exchange((len(limits), max(limits, default=0), int(finished)))
         self._rows = max(queued for queued, _, _ in states)

@@ -70,8 +70,8 @@ class CachedBackend(Backend):
     the cache outlives a change of the weights.
     """
 
-    # Queued turns start if there is one per this many generating turns, or after ADMIT_AFTER steps,
-    # because a forward pass over few rows takes nearly as long as a forward pass over many rows.
+    # Queued turns wait for one per ADMIT_ONE_IN generating turns, at most ADMIT_AFTER steps, because a
+    # forward pass over few rows takes nearly as long as a forward pass over many rows.
     ADMIT_ONE_IN = 8
     ADMIT_AFTER = 4
     # Generating rows move to adjacent slots if there is more than one idle slot per this many generating
@@ -388,7 +388,7 @@ class PolicyCopy:
 
     @torch.no_grad()
     def why_unfit(self) -> str | None:
-        """Return why the copy cannot sample in the policy's place, or None if it can."""
+        """Return why this copy cannot sample the policy's turns, or None if it can."""
         self.refresh()
         policy, mine = self._logits(self._policy), self._logits(self.model)
         if not torch.allclose(mine, policy, rtol=1e-3, atol=1e-3 * float(policy.std())):

@@ -68,7 +68,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Return the new tokens' indices in a view [slots * heads * length, width], cached for the pass."""
+        """Return new tokens' indices in a view [slots * heads * length, width]. The span caches them."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             each = torch.arange(heads, device=self._slots.device)
@@ -158,7 +158,7 @@ class SlotCache(Cache):
             self._row_ids = self.ids.write(tokens[:, None, :, None], span)[:, 0, :, 0]
 
     def tokens(self) -> Tensor | None:
-        """Return the ids of the rows fed last, [rows, span.longest], padded with each row's first token."""
+        """Return all token ids of the last pass's rows, [rows, span.longest], padded by each row's first."""
         if self.ids is None:
             return None
         ends = self.span.positions[:, -1:]

@@ -45,7 +45,7 @@ def read_message(message: Any, names: dict[str, str]) -> dict[str, Any]:
 
 
 def check_turn(prompt: list[dict[str, Any]] | str) -> None:
-    """Raise ValueError if a prompt ends with an assistant message, so that the turn is not the model's."""
+    """Raise ValueError if a prompt ends with an assistant message: the next turn is not the model's."""
     if isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
         raise ValueError("it ends with an assistant message; allowed is one of another role")
 

@@ -228,7 +228,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         return httpx2.Response(status, headers={"content-type": kind}, content=body)
 
     async def asynchronous(request: Any) -> Any:
-        # Shield the answer: a client that gives up must not cancel the answer to its repetition.
+        # Shield the answer: if a client gives up on a request, its retry still needs the answer.
         return made(request, await asyncio.shield(asyncio.wrap_future(begin(request))))
 
     def synchronous(request: Any) -> Any:

@@ -16,7 +16,7 @@ class StopReason(StrEnum):
     # The environment cuts the episode off.
     TRUNCATED = "truncated"
     MAX_TURNS = "max_turns"
-    # A turn that ends the episode was cut by `max_turn_tokens`.
+    # `max_turn_tokens` cut off the episode's last turn.
     MAX_TURN_TOKENS = "max_turn_tokens"
     TOKEN_BUDGET = "token_budget"
     # A turn called no tool: it is a tool agent's final answer.

@@ -303,7 +303,7 @@ class EnvironmentCalls:
             if now < call.ends_at:
                 continue
             if call.loop is not None and call.future is not None and not call.cancelled:
-                # The call's thread gets the cancellation, and tests whether the loop is blocked.
+                # Only cancel, because the call's thread then tests whether the loop is blocked.
                 call.cancelled = True
                 call.future.cancel()
                 continue

@@ -50,7 +50,7 @@ def install_callbacks(
 
 
 def shield_integrations(callbacks: Sequence[Any]) -> None:
-    """Keep None and non-finite values from upstream's integrations; `log_history` has all values.
+    """Hide None and non-finite values from upstream's integrations; `log_history` has all values.
 
     A metric without an episode in the batch is None in the log, and TensorBoard and MLflow warn of it each
     time. NaN and infinities are not points of a curve.

@@ -1,4 +1,4 @@
-"""Settings of `PPOTrainer`: GRPOConfig's settings, the critic's, and the names of TRL's PPO."""
+"""Settings of `PPOTrainer`: GRPOConfig's, the critic's, and aliases named as in TRL's PPO."""
 
 from __future__ import annotations
 

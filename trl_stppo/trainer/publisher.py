@@ -103,7 +103,7 @@ class Publisher(TrainerCallback):
                 )  # fmt: skip
             self._foreign_card_named = True
             return
-        # Only a name that has the form of a Hub id and is no local path is one.
+        # Drop local paths, because a path can have the form of a Hub id.
         known = filter(None, (dataset_name, dataset_of(host.train_dataset)))
         on_the_hub = (n for n in known if _HUB_ID.fullmatch(n) and not Path(n).exists())
         wrapped(model_name or Path(repo_name(host)).name, next(on_the_hub, None), tags)
@@ -185,7 +185,7 @@ class Publisher(TrainerCallback):
         return result
 
     def _agent_settings(self) -> AgentSettings:
-        """Return the agent's settings, taken from the trainer's evaluation."""
+        """Return the settings of evaluation episodes, for `agent.json`."""
         host, rollout, fields = self._host, self._rollout, dataclasses.asdict(self._limits)
         model = host.accelerator.unwrap_model(host.model)
         known: Any = getattr(model.config, "quantization_config", None)

@@ -34,8 +34,8 @@ from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
 from .ppo_config import PPOConfig
 
-# Largest number of characters between two pieces. This text belongs to no single token: a space, or a
-# character of several tokens.
+# Largest number of characters between the texts of two tokens, such as a space or a character that several
+# tokens share.
 GAP = 32
 
 

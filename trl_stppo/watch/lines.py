@@ -36,8 +36,8 @@ QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
 
-# Columns from left to right; 80 characters with place and times. If the success is not known, the score
-# replaces it. If the success is 0 in the first rollout, the score replaces the entropy.
+# Columns from left to right. With rollout number and times, a line has 80 characters. The score replaces an
+# unknown success. It replaces the entropy if the first rollout's success is 0.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9),
     Column("score", SCORE, ".3g", 9),

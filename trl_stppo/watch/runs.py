@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -171,8 +172,21 @@ def _read_file(file: Path, folder: Path) -> Run:
         logger.warning("%s: %d damaged entries are left out.", file, odd)
     if not head:
         valid = list(map(_named, valid))
-    own = {k: v for k, v in head.items() if k in ("settings", "steps_per_rollout", "resumed")}
-    return Run(folder, valid, **own)
+    per_rollout = head["steps_per_rollout"] if "steps_per_rollout" in head else _pace(valid)
+    return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
+
+
+def _pace(history: list[dict[str, Any]]) -> int | None:
+    """Return TRL's optimizer steps per rollout; None if a step is not logged.
+
+    Each rollout logs `num_tokens`, so the distance between two such entries is the result.
+    """
+    steps, played = (
+        sorted({entry["step"] for entry in history if name in entry})
+        for name in ("loss", "num_tokens")
+    )
+    gaps = [min(map(operator.sub, at[1:], at), default=0) for at in (steps, played)]
+    return gaps[1] if gaps[0] == 1 and gaps[1] else None
 
 
 def _named(entry: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class FailureWatch:
         self._batches: deque[Failures] = deque(maxlen=FAILURE_BATCHES)
 
     def rollout(self, everyone: Iterable[Failures], columns: Iterable[str] = ()) -> None:
-        """Add all processes' counts of a rollout batch; raise if the rate exceeds the limit."""
+        """Add all processes' counts of a rollout batch; raise if too many episodes failed."""
         failed, episodes, errors = zip(*everyone, strict=True)
         self._batches.append(Failures(sum(failed), sum(episodes), tuple(sum(errors, ()))))
         failed, episodes, errors = zip(*self._batches, strict=True)

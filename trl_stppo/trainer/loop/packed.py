@@ -90,13 +90,13 @@ class Rows:
         for group in group_rows(lengths, max_rows=max_rows, overhead=costs.pass_):
             width = max(lengths[row] for row in group)
             padded += len(group) * (width + costs.quadratic * width**2) + costs.pass_
-            # On a CPU TRL's head projects padding and prompt too.
+            # On a CPU, TRL's head projects padding and prompt too.
             padded += everywhere * costs.head * len(group) * width
         cost += everywhere * costs.head * sum(map(len, self.columns))
         return packs if cost <= padded else []
 
     def places(self, pack: Pack, *, after: int = 0) -> Tensor:
-        """Return the positions in the pack of the states before wanted tokens, plus `after`, [M]."""
+        """Return the pack positions, plus `after`, of the states that predict wanted tokens, [M]."""
         found = [
             own[(self.before[row] + after).to(own.device)]
             for row, own in zip(pack.rows, pack.places, strict=True)
@@ -132,7 +132,7 @@ def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, lab
     """
 
     def gather(module: nn.Module, args: Any, output: Any) -> Any:
-        """Keep only the states that predict, before the head projects them."""
+        """Keep only the states at `places`, which the head then projects."""
         states = output.last_hidden_state
         output.last_hidden_state = states[:, places.to(states.device)]
         return output

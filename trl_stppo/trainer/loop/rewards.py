@@ -61,7 +61,7 @@ class EpisodeRewards:
         return all_rewards
 
     def scores(self, rollout: Rollout, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return episode scores [B], and [B] bool, True for episodes with a score (see `score`)."""
+        """Return each episode's score and whether it has one, [B] and [B] bool (see `score`)."""
         ended, turn_sum = rollout.ended(self.end_ids), self.plan.turn_sum
         return score(rollout, weights, turn_sum, self.names, ended, self.missing_eos_penalty)
 

@@ -29,8 +29,8 @@ class RewardPlan:
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
-    # Index of the function that returns the sum of turn rewards. It is for the log, and because
-    # GRPOTrainer needs at least one function; the score does not include it.
+    # Index of the function that returns the sum of turn rewards. The score excludes this sum. The log shows
+    # it, and GRPOTrainer needs at least one function.
     turn_sum: int | None = None
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 

@@ -92,7 +92,7 @@ def renderer(host: Bridge, tokenizer: Any) -> ChatRenderer:
 
 
 def why_own_turns(trainer: Any) -> str | None:
-    """Return a text that a trainer overrides upstream's method that generates turns, or None."""
+    """Return a text if a trainer overrides upstream's method that generates turns, else None."""
     own = overrides(trainer, "_generate_single_turn")
     return f"{type(trainer).__name__} generates by itself." if own else None
 

@@ -1,6 +1,7 @@
 """`trl-stppo env check`: a report for clean, careless and broken environments."""
 
 import contextlib
+import importlib
 import json
 import threading
 
@@ -44,6 +45,17 @@ class Wrong(Clean):
         return "x", "much", False, False, {}
 
 
+class Open(Clean):
+    alive = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Open.alive += 1
+
+    async def close(self) -> None:
+        Open.alive -= 1
+
+
 @pytest.fixture
 def check(capsys):
     def run(name: str, *words: str) -> tuple[int, str]:
@@ -58,6 +70,12 @@ def test_what_breaks_the_contract_is_an_error(check):
     assert code == 1
     assert "error: Wrong.step returned" in shown
     assert "Traceback" not in shown
+
+
+def test_every_instance_is_closed(check):
+    assert check("Open")[0] == 0
+    module = importlib.import_module("test_cli_env_check")
+    assert module.Open.alive == 0
 
 
 def test_warnings_fail_on_request(check):

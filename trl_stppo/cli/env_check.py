@@ -14,6 +14,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import inspect
 import warnings
@@ -27,6 +28,7 @@ from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from ..rollout.agent_driver import ADDRESS, EPISODE_OVER, AgentSession, outcome_of
 from ..rollout.contexts import AgentRequest
+from ..rollout.environments import close_environment
 from ..rollout.openai_wire import answer_message, completion
 from ..rollout.record import StopReason
 from ..rollout.workers import CallResult, EnvironmentCalls
@@ -65,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
         is_text = True
         # Ignore an error of the factory here, because `check_env` reports it.
         with contextlib.suppress(Exception):
-            is_text = is_text_environment(factory())
+            probe = factory()
+            is_text = is_text_environment(probe)
+            close_environment(probe, asyncio.run)
         if not is_text:
             actions = [tool_call(word) for word in actions]
             if not actions:

@@ -195,15 +195,8 @@ def update(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> li
 # ---------------------------------------------------------------------------------- run
 def models() -> tuple[GPT2LMHeadModel, GPT2ForSequenceClassification]:
     """Policy and critic, a hundred thousand parameters each."""
-    config = GPT2Config(
-        vocab_size=len(WORDS),
-        n_positions=32,
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.1,
-        num_labels=1,
-    )
+    shape = {"n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    config = GPT2Config(vocab_size=len(WORDS), initializer_range=0.1, num_labels=1, **shape)
     # No dropout: the ratio of a policy that has not moved yet has to be 1.
     return GPT2LMHeadModel(config).eval(), GPT2ForSequenceClassification(config).eval()
 

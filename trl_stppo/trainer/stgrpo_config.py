@@ -58,7 +58,9 @@ class STGRPOConfig(STPPOConfig):
             self.num_iterations = STPPOConfig.num_iterations if self.stabilizers else 1
 
     def _resolve_critic(self) -> None:
-        """Leave the critic's learning rate unset."""
+        """Leave the critic's rate unset; a file for both kinds of trainers may set the published 1e-5."""
+        if self.critic_learning_rate == 1e-5:
+            self.critic_learning_rate = None
 
     @property
     def advantage_estimator(self) -> str:

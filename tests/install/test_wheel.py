@@ -78,7 +78,7 @@ def test_a_clean_environment_imports_it_and_has_the_command(wheel, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     code = (
-        "import trl_stppo, trl_stppo.envs, trl_stppo.recipes.search, trl_stppo.rollout.engine;"
+        "import trl_stppo, trl_stppo.envs, trl_stppo.rollout.engine;"
         "print(trl_stppo.__version__, trl_stppo.__file__)"
     )
     version, path = run(python, "-I", "-c", code, cwd=tmp_path).split()

@@ -133,9 +133,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     num_mini_batches: int | None = option(
         None,
-        "Optimizer steps per epoch over a rollout batch. When set, give the micro-batches per rollout, R, as "
-        "gradient_accumulation_steps, as in PPO. The trainer then uses steps_per_generation R and "
-        "gradient_accumulation_steps R / num_mini_batches.",
+        "Optimizer steps per epoch over a rollout batch. If set, gradient_accumulation_steps means "
+        "micro-batches per rollout, R, as in PPO. An optimizer step then takes R / num_mini_batches of them.",
     )
 
     gamma: float = option(1.0, "Discount, 0 < gamma <= 1, once per agent token (or per turn).")

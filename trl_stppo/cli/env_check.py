@@ -32,7 +32,7 @@ from ..rollout.environments import close_environment
 from ..rollout.openai_wire import answer_message, completion
 from ..rollout.record import StopReason
 from ..rollout.workers import CallResult, EnvironmentCalls
-from .objects import factory_of, rows_for
+from .objects import named_factory, rows_for
 from .play import tool_call
 
 # Longest time of an agent's episode.
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the environment and print warnings; return 1 for warnings with --strict, else 0."""
-    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
+    factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
     actions, found = list[Any](options.action or []), list[str]()
     if is_agent(factory):

@@ -66,8 +66,9 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
+UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Settings that affect the metrics.
-RECORDED = ("seed", "eval_generation_kwargs", "bf16", "num_generations_eval")
+RECORDED = ("seed", "eval_generation_kwargs", "bf16")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
@@ -125,6 +126,12 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     if args.max_rows < 1:
         raise UsageError(f"`max_rows={args.max_rows}`: must satisfy max_rows >= 1 or None.")
     return {name: agents.drawn(part, args.max_rows) for name, part in parts.items()}
+
+
+def reported_functions(args: EvaluateArguments, counting: Sequence[Any]) -> list[Any]:
+    """Return the environment's reward functions that are reported but not `counting` in the score."""
+    offered = offered_by(args.eval_environment or args.environment, "figures") or []
+    return [function for function in offered if function not in counting]
 
 
 def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
@@ -230,8 +237,7 @@ def evaluate(
     factory = agents.load_eval_environment(args, counter)
     factory = factory or agents.load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
-    offered = offered_by(args.eval_environment or args.environment, "figures") or []
-    reported = [function for function in offered if function not in counting]
+    reported = reported_functions(args, counting)
     functions = [*counting, *reported]
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
     loop = agents.load_agent(args)
@@ -290,6 +296,9 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
+    for name in UNUSED:
+        if getattr(config, name):
+            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
@@ -298,7 +307,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
         )
     results: Results = {}
     outcomes: dict[str, Outcomes] = {}
-    is_main = config.process_index == 0
+    is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
     try:
         for label, folder in folders.items():
             own, name = settings[label], found[label]
@@ -316,10 +325,11 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
                 path = Path(args.output)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 used = {name: getattr(config, name) for name in RECORDED}
-                about = {**vars(args), **used, "agents": found, "limits": settings}
+                used |= {"num_generations_eval": repetitions, "agents": found, "limits": settings}
+                about = {**vars(args), **used}
                 written = {"settings": redacted(about), "results": results}
                 path.write_text(json.dumps(written, indent=1) + "\n")
                 print(f"written: {path}")
     if config.world_size == 1:
-        print_differences(outcomes, config.num_generations_eval or 1)
+        print_differences(outcomes, repetitions)
     return results

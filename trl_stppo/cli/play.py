@@ -18,7 +18,7 @@ from typing import Any
 from ..envs.base import Step, is_text_environment
 from ..envs.check import HandPlayer, tools_of
 from ..errors import EnvironmentContractError
-from .objects import factory_of, rows_for
+from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play an environment from standard input until the episode or the input ends."""
-    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
+    factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row) or [{"prompt": ""}]
     if not 0 <= options.index < len(rows):
         raise UsageError(f"`--index {options.index}`: there are {len(rows)} rows, counted from 0.")

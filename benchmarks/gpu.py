@@ -5,7 +5,7 @@
 
 Models of published shapes with random weights are trained for a few steps, each in a process of its own. The
 last line is JSON; the exit status is 1 if a measurement failed. What is not installed, or does not fit, is
-skipped. `--quick` trains tiny models, also without a GPU.
+skipped. `--quick` trains and samples from tiny models, also without a GPU.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def main() -> None:
     """Measure all rows, or print one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="tiny models, also on a CPU")
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), help="rows")
+    parser.add_argument("--only", nargs="+", choices=ROWS, help="rows; all of them")
     parser.add_argument("--seconds", type=float, default=240, help="most seconds of one row")
     parser.add_argument("--measure", choices=ROWS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -194,7 +194,7 @@ def main() -> None:
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
         figures |= {"device": card.name, "memory_gib": card.total_memory / GIB}
-    for name in options.only:
+    for name in options.only or (["lora-2k", "sampler"] if options.quick else ROWS):
         figures["rows"][name] = row(name, options.quick, options.seconds)
         print(f"{name}: {figures['rows'][name]}", file=sys.stderr, flush=True)
     finish(figures)

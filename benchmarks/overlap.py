@@ -4,12 +4,12 @@ Sampler and update have a thread of torch each.
 
     a    tools take 200 ms; as many epochs as make the update about as long as the rollout
     b    tools answer at once, both compute in one process: the interpreter is shared, nothing is claimed
-    c    one episode in 32 takes 5 s (1 s with --quick)
+    c    one episode in 32 takes 5 s
     d    tools take 20 to 200 ms; a vLLM server on one core samples, the other core trains (`--server`)
     e    a, to the same success: the synchronous trainer, the overlapped one, TRL's GRPOTrainer
 
     python benchmarks/overlap.py            # half an hour on two idle cores
-    python benchmarks/overlap.py --quick    # under a minute; a, b and c, one pair each
+    python benchmarks/overlap.py --quick    # under a minute; a and b, one pair each
     .venv-vllm/bin/python benchmarks/overlap.py --server    # d alone, with what `make test-vllm` installs
 
 `ideal` is max(G, U), of the synchronous run's rollout and update. The last line is JSON.
@@ -162,9 +162,9 @@ def compared(pairs: int, blocks: int, epochs: int, width: int, **settings: Any) 
     }  # fmt: skip
 
 
-def case(name: str, pairs: int, blocks: int, width: int, late: float) -> dict[str, Any]:
+def case(name: str, pairs: int, blocks: int, width: int) -> dict[str, Any]:
     """One of a, b and c."""
-    Tool.seconds, Tool.late = {"a": (0.2, 0.0), "b": (0.0, 0.0), "c": (0.0, late)}[name]
+    Tool.seconds, Tool.late = {"a": (0.2, 0.0), "b": (0.0, 0.0), "c": (0.0, 5.0)}[name]
     epochs = 1 if name == "b" else epochs_as_long_as_the_rollout(blocks, width)
     return compared(pairs, blocks, epochs, width)
 
@@ -276,15 +276,15 @@ def main() -> None:
     quick = options.quick
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    pairs, blocks, width, late = (1, 5, 64, 1.0) if quick else (3, 10, 96, 5.0)
+    pairs, blocks, width = (1, 3, 64) if quick else (3, 10, 96)
     figures: dict[str, Any] = {"quick": quick, "load": os.getloadavg()[0]}
     if options.server:
         for name, width in {"d": 192, "d, larger": 640}.items():
             figures[name] = served(pairs, blocks, width)
             print(name, figures[name], flush=True)
         return finish(figures)
-    for name in ("a", "b", "c"):
-        figures[name] = case(name, pairs, blocks, width, late)
+    for name in ("a", "b") if quick else ("a", "b", "c"):
+        figures[name] = case(name, pairs, blocks, width)
         print(name, figures[name], flush=True)
     if not quick:
         figures["e"] = to_the_same_success(seeds=5, width=width)

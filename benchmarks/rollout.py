@@ -300,7 +300,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.model:
         LookEnv.words = 46
-    episodes = options.episodes or (32 if options.quick else 8 if options.model else 128)
+    episodes = options.episodes or (8 if options.quick or options.model else 128)
     repeats = options.repeats or (1 if options.quick else 3)
     LookEnv.hang_seconds = 5.0 if options.quick else 30.0
     patience = LookEnv.hang_seconds / 10
@@ -328,7 +328,7 @@ def main() -> None:
             cases["ii"] = case("ii", "tools take 20 to 200 ms", trainers, rows, repeats)
             hanging = make_trainer("ours", *common, env_timeout_seconds=patience)
             title = f"one hangs for {LookEnv.hang_seconds:.0f} s, ours gives up after {patience} s"
-            rows = make_rows(32, hang=True)
+            rows = make_rows(min(episodes, 32), hang=True)
             cases["iii"] = case("iii", title, {**trainers, "ours": hanging}, rows, 1)
     finish({"threads": torch.get_num_threads(), "episodes": episodes, **cases})
 

@@ -218,11 +218,12 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a tiny model, LoRA only, weak scaling"
     )
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--processes", type=int, nargs="+", help="1 2 4, or 1 2 if quick")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         return work(options.job)
+    options.processes = options.processes or ([1, 2] if options.quick else [1, 2, 4])
     if options.processes[0] != 1:
         parser.error("`--processes` must begin with 1, which the others are compared with")
     figures: dict[str, Any] = {"cores": os.cpu_count(), "quick": options.quick}

@@ -245,7 +245,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=sections)
     options = parser.parse_args()
     cuda = options.device == "cuda"
-    options.only = options.only or (sections if options.quick else sections[:2])
+    options.only = options.only or sections[: 1 if options.quick else 2]
     options.model = options.model or ("tiny" if options.quick else "small")
     options.lengths = options.lengths or ([128] if options.quick else [512])
     options.repeats = options.repeats or (3 if cuda else 1)

@@ -12,7 +12,8 @@ GenerateBatch = Callable[
     [list[list[int]], int, list[tuple[int, ...]]], tuple[list[list[int]], list[list[float]] | None]
 ]
 
-# Takes this process's queued turns, largest limit, and 1 if it has finished; returns those of all processes.
+# The argument is this process's triple: number of queued turns, largest limit, 1 if the process has finished.
+# The result has the triples of all processes.
 Exchange = Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]
 # Pause in seconds after a round without a turn to generate.
 PAUSE_SECONDS = 0.002

@@ -79,8 +79,8 @@ class CachedBackend(Backend):
     IDLE_ONE_IN = 8
     # Largest number of tokens of one forward pass, padding included.
     PREFILL_TOKENS = 8192
-    # Largest number of cached tokens, per token of PREFILL_TOKENS, that a prefill copies if the slots of its
-    # rows are not adjacent.
+    # A prefill copies the caches of its rows if their slots are not adjacent. It copies at most this number
+    # times PREFILL_TOKENS tokens.
     COPIED_PER_TOKEN = 16
     # New rows with fewer equal tokens at their start do not share the prefill of these tokens.
     SHARED_FROM = 8

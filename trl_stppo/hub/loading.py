@@ -17,7 +17,7 @@ from .settings import AgentSettings
 INCOMPLETE: Any = getattr(errors, "IncompleteSnapshotError", ())
 ADAPTER_CONFIG = "adapter_config.json"
 _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-# Folders, a second copy of the weights in another format, other files of a checkpoint.
+# These files are not downloaded: folders, a second copy of the weights, the trainer's state.
 _NOT = ("*/*", "consolidated*.safetensors", "trainer_state.json")
 
 

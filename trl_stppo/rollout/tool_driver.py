@@ -43,8 +43,8 @@ def is_valid(
     form: Any = getattr(tokenizer, "response_template", None) or {}
     call = form.get("fields", {}).get("tool_calls", {})
     begins = call.get("open_pattern") or re.escape(call.get("open", CALL_TAG))
-    # Decode again, because the parser strips the control tokens of a broken call. With reasoning, which may
-    # name the tags, use the content, which excludes it.
+    # Decode again, because the parser strips the control tokens of a broken call. If the message has
+    # reasoning, search only its content, because reasoning may mention the tags.
     text = said if len(message) > 2 else tokenizer.decode(ids)
     parses_calls = form or getattr(tokenizer, "response_schema", None)
     if parses_calls and (CALL_TAG in text or re.search(begins, text)):

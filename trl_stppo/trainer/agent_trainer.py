@@ -96,7 +96,7 @@ class AgentTrainer(Bridge):
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
-        plan.check_overrides(self)
+        plan.check_overrides(type(self))
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
         data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)
@@ -198,7 +198,7 @@ class AgentTrainer(Bridge):
         )
 
     def _build_run(self, run: RunPlan) -> None:
-        self._run_state = RunState(self, self._optimizers, self._stale)
+        self._run_state = RunState(self, self._optimizers, self._stale, self._scale.stabilizers)
         policy = self.accelerator.unwrap_model(self.model)
         self._checkpoints = Checkpoints(
             run.args,
@@ -248,11 +248,11 @@ class AgentTrainer(Bridge):
         )
         if run.args.trace_episodes:
             self.add_callback(self._trace)
-        playing = self._player, self._rewards, self._guards, self._stale
-        source: Callable[..., RolloutSource] = RolloutSource
+        playing = run.args, self.accelerator, self._player, self._rewards, self._guards, self._stale
         if run.args.rollout_overlap:
-            source = partial(OverlappedSource, loader_ahead=self._run_state.loader_ahead)
-        self._source = source(run.args, self.accelerator, *playing)
+            self._source: RolloutSource = OverlappedSource(*playing, self._run_state.loader_ahead)
+        else:
+            self._source = RolloutSource(*playing)
         self._evaluator = Evaluator(
             self,
             self._player,
@@ -264,7 +264,6 @@ class AgentTrainer(Bridge):
         )
 
     def _build_loop(self) -> None:
-        self._run_state.stabilizers = self._scale.stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
         self._loop = self.loop_class(
             self,

@@ -188,15 +188,16 @@ def rows_ahead(
         yield send_to_device(rows, device)
 
 
+@dataclass(eq=False, repr=False)
 class OverlappedSource(RolloutSource):
     """Source of rollouts that are played on a thread while the loop trains on the previous rollout.
 
     `loader_ahead` returns a dataloader, and the number of optimizer steps at its first row.
     """
 
-    def __init__(self, *parts: Any, loader_ahead: Callable[[], tuple[Any, int]]) -> None:
-        super().__init__(*parts)
-        self._loader_ahead = loader_ahead
+    loader_ahead: Callable[[], tuple[Any, int]]
+
+    def __post_init__(self) -> None:
         self._flight: Flight | None = None
         self._backend: Backend | None = None
         self._jobs: SimpleQueue[Any] = SimpleQueue()
@@ -280,7 +281,7 @@ class OverlappedSource(RolloutSource):
         if step >= max_steps:
             return
         if self._ahead is None:
-            self._ahead = rows_ahead(self.args, device, *self._loader_ahead(), step)
+            self._ahead = rows_ahead(self.args, device, *self.loader_ahead(), step)
         rows = next(self._ahead)
         self._backend = self.player.sampler.ahead(now)
         play = partial(self.player.run_ahead, self._backend, rows, self.seed(step))

@@ -4,7 +4,7 @@
     micro_batch       rollout batch -> mini-batches, shuffled again in every epoch -> micro-batches
     loss              the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
     after_backward    the second pass of clipped rows, if one is needed
-    end_micro_batch   clipping bias, guards, the critic's gradient, the scale of the step, metrics
+    end_micro_batch   guards, the critic's gradient, clipping bias and scale of the step, metrics
 
 `agent_trainer.py` calls these methods from GRPOTrainer's hooks. transformers' own loop clips the policy's
 gradient and steps; `optimizers.py` adds the critic's gradient, `step_scale.py` scales the step.
@@ -114,7 +114,7 @@ class TrainingLoop:
         started = time.perf_counter()
         with self.stale.keeping_present():
             rollout, all_rewards = self.source.next(rows, self.host.state)
-            batch = self.player.pad(rollout)
+            batch = self.player.collate(rollout)
             with self.stale.past_weights():
                 self.add_old_logprobs(batch)
             self._add_ref_logprobs(batch)

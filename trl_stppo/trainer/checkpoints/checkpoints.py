@@ -174,7 +174,7 @@ class Checkpoints:
                 "epochs": args.num_iterations,
                 "mini_batches": micro_batches // args.gradient_accumulation_steps,
             },
-            # These may differ only at the start of a rollout, because they determine the split of its buffer.
+            # A resumed run may change these only between two rollouts, because they split a rollout's buffer.
             "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
             "settings": algorithm_settings(args),
         }

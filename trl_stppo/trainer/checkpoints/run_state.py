@@ -184,10 +184,15 @@ class RunState(TrainerCallback):
     # Parts whose state is saved too; `AgentTrainer` sets them after construction.
     guards: Guards
     trace: TraceRecorder
-    stabilizers: Sequence[Stabilizer] = ()
 
-    def __init__(self, host: Bridge, optimizers: Optimizers, stale: StalePolicies) -> None:
-        self._host = host
+    def __init__(
+        self,
+        host: Bridge,
+        optimizers: Optimizers,
+        stale: StalePolicies,
+        stabilizers: Sequence[Stabilizer],
+    ) -> None:
+        self._host, self._stabilizers = host, stabilizers
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
         self.folder: Path | None = None
@@ -206,7 +211,7 @@ class RunState(TrainerCallback):
         return sampler
 
     def begin(self) -> None:
-        """Use the newest sampler's generator for training; later samplers belong to other loaders."""
+        """Keep the generator of the last sampler made before training; later ones are not of training."""
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[Any, int]:
@@ -280,7 +285,7 @@ class RunState(TrainerCallback):
             "passes": self._passes,
             "pass_start": self._pass_start,
             "guards": self.guards.state_dict(),
-            "stabilizers": {each.name: each.state_dict() for each in self.stabilizers},
+            "stabilizers": {each.name: each.state_dict() for each in self._stabilizers},
         }
         return {key: plain(value) for key, value in state.items()}
 
@@ -366,7 +371,7 @@ class RunState(TrainerCallback):
             host.next_metrics[mode].update(figures)
         host.loss_sums = state["loss"].to(device), state["total_loss"], state["last_logged"]
         self.guards.load_state_dict(state["guards"])
-        for each in self.stabilizers:
+        for each in self._stabilizers:
             each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:

@@ -150,7 +150,7 @@ class EpisodePlayer:
         rollout.metric_sums |= self.sampler.vllm.figures
         return rollout
 
-    def pad(self, rollout: Rollout) -> Batch:
+    def collate(self, rollout: Rollout) -> Batch:
         """Convert a rollout's tokens to tensors on the device, with a row per context."""
         ended, pad = rollout.ended(self.end_ids), self.renderer.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]

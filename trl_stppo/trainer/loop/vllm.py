@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from ...generation.engine import EngineBackend
 from ...generation.protocol import Backend
 from ...generation.server import ServerBackend, ServerError
-from .. import _trl_vllm as door
+from .. import _trl_vllm
 from ..ppo_config import PPOConfig
 from ..sharding import runtime
 
@@ -70,12 +70,12 @@ class VLLM:
 
     def _send(self) -> None:
         """Send the policy's weights to vLLM, with a time limit if vLLM is a server."""
-        if door.has_adapters(self._generation):
+        if _trl_vllm.has_adapters(self._generation):
             self._write_adapter()
             return
         main = self._accelerator.is_main_process
         if self._is_server and main and not self._is_limited:
-            door.limit_requests(self._generation.vllm_client, door.PUSH_SECONDS)
+            _trl_vllm.limit_requests(self._generation.vllm_client, _trl_vllm.PUSH_SECONDS)
             self._is_limited = True
         try:
             self._generation.sync_weights()
@@ -90,15 +90,15 @@ class VLLM:
         policy.save_pretrained(
             folder.name, selected_adapters=["default"], save_embedding_layers=False
         )
-        self._adapter = door.adapter(next(self._numbers), folder.name)
+        self._adapter = _trl_vllm.adapter(next(self._numbers), folder.name)
         if self._folder is not None:
             self._folder.cleanup()
         self._folder = folder
 
     @cached_property
-    def _client(self) -> door.TurnClient:
-        client = door.new_client(self._generation, self._args.vllm_server_timeout)
-        return door.TurnClient(client, self._generation)
+    def _client(self) -> _trl_vllm.TurnClient:
+        client = _trl_vllm.new_client(self._generation, self._args.vllm_server_timeout)
+        return _trl_vllm.TurnClient(client, self._generation)
 
     def _has_lost(self) -> bool:
         """Return whether the server was restarted; if so, reconnect from the main process."""
@@ -107,7 +107,7 @@ class VLLM:
             try:
                 lost = [self._present() != self._name]
                 if lost[0]:
-                    door.rejoin(self._generation)
+                    _trl_vllm.rejoin(self._generation)
             except ServerError as error:
                 lost = [ServerError(f"The vLLM server stays away: {error}")]
         (found,) = broadcast_object_list(lost)
@@ -129,8 +129,8 @@ class VLLM:
     def _send_again(self) -> str:
         """Send the weights to a server that was restarted during a rollout."""
         try:
-            with door.failures():
-                door.rejoin(self._generation)
+            with _trl_vllm.failures():
+                _trl_vllm.rejoin(self._generation)
                 self._generation.sync_weights()
             update = self._name.partition("#")[0]
             self._name = self._client.name_weights(f"{update}#{next(self._numbers)}")
@@ -145,8 +145,8 @@ class VLLM:
         if not self._is_server:
             # On a CPU, vLLM's sampler refuses the seed of a turn that is prefilled in chunks.
             seeded = self._accelerator.device.type == "cuda"
-            options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
-            with door.awake(vllm):
+            options = _trl_vllm.turn_options(vllm, seeded=seeded, adapter=self._adapter)
+            with _trl_vllm.awake(vllm):
                 backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
                 backend.version = version
                 yield backend

@@ -24,7 +24,7 @@ IMAGE_COLUMNS = ("image", "images")
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
-    """Copy rows with prompts in the form of chat templates; return them, and pre-tokenised ids or None."""
+    """Return copies whose prompts have the form of chat templates, and the pre-tokenised ids or None."""
     check_columns("The dataset", rows[0])
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:

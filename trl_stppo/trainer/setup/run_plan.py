@@ -12,7 +12,7 @@ from transformers import AutoProcessor
 
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
-from .. import _trl_vllm as door
+from .. import _trl_vllm
 from .._trl import check_tool_template, replaced
 from ..planning.data import DataPlan
 from ..planning.plan import RolloutPlan, check_tokenizer, model_name
@@ -63,7 +63,7 @@ def colocated_engine(
         dtype = "bfloat16" if args.bf16 else str(trainer.model.dtype).removeprefix("torch.")
         return {"dtype": dtype, **lora, **overrides}
 
-    return door.engine_options(options)
+    return _trl_vllm.engine_options(options)
 
 
 def adapter_rank(trainer: Any) -> int | None:

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,8 +32,10 @@ from _probe import status, trim
 from transformers import TrainerCallback
 
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.recipes.search import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts" / "search"))
+from search_env import StdlibSearchEnv
+from search_env.retrieval import stdlib_search_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_TIMEOUT_SECONDS = 1.0

@@ -9,7 +9,7 @@ import sys
 
 from trl_stppo.cli import main
 
-DEMO = ["trl_stppo.recipes.search:StdlibSearchEnv"]
+DEMO = ["scripts.search.search_env:StdlibSearchEnv"]
 
 if __name__ == "__main__":
     sys.exit(main(["env", "play", *(sys.argv[1:] or DEMO)]))

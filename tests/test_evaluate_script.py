@@ -30,7 +30,7 @@ FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
     *("--max_completion_length", "160", "--per_device_eval_batch_size", "16"),
     *("--eval_generation_kwargs", '{"temperature": 0.0}', "--report_to", "none"),
-    *("--environment", "trl_stppo.recipes.search:StdlibSearchEnv"),
+    *("--environment", "scripts.search.search_env:StdlibSearchEnv"),
     *("--environment_kwargs", '{"invalid_reward": -0.1}'),
 ]  # fmt: skip
 

@@ -18,14 +18,11 @@ ENV_PACKAGES = {
     *("datasets", "transformers"),
     *("gem", "gymnasium", "mcp", "numpy", "openenv", "textworld"),
 }
-RECIPE_PACKAGES = {"bm25s", "datasets"}
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
     "envs": ({"envs", "errors", "redaction"}, set(), ENV_PACKAGES),
-    # Whole tasks on top of everything; nothing else imports them.
-    "recipes": ({"recipes", "envs", "errors"}, {"httpx", "httpx2"}, RECIPE_PACKAGES),
     "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
     "rollout": (
         {"rollout", "generation", "core", "envs", "errors", "redaction", "threads"},
@@ -182,7 +179,7 @@ LIGHT = {
     "trl_stppo": HEAVY | {"torch", "numpy", "pandas", "rich"},
     "trl_stppo.trace.page": HEAVY | {"torch", "numpy"},
     "trl_stppo.envs": HEAVY | {"torch", "bm25s", "numpy", "pandas", "rich"},
-    "trl_stppo.recipes.search.rewards": HEAVY | {"torch", "bm25s"},
+    "scripts.search.search_env.rewards": HEAVY | {"torch", "bm25s"},
     "trl_stppo.rollout.engine": HEAVY | {"torch"},
     "trl_stppo.rollout.isolation": HEAVY | {"torch", "dill"},
     "trl_stppo.cli": HEAVY | {"torch", "yaml", "rich"},

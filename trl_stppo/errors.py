@@ -37,10 +37,6 @@ class ThreadStartError(RuntimeError):
     """A thread that could not be started, usually because of a memory limit."""
 
 
-class RetrievalError(RuntimeError):
-    """A search that failed on a retrieval server."""
-
-
 class TraceError(ValueError):
     """A folder without recorded episodes, or with episodes that a newer package version recorded."""
 

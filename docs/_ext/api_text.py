@@ -20,10 +20,7 @@ SECTION = re.compile(r"([A-Z]\w+):")
 RESULT = re.compile(r"    (\w+): (.*)")
 SEVERAL = re.compile(r"    (\w+(?:, \w+)+): (.*)")
 # What is public: `__all__` of these.
-PUBLIC = (
-    *("trl_stppo", "trl_stppo.core", "trl_stppo.envs"),
-    "trl_stppo.recipes.search",
-)
+PUBLIC = ("trl_stppo", "trl_stppo.core", "trl_stppo.envs")
 
 
 def adapt(lines: list[str], *, without_parameters: bool = False) -> list[str]:

@@ -7,8 +7,10 @@ pay, so that reinforcement learning has something to choose from: `Mixture` hold
 
 import random
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stdlib_questions import (
@@ -18,8 +20,10 @@ from stdlib_questions import (
     entries,
     is_held_out,
 )
-from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import Passage, Retriever
+
+sys.path.append(str(Path(__file__).parents[1] / "search"))
+from search_env.env import StdlibSearchEnv
+from search_env.retrieval import Passage, Retriever
 
 GENERIC_QUERIES = ("module", "class", "function", "method", "base")
 # Never a name: answers drawn from names, or taken from the wrong place in a passage, teach a small

@@ -4,15 +4,19 @@ The tokens of an episode only ever grow: what the model sampled is kept as sampl
 observation adds the tokens that the chat template puts after an end of turn.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from search_demonstrations import GENERIC_QUERIES, GIVE_UP
-from trl_stppo.recipes.search.env import StdlibSearchEnv
+
+sys.path.append(str(Path(__file__).parents[1] / "search"))
+from search_env.env import StdlibSearchEnv
 
 
 class Episode:

@@ -2,7 +2,7 @@
 
     python3.11 scripts/makers/stdlib_questions.py
 
-writes what `trl_stppo.recipes.search.retrieval` reads. Sources are read with `ast`, never imported, so
+writes what `scripts/search/search_env` reads. Sources are read with `ast`, never imported, so
 nothing is executed. The corpus differs a little between Python versions; the split does not, because it
 hashes the asked name.
 """
@@ -21,11 +21,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from trl_stppo.recipes.search.retrieval import Passage, words
+SEARCH = Path(__file__).parents[1] / "search"
+sys.path.append(str(SEARCH))
+from search_env.retrieval import Passage, words
 
 Split = Literal["train", "test"]
 
-SHIPPED = Path(__file__).parents[2] / "trl_stppo" / "recipes" / "search" / "stdlib"
+SHIPPED = SEARCH / "search_env" / "stdlib"
 MAX_WORDS = 16  # per passage: an observation of two has to stay near 60 tokens
 _SKIPPED_MODULES = frozenset(
     {"antigravity", "distutils", "encodings", "idlelib", "lib2to3", "msilib", "nturl2path", "test"}

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from search_env.retrieval import Passage
 from search_index import DenseSettings, build_bm25, build_dense, read_corpus
-from trl_stppo.recipes.search.retrieval import Passage
 
 REPORT_EVERY = 100_000
 

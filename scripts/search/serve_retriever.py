@@ -22,8 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from search_env.retrieval import Passage, open_retriever
 from search_index import BM25Index, DenseIndex, build_bm25, read_corpus
-from trl_stppo.recipes.search.retrieval import Passage, open_retriever
 
 MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
 

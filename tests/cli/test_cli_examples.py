@@ -44,7 +44,7 @@ report_to: none
 """
 # As one would try it first.
 SHIPPED = (
-    "env check trl_stppo.recipes.search:StdlibSearchEnv --action '<search>csv</search>' --strict"
+    "env check scripts.search.search_env:StdlibSearchEnv --action '<search>csv</search>' --strict"
 )
 # Takes more than a few seconds: what trains.
 SLOW = re.compile(r"train (?!.*--dry_run)")

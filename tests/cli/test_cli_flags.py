@@ -28,8 +28,8 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
     ("env check", "MODULE:CLASS"),
     ("env check a:b --row {}", "`a:b`"),
-    ("env check trl_stppo.recipes.search:SearchEnv --stict", "`--strict`"),
-    ("env play trl_stppo.recipes.search:SearchEnv --row [1]", "`row=[1]`"),
+    ("env check scripts.search.search_env:SearchEnv --stict", "`--strict`"),
+    ("env play scripts.search.search_env:SearchEnv --row [1]", "`row=[1]`"),
 ])  # fmt: skip
 def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -49,7 +49,7 @@ def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
     (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
     (["--load_in_4bit", "true"], "`use_peft: true`", 1),
     (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere`", 1),
-    (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "'nothing'", 1),
+    (["--reward_funcs", "scripts.search.search_env.rewards:nothing"], "'nothing'", 1),
     (["--reward_weights", "1", "2"], "`reward_weights`", 1),
     (["--eval_strategy", "steps", "--eval_steps", "9", "--dataset_test_split", "dev",
       "--eval_episodes", "0", "--dataset_name", "DATA"], "`eval_strategy=steps`", 1),

@@ -16,7 +16,6 @@ import trl.trainer.grpo_config
 import trl_stppo
 from tests.kit.docs_kit import PAGES, ROOT, links, quoted
 from tests.kit.docs_scripts import argument_classes
-from trl_stppo.recipes.search import SearchEnv
 
 UPSTREAM = trl.trainer.grpo_config, transformers.trainer_utils, transformers.training_args
 # Words of other programs, in pages that are about them.
@@ -33,7 +32,7 @@ def known() -> frozenset[str]:
     """Options of configurations and scripts, arguments of trainers, and every word of the sources."""
     kinds = [trl_stppo.STPPOConfig, trl_stppo.STGRPOConfig, trl.ModelConfig, *argument_classes()]
     names = {spec.name for kind in kinds for spec in dataclasses.fields(kind)}
-    for function in (trl_stppo.STPPOTrainer, trl_stppo.STPPOTrainer.train, SearchEnv):
+    for function in (trl_stppo.STPPOTrainer, trl_stppo.STPPOTrainer.train):
         names |= set(inspect.signature(function).parameters)
     sources = [Path(module.__file__) for module in UPSTREAM]
     for folder in ("trl_stppo", "scripts", "benchmarks"):

@@ -69,6 +69,7 @@ def test_the_sdist_has_what_tests_and_documentation_need(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {*FILES, "tests/conftest.py", "tests/install/test_wheel.py", "docs/migration.md"}
     needed |= {"scripts/configs/demo.yaml", "scripts/assets/search-agent/config.json"}
+    needed |= {"scripts/search/search_env/stdlib/train.jsonl.gz"}
     assert sources() | needed <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("runs")]
 

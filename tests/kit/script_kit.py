@@ -39,7 +39,7 @@ def scripts() -> Iterator[Any]:
 
 def question_rows(names: list[str], split: str) -> dict[str, list[Any]]:
     """Rows about the standard library, one of each data set in turn; every set has questions of its own."""
-    from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
+    from scripts.search.search_env.retrieval import stdlib_search_dataset
 
     rows = stdlib_search_dataset(split).take(len(names))  # type: ignore[arg-type]
     return {

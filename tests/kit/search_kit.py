@@ -2,8 +2,8 @@
 
 import pytest
 
-from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import Passage
+from scripts.search.search_env import SearchEnv, StdlibSearchEnv
+from scripts.search.search_env.retrieval import Passage
 
 
 class ScriptedRetriever:

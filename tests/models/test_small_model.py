@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
+from scripts.search.search_env.retrieval import passages
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.recipes.search.retrieval import passages
 
 CHECKPOINT = Path(__file__).parents[2] / "scripts" / "assets" / "search-agent"
 MARKERS = ["<search>", "</search>", "<answer>", "</answer>"]

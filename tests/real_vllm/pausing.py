@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from scripts.search.search_env import StdlibSearchEnv
 from tests.kit.waiting import wait_until
-from trl_stppo.recipes.search import StdlibSearchEnv
 
 _lock = threading.Lock()
 _resets = 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 
 from _task import Task
 
-from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
+sys.path.append(str(Path(__file__).parents[3] / "scripts" / "search"))
+from search_env import StdlibSearchEnv
+from search_env.retrieval import stdlib_search_dataset
 
 AGENT = Path(__file__).parents[3] / "scripts" / "assets" / "search-agent"
 

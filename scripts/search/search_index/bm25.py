@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_stppo.recipes.search.retrieval import Passage, best, import_bm25s
+from search_env.retrieval import Passage, best, import_bm25s
 
 from .corpus import PassageStore, PassageWriter
 from .folders import new_folder, read_manifest, write_manifest

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from trl_stppo.recipes.search.retrieval import Passage, passage_of
+from search_env.retrieval import Passage, passage_of
 
 TEXTS, OFFSETS = "passages.jsonl", "offsets.npy"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_stppo.recipes.search.retrieval import Passage
+from search_env.retrieval import Passage
 
 from .corpus import PassageStore, PassageWriter
 from .folders import IndexFolderError, new_folder, read_manifest, write_manifest

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from trl_stppo.recipes.search.retrieval import Passage
+from search_env.retrieval import Passage
 
 
 class RankingRetriever(ABC):

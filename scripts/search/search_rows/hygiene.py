@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from trl_stppo.recipes.search.rewards import comparable
+from search_env.rewards import comparable
 
 from .readers import Question
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from string import ascii_uppercase
 from typing import Any
 
-from trl_stppo.recipes.search.protocol import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
+from search_env.protocol import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 
 from .readers import Question
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
-from trl_stppo.recipes.search.rewards import comparable
+from search_env.rewards import comparable
 
 Row = Mapping[str, Any]
 PUBMEDQA_CHOICES = ("yes", "no", "maybe")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search.retrieval import Passage, best
 
 bm25s = pytest.importorskip("bm25s")
 np = pytest.importorskip("numpy")
 
 with scripts():
+    from search_env.retrieval import Passage, best
     from search_index import BM25Index, IndexFolderError, build_bm25
     from search_index.bm25 import _mapped, terms_of
 

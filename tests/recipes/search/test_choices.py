@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_stppo.recipes.search.rewards import letter_of
+from scripts.search.search_env.rewards import letter_of
 
 CHOICES = {"A": "E. coli", "B": "Vitamin C deficiency", "C": "Nitrofurantoin", "D": "The spleen"}
 TEXTS = list(CHOICES.values())

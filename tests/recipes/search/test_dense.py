@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search.retrieval import Passage, Retriever
 
 np = pytest.importorskip("numpy")
 
 with scripts():
+    from search_env.retrieval import Passage, Retriever
     from search_index import DenseIndex, DenseSettings, build_dense
 
 PASSAGES = [

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from scripts.search.search_env import SearchEnv
+from scripts.search.search_env.retrieval import HttpRetriever, Passage, RetrievalError
 from tests.kit.faulty_server import faulty_server
 from tests.kit.waiting import PATIENCE
-from trl_stppo.errors import RetrievalError
-from trl_stppo.recipes.search import SearchEnv
-from trl_stppo.recipes.search.retrieval import HttpRetriever, Passage
 
 BROKEN = ("500", "reset", "garbage", "503", "429", "close", "cut", "shape")
 HITS = [Passage("q", "passage 0"), Passage("q", "passage 1")]

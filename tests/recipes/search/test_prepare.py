@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.search.search_env.protocol import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 from tests.kit.hub_copies import flashrag, medical
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search.protocol import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 
 with scripts() as _module:
     _module("search_rows")

@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage
+from scripts.search.search_env.retrieval import BM25Retriever, Passage
 
 PASSAGES = [
     Passage("merge", "merge is a function in module heapq. Merge sorted inputs."),

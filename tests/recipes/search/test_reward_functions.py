@@ -7,16 +7,16 @@ import random
 import pytest
 from trl import GRPOTrainer
 
-from tests.kit.builders import logs, prompts, train
-from trl_stppo import STPPOTrainer
-from trl_stppo.recipes.search import rewards
-from trl_stppo.recipes.search.rewards import (
+from scripts.search.search_env import rewards
+from scripts.search.search_env.rewards import (
     exact_match_reward,
     f1_reward,
     final_answer,
     format_reward,
     multiple_choice_reward,
 )
+from tests.kit.builders import logs, prompts, train
+from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.loop.sampler import TurnSampler
 
 

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 
+from scripts.search.search_env import SearchEnv
+from scripts.search.search_env.env import TOLD_SO
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
-from trl_stppo.recipes.search import SearchEnv
-from trl_stppo.recipes.search.env import TOLD_SO
 
 
 @BOTH

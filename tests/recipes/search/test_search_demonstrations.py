@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.search.search_env.env import StdlibSearchEnv
+from scripts.search.search_env.retrieval import stdlib_search_dataset
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
 with scripts() as _module:
     maker = _module("stdlib_questions")

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from scripts.search.search_env import SearchEnv
+from scripts.search.search_env.retrieval import Passage
 from tests.kit.search_kit import started
-from trl_stppo.recipes.search import SearchEnv
-from trl_stppo.recipes.search.retrieval import Passage
 
 TWO = (Passage("Ada Lovelace", "She wrote\nnotes."), Passage("", "Untitled text."))
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from trl_stppo.recipes.search import SearchEnv
-from trl_stppo.recipes.search.protocol import Turn, last_answer, read_turn
-from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.recipes.search.rewards import (
+from scripts.search.search_env import SearchEnv
+from scripts.search.search_env.protocol import Turn, last_answer, read_turn
+from scripts.search.search_env.retrieval import Passage
+from scripts.search.search_env.rewards import (
     exact_match_reward,
     final_answer,
     format_reward,

@@ -12,11 +12,11 @@ import pytest
 
 from tests.kit.script_kit import scripts
 from tests.kit.waiting import PATIENCE
-from trl_stppo.recipes.search.retrieval import BM25Retriever, HttpRetriever, Passage
 
 pytest.importorskip("bm25s")
 
 with scripts():
+    from search_env.retrieval import BM25Retriever, HttpRetriever, Passage
     from serve_retriever import RetrievalServer
 
 ROOT = Path(__file__).parents[3]

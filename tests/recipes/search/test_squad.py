@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from trl_stppo.recipes.search.rewards import exact_match, f1_score, normalize_answer
+from scripts.search.search_env.rewards import exact_match, f1_score, normalize_answer
 
 
 @pytest.mark.parametrize(("text", "expected"), [

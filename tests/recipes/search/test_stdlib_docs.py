@@ -3,10 +3,10 @@ from collections import Counter
 
 import pytest
 
+from scripts.search.search_env import retrieval
+from scripts.search.search_env.env import StdlibSearchEnv
+from scripts.search.search_env.retrieval import stdlib_search_dataset
 from tests.kit.script_kit import scripts
-from trl_stppo.recipes.search import retrieval
-from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import stdlib_search_dataset
 
 with scripts() as _module:
     maker = _module("stdlib_questions")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trl_stppo.recipes.search.retrieval import Passage
+from .retrieval import Passage
 
 ACTIONS = ("search", "answer")
 TAG = re.compile(r"<(/?)(think|search|answer|information)>")

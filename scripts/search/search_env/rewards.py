@@ -1,8 +1,8 @@
 """Reward functions in TRL's form for answers in Search-R1's protocol (docs/recipes.md).
 
     reward_funcs:
-      - trl_stppo.recipes.search.rewards:exact_match_reward
-      - trl_stppo.recipes.search.rewards:format_reward
+      - scripts.search.search_env.rewards:exact_match_reward
+      - scripts.search.search_env.rewards:format_reward
 
 They accept completions as strings or as conversations, never raise, and return a number in [0, 1], or None
 for rows of another kind.

@@ -7,15 +7,15 @@ with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trl_stppo.recipes.search.protocol import NOTHING_FOUND, STYLES, Style, fit, framed, read_turn
-from trl_stppo.recipes.search.retrieval import (
+from .protocol import NOTHING_FOUND, STYLES, Style, fit, framed, read_turn
+from .retrieval import (
     STDLIB,
     Retriever,
     Split,
     open_retriever,
     stdlib_search_dataset,
 )
-from trl_stppo.recipes.search.rewards import (
+from .rewards import (
     exact_match,
     f1_reward,
     f1_score,

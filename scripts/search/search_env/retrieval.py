@@ -15,7 +15,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from trl_stppo.errors import MissingPackageError, RetrievalError
+from trl_stppo.errors import MissingPackageError
 
 # huggingface_hub depends on one of the two: on httpx2 from its version 2 on, on httpx before.
 try:
@@ -30,6 +30,10 @@ _RETRIED = frozenset({408, 429})
 _HEADERS = {"Content-Type": "application/json"}
 # Use a separate generator, because a reproducible run draws from the global generator.
 _random = random.Random()
+
+
+class RetrievalError(RuntimeError):
+    """A search that failed on a retrieval server."""
 
 
 class HttpRetriever:

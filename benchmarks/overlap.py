@@ -276,7 +276,7 @@ def main() -> None:
     quick = options.quick
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    pairs, blocks, width = (1, 3, 64) if quick else (3, 10, 96)
+    pairs, blocks, width = (1, 5, 64) if quick else (3, 10, 96)
     figures: dict[str, Any] = {"quick": quick, "load": os.getloadavg()[0]}
     if options.server:
         for name, width in {"d": 192, "d, larger": 640}.items():

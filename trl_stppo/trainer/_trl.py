@@ -11,6 +11,7 @@ refresh the recorded hashes.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -50,6 +51,8 @@ from trl.trainer.utils import (
 )
 
 from ..rollout.chat import ChatRenderer
+
+logger = logging.getLogger(__name__)
 
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
@@ -142,6 +145,22 @@ def overrides(trainer: Any, name: str) -> bool:
     """Return whether a trainer's class or instance overrides the GRPOTrainer method `name`."""
     own = vars(trainer).get(name) or getattr(type(trainer), name)
     return own is not getattr(GRPOTrainer, name)
+
+
+def check_overrides(trainer: Any) -> None:
+    """Refuse overrides of methods that are never called; warn of one whose results differ from TRL's."""
+    for name in NOT_CALLED:
+        if overrides(trainer, name):
+            raise TypeError(
+                f"`{type(trainer).__name__}.{name}` would never be called. Pass a `rollout_func`, or "
+                f"override `_generate_single_turn` or `_calculate_rewards`."
+            )
+    name, package = "_generate_and_score_completions", __name__.split(".")[0]
+    if getattr(trainer, name).__module__.split(".")[0] != package:
+        logger.warning(
+            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B].",
+            type(trainer).__name__, name,
+        )  # fmt: skip
 
 
 def read_message(

@@ -23,7 +23,7 @@ from transformers import (
 
 from ..hub.pushing import failed_creation
 from . import display
-from ._trl import profiling_decorator, small_tiles
+from ._trl import check_overrides, profiling_decorator, small_tiles
 from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
@@ -96,7 +96,7 @@ class AgentTrainer(Bridge):
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
-        plan.check_overrides(self)
+        check_overrides(self)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
         data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)

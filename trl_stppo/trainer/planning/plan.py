@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +12,8 @@ from transformers import ProcessorMixin
 
 from ...paths import check_name
 from ...rollout.environments import Factories, split_environments
-from .._trl import NOT_CALLED, get_config_model_id, overrides
+from .._trl import get_config_model_id
 from ..ppo_config import PPOConfig
-
-logger = logging.getLogger(__name__)
 
 ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
 
@@ -42,22 +39,6 @@ def check_arguments(
         raise ValueError(
             f"`data_collator` is a {type(data_collator).__name__}; allowed are padding collators."
         )
-
-
-def check_overrides(trainer: Any) -> None:
-    """Refuse overrides of methods that are never called; warn of one whose results differ from TRL's."""
-    for name in NOT_CALLED:
-        if overrides(trainer, name):
-            raise TypeError(
-                f"`{type(trainer).__name__}.{name}` would never be called. Pass a `rollout_func`, or "
-                f"override `_generate_single_turn` or `_calculate_rewards`."
-            )
-    name, package = "_generate_and_score_completions", __name__.split(".")[0]
-    if getattr(trainer, name).__module__.split(".")[0] != package:
-        logger.warning(
-            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B].",
-            type(trainer).__name__, name,
-        )  # fmt: skip
 
 
 def check_models(

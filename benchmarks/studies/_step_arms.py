@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from _kl import Kl
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import normalization_scale
+from trl_stppo.models.critic import Critic, scalar_head
 from trl_stppo.trainer.batch import Batch, Targets
+from trl_stppo.trainer.setup import models
 from trl_stppo.trainer.stabilizers import STEP, Stabilizer, register
 from trl_stppo.trainer.training_loop import TrainingLoop
 
@@ -128,3 +131,29 @@ class Bounded(STPPOTrainer):
 
 class Standard(STPPOTrainer):
     """STPPOTrainer, with the stabilizers of this file."""
+
+
+class HeadCritic(Critic):
+    """A value head on the policy's own features, which it does not train: a value takes no backward pass."""
+
+    def __init__(self, policy: Any) -> None:
+        self.model = self._base = policy
+        like = policy.get_input_embeddings().weight
+        self.head = scalar_head(policy.config.hidden_size, like=like)
+
+    def hidden_states(self, *args: Any) -> Tensor:
+        """Return the policy's last hidden states without a graph, [B, P + T, H]."""
+        with torch.no_grad():
+            return super().hidden_states(*args)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return the head's parameters."""
+        return list(self.head.parameters())
+
+
+class Head(STPPOTrainer):
+    """STPPOTrainer whose critic is a head on the policy's features."""
+
+    def _build_models(self, run: Any) -> None:
+        with patch.object(models, "build_critic", lambda host, given: HeadCritic(host.model)):
+            super()._build_models(run)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..redaction import redacted
 
-# Setting of another version whose closest name here has another meaning -> what to do.
+# Setting of another version that the closest name here would not replace -> what to do.
 GONE = {
     **{"torch_dtype": "set `dtype`", "max_prompt_length": "prompts are not cut"},
     **{"use_auth_token": "set `hub_token`", "batch_size": "set `per_device_train_batch_size`"},

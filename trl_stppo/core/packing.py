@@ -68,7 +68,7 @@ def plan_packs(
     for end in range(1, len(order) + 1):
         tokens, found = 0, []
         for first in range(end - 1, -1, -1):
-            # All tokens of the pack's row `first` are new; the next row shares some of them.
+            # Add row `first` in full, without what the next row, which is counted already, shares with it.
             tokens += len(rows[order[first]]) - (shared[first + 1] if first + 1 < end else 0)
             if tokens > max_tokens and first < end - 1:
                 break

@@ -132,7 +132,7 @@ def tools_of(env: Any) -> list[str]:
 
 
 def turn_rewards(env: Any) -> list[Any] | None:
-    """Return the checked rewards that tools add, or None if the environment has no such list."""
+    """Return the checked list of rewards that tools add, or None if there is none."""
     rewards, name = getattr(env, "turn_rewards", None), f"{type(env).__name__}.turn_rewards"
     if not isinstance(rewards, list | None):
         raise EnvironmentContractError(f"{name} is {rewards!r:.200}; allowed: a list of floats.")

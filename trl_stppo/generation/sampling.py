@@ -198,7 +198,7 @@ def _log_total(scores: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """Return each row's first token whose cumulative weight exceeds a uniform share of the total weight.
+    """Return each row's first token whose cumulative weight exceeds a random share of the total weight.
 
     `sums` are the running sums of `weights` [rows, vocabulary]. No token [rows, 1] has weight zero.
     """

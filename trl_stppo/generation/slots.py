@@ -68,7 +68,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Return new tokens' indices in a view [slots * heads * length, width]. The span caches them."""
+        """Return new tokens' rows in a cache [slots * heads * length, width]. The span keeps them."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             each = torch.arange(heads, device=self._slots.device)

@@ -152,9 +152,9 @@ class ChatRenderer:
         return self.tokenizer.decode([token for token in ids if token not in hidden])
 
     def _around_turn(self, messages: list[Message], names: list[str] | None = None) -> list[str]:
-        """Render a user message, a turn and `messages`; return the three texts around both contents.
+        """Render a user message, a turn and `messages`; split the text at the contents of the first two.
 
-        Both contents are placeholders; with `names`, the tools that the turn calls, an argument of the last
+        These contents are placeholders; with `names`, the tools that the turn calls, an argument of the last
         call is the placeholder. Nothing is cached, because templates may write the date.
         """
         turn: Message = {"role": "assistant", "content": _GAP}

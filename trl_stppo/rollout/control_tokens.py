@@ -138,7 +138,7 @@ class ControlTokens:
 
     @functools.cached_property
     def tags(self) -> set[int]:
-        """Ids of a task's special tokens, such as `<answer>`: not named tokens, and not in the template."""
+        """Ids of a task's special tokens, such as `<answer>`: neither eos, pad etc. nor in the template."""
         named = {*self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES} if self._added else set()
         frame = {getattr(self.tokenizer, f"{name}_id", None) for name in named}
         return {

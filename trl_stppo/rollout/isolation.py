@@ -65,7 +65,7 @@ class Isolated:
     factory: Callable[[], Any]
 
     def __call__(self) -> Any:
-        """Make an environment in this process."""
+        """Make an environment without a process of its own."""
         return self.factory()
 
 

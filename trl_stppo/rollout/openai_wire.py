@@ -284,7 +284,7 @@ class AgentEndpoint:
         self._sessions[session.key] = session.answers
 
     def close(self, session: Any) -> None:
-        """Reject requests with the secret of an episode from now on."""
+        """From now on, reject requests with an episode's secret."""
         self._sessions.pop(session.key, None)
 
     def stop(self) -> None:

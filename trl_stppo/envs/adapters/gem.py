@@ -56,7 +56,7 @@ class GemEnv:
         info = {"valid_action": reward != self._rewards.format_error_reward}
         if terminated or truncated:
             self._is_running = False
-            # Games with earlier rewards are won with less than the full reward, and with this first word.
+            # Games that reward earlier turns pay less for the win, which only the text's first word shows.
             won = reward >= self._rewards.success_reward
             info["success"] = won or observation.startswith("Congratulations")
         text = _with_suffix(observation, shown)

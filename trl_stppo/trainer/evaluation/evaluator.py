@@ -128,7 +128,7 @@ class Evaluator:
     def play(self, inputs: list[Row]) -> Rollout:
         """Play and score a batch of held-out rows; during an evaluation, also count its episodes."""
         rows, names = inputs, None
-        # Only rows of the training data have no names.
+        # Held-out rows are named, training rows are not.
         if COLUMN in inputs[0]:
             names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
             rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]

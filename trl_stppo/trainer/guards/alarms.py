@@ -171,8 +171,8 @@ class FallWatch:
 class SamplerWatch:
     """Detects a sampler with wrong weights by its gap to training's log-probabilities."""
 
-    # Numbers of rollout batches whose gap exceeds the limit: of all, and of the latest without a break. For
-    # an inexact sampler a batch whose gap has not risen starts the second number anew.
+    # Rollout batches whose gap exceeds the limit: `blocks` in all, `count` in a row up to the last one. With
+    # an inexact sampler, a gap that has not risen sets `count` back to 1.
     blocks: int = 0
     count: int = 0
     last: float = 0.0

@@ -189,7 +189,7 @@ class Guards:
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def check_before_backward(self, loss: Tensor) -> bool:
-        """Raise if a process's loss is not finite; return whether an episode weight so far differs from 0."""
+        """Raise if a process's loss is not finite; return whether any episode weight so far is not 0."""
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
         broken, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()

@@ -68,7 +68,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self, version: int | None = None) -> Iterator[Backend]:
-        """Context manager with a rollout's backend; `version`: optimizer steps of an older policy."""
+        """Context manager: a rollout's backend; `version`: steps of an older policy that samples."""
         capacity, end = self.args.generation_slots, self.tokenizer.eos_token_id
         if self.speaks_to_vllm:
             with self.vllm.backend(capacity, version) as backend:
@@ -109,7 +109,7 @@ class TurnSampler:
         try:
             if reason is None:
                 if self._copy is None:
-                    # An overlap is refused with an engine, so the copy needs none.
+                    # An overlap excludes DeepSpeed and FSDP, so prepare the copy for evaluation only.
                     prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
                     with self._generating() as model:
                         self._copy = PolicyCopy(model, trained, prepare)

@@ -10,7 +10,7 @@ from .base import Stabilizer, register
 
 @register
 class Winners(Stabilizer):
-    """Weighs an episode 1 if its advantages add up to more than 0, else 0.
+    """Weights of episodes: 1 if the advantages add up to more than 0, else 0.
 
     Source: `core.winner_weights`.
     """

@@ -140,6 +140,17 @@ async def broken(client, row):
     raise RuntimeError("no database")
 
 
+async def deaf(client, row):
+    with contextlib.suppress(openai.OpenAIError):
+        await client.chat.completions.create(model="gpt", messages=[])
+    return 0.0
+
+
+async def unlimited(client, row):
+    while True:
+        await say(client)
+
+
 def hanging(client, row):
     threading.Event().wait()
 
@@ -160,10 +171,23 @@ def test_an_agent_gets_the_actions_as_turns_and_calls_of_its_tools(check):
     assert check("adding", "--action", 'add {"a": 2}', "--action", "bye", "--strict")[0] == 1
 
 
+def test_a_call_of_an_unknown_tool_is_an_answer_with_a_warning(check):
+    code, shown = check("careful", "--action", 'nosuch {"a": 2}')
+    assert code == 0
+    assert 'warning: `nosuch {"a": 2}`' in shown
+
+
+def test_an_agent_that_does_not_catch_its_limit_gets_no_warning_of_its_reward(check):
+    code, shown = check("unlimited", "--steps", "2", "--strict")
+    assert code == 0
+    assert "calls 3" in shown
+
+
 @pytest.mark.parametrize(("name", "part"), [
     ("broken", "RuntimeError: no database (test_cli_env_check.py:"),
     ("hanging", "longer than 0.2 s"),
     ("stubborn", "after"),
+    ("deaf", "no call that can be answered"),
 ])  # fmt: skip
 def test_what_an_agent_does_wrong_is_an_error(check, monkeypatch, name, part):
     if name == "hanging":

@@ -133,6 +133,23 @@ def test_an_answer_that_the_agent_has_edited_opens_a_context(tmp_path):
         assert episode.opened == {"rewritten": 1}
 
 
+def test_tools_that_the_template_does_not_write_are_warned_of_once(tmp_path, caplog):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+    async def agent(client, row):
+        await ask(client, tools=[tool])
+        return 1.0
+
+    played(tmp_path / "without", agent)
+    assert len([m for m in caplog.messages if "`tools`" in m]) == 1
+    caplog.clear()
+    tokenizer = char_tokenizer()
+    names = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    tokenizer.chat_template = names + tokenizer.chat_template
+    played(tmp_path / "with", agent, arguments={"processing_class": tokenizer})
+    assert [m for m in caplog.messages if "`tools`" in m] == []
+
+
 def test_other_tools_open_a_context(tmp_path):
     async def agent(client, row):
         answer = said(await ask(client))

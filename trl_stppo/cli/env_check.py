@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import inspect
+import re
 import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -37,6 +38,9 @@ from .play import tool_call
 
 # Longest time of an agent's episode.
 SECONDS = 120.0
+NO_CALL = "It makes no call."
+# A turn that looks like a tool's name with arguments.
+CALL = re.compile(r"\w+ \{.*\}", re.DOTALL)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +63,17 @@ def run(options: argparse.Namespace) -> int:
     if is_agent(factory):
         made_up = {"prompt": [{"role": "user", "content": "hello"}], "seed": 0}
         print(f"{options.environment}: agent")
-        for row in (rows or [made_up])[:MAX_ROWS]:
+        played = (rows or [made_up])[:MAX_ROWS]
+        silent = 0
+        for row in played:
             line, warned = play_agent(factory, row, actions or DEFAULT_ACTIONS, options.steps)
             print(line)
+            silent += NO_CALL in warned
             found += [message for message in warned if message not in found]
+        if silent == len(played):
+            raise EnvironmentContractError(
+                "The agent: it makes no call that can be answered. Does it catch an error of its client?"
+            )
     else:
         is_text = True
         # Ignore an error of the factory here, because `check_env` reports it.
@@ -98,7 +109,8 @@ def is_agent(named: Any) -> bool:
 
 def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:
     """Play one episode of an agent; return a line with its calls and result, and a list of warnings."""
-    calls, found, tools = EnvironmentCalls(), list[str](), dict[str, None]()
+    calls, found = EnvironmentCalls(), list[str]()
+    tools, unknown = dict[str, None](), dict[str, None]()
     # Nothing reads the contexts here, because no turn is sampled.
     contexts: Any = None
     session: Any = AgentSession(agent, row, ADDRESS, contexts, found.extend)
@@ -117,6 +129,8 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
                 name, arguments = tool_call(word)
                 call = {"function": {"name": name, "arguments": arguments}}
                 message = {"tool_calls": [call]}
+            elif CALL.fullmatch(word):
+                unknown[word] = None
             message = answer_message(message, f"chatcmpl-{number}", stopped=None)
             whole = 200, completion(f"chatcmpl-{number}", message, "stop", 0, None, 0)
             if number > steps:
@@ -140,9 +154,12 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
         raise EnvironmentContractError(f"The agent: {what}") from played[0].error
     result = played[0].value
     found = [f"`{name}` has no effect in a training." for name in dict.fromkeys(found)]
-    found += ["It makes no call."] * (not session.turns)
+    found += [f"`{word}` calls no tool of the request, so it was an answer." for word in unknown]
+    found += [NO_CALL] * (not session.turns)
     rewards = result if isinstance(result, dict) else {"reward": result}
     unset = rewards.get("reward") is None and rewards.get("turn_rewards") is None
+    # An agent that does not catch the error after its last call gets a reward of 0.
+    unset = unset and session.over is None
     found += ["It returns no reward."] * unset
     names = f", tools {', '.join(tools)}" if tools else ""
     return f"calls {session.turns}{names}, returns {result!r:.200}", found

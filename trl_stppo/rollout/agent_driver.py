@@ -199,6 +199,12 @@ class AgentDriver(Driver):
         """Prepare the turn that answers the pending request. Return None if the messages cannot be used."""
         session, request = episode.env, episode.env.pending
         session.error = None
+        if request.tools and "tools" not in self._warned and not self._renderer.shows_tools:
+            self._warned.add("tools")
+            logger.warning(
+                "The chat template does not write `tools`: the model sees only what messages say of them. "
+                "Set `processing_class.chat_template`, for example to TRL's `qwen2_5_chat_template`."
+            )
         try:
             return request if session.contexts.begin(request) else None
         except Exception as error:

@@ -8,6 +8,8 @@ environment is trusted.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cached_property
 from itertools import takewhile, zip_longest
 from typing import Any
 
@@ -16,6 +18,8 @@ from .control_tokens import ControlTokens
 Message = dict[str, Any]
 # Placeholder whose position in a rendered text is searched: a Unicode noncharacter, which no text has.
 _GAP = "\ufdd1"
+# Name of a tool that no text has.
+_TOOL = "tool_of_a_probe"
 # Roles of messages to which an environment's opening is appended.
 _READ_ROLES = ("user", "tool")
 
@@ -120,6 +124,20 @@ class ChatRenderer:
         controls = [by_role.get(message["role"], self.control) for message in messages]
         pairs = zip(messages, controls, strict=True)
         return [control.split(message) if control else message for message, control in pairs]
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the chat template writes the tools of a request; True if it refuses the tool tried here."""
+        tool = {
+            "name": _TOOL,
+            "description": "",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        tools = [{"type": "function", "function": tool}]
+        asked, options = [{"role": "user", "content": ""}], {"tools": tools, **self._own_template}
+        with suppress(Exception):
+            return _TOOL in self.control.rendered_text(asked, **options)
+        return True
 
     def preserves_turns(self) -> bool:
         """Return whether the chat template renders the beginning of a conversation equally, whatever follows.

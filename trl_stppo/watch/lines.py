@@ -44,8 +44,8 @@ COLUMNS = (
     Column("turns", "turns/mean", ".2f", 7),
     Column("entropy", "policy/entropy", ".3f", 9),
     Column("clip", "policy/clip_fraction", ".3f", 7),
-    Column("KL", "policy/approx_kl", ".2g", 8),
-    Column("scale", "clip_bias/scale", ".2f", 7),
+    Column("KL", "policy/approx_kl", ".2g", 9),
+    Column("scale", "clip_bias/scale", ".2f", 6),
 )
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
@@ -214,10 +214,11 @@ class ProgressLines(TrainerCallback):
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
         self._say("".join([place, *cells, times]))
         moved = known(log, "policy/approx_kl")
-        if self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
+        learns = any(known(log, "advantage/std"))
+        if learns and self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             self._say(
-                f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate; 1e-4 to 3e-4 is usual "
-                "with LoRA"
+                f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate (with LoRA 1e-4 to "
+                "3e-4 is usual)"
             )
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(known(new, metric)), mean(known(new, SUCCESS))

@@ -204,8 +204,8 @@ def length_of(run: Plan, model: Any, rollouts: float) -> str:
     seconds = seconds_per_rollout(run, model)
     total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
     return (
-        f"at most about {duration(seconds)} per rollout batch{total}: if every episode has all its tokens "
-        "and no two begin alike; prompts and evaluations come on top"
+        f"about {duration(seconds)} per rollout batch{total}, if every episode has all its tokens and no two "
+        "begin alike; less with shorter episodes. Prompts and evaluations come on top"
     )
 
 

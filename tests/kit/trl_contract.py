@@ -13,7 +13,6 @@ OVERRIDDEN = {
     "_prepare_for_training": "wrapped",
     "_save": "wrapped",
     "_load_from_checkpoint": "wrapped",
-    "_issue_warnings_after_load": "wrapped",
     "_load_best_model": "wrapped",
     "evaluate": "wrapped",
     "evaluation_loop": "wrapped",

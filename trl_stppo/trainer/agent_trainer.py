@@ -412,12 +412,6 @@ class AgentTrainer(Bridge):
         # The next rollout sends the new weights to vLLM.
         self._last_loaded_step = -1
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn of weights that a checkpoint lacks, except tied weights, which are stored only once."""
-        tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     def _load_best_model(self) -> None:
         self._run_state.load_best(super()._load_best_model)
         self._last_loaded_step = -1

@@ -1,16 +1,20 @@
 """What is written can be loaded by the ordinary classes, and a resumed trainer starts where it was."""
 
+import logging
+
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    Qwen2ForCausalLM,
     TrainerCallback,
 )
 
-from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.builders import build, train
+from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
@@ -176,3 +180,22 @@ def test_the_best_model_at_the_end_has_the_critic_of_its_checkpoint(kind, tmp_pa
     for name, value in watcher.by_step[2].items():
         if name.startswith(("policy/", "critic/")):
             assert torch.equal(final[name], value), name
+
+
+def test_tied_weights_are_not_called_missing(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+
+    def arguments():
+        return {"model": Qwen2ForCausalLM(tiny_config(char_tokenizer(), tie_word_embeddings=True))}
+
+    train(tmp_path, arguments=arguments(), save_strategy="steps", save_steps=2)
+    trainer = build(tmp_path, arguments=arguments(), max_steps=4)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.model.lm_head.weight is trainer.model.model.embed_tokens.weight
+    assert "missing keys" not in caplog.text
+    file = tmp_path / "checkpoint-2" / "model.safetensors"
+    lost = load_file(file)
+    del lost["model.norm.weight"]
+    save_file(lost, file, metadata={"format": "pt"})
+    trainer._load_from_checkpoint(str(file.parent))
+    assert "missing keys" in caplog.text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
 from ...models.critic import SharedCritic, load_converted
 from .. import disk
+from .._trl import replaced
 from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
 from ..guards.steps import Guards
@@ -305,7 +307,8 @@ class RunState(TrainerCallback):
 
     def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
         """Load the policy by upstream's method, then the critic and the reference."""
-        wrapped(checkpoint, model)
+        with self._without_tied_weights():
+            wrapped(checkpoint, model)
         host, folder = self._host, Path(checkpoint)
         policy = host.model if model is None else model
         if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
@@ -315,8 +318,15 @@ class RunState(TrainerCallback):
 
     def load_best(self, wrapped: Wrapped) -> None:
         """Load the best checkpoint's policy by upstream's method, then its critic."""
-        wrapped()
+        with self._without_tied_weights():
+            wrapped()
         self._load_models(Path(str(self._host.state.best_model_checkpoint)))
+
+    def _without_tied_weights(self) -> AbstractContextManager[None]:
+        """Context manager in which upstream does not warn of tied weights, which are stored only once."""
+        model = self._host.model
+        tied = list(getattr(model, "all_tied_weights_keys", None) or ())
+        return replaced(model, _keys_to_ignore_on_save=tied) if tied else nullcontext()
 
     def _load_beside_policy(self, folder: Path) -> None:
         """Load the critic, and the reference if `sync_ref_model` is set."""

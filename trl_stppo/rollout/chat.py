@@ -127,7 +127,7 @@ class ChatRenderer:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the chat template writes the tools of a request; True if it refuses the tool tried here."""
+        """Return whether the chat template writes a request's tools; True if it refuses this one."""
         tool = {
             "name": _TOOL,
             "description": "",

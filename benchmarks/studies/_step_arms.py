@@ -6,7 +6,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from _kl import Kl
 from torch import Tensor
 
 from trl_stppo import STPPOTrainer
@@ -15,6 +14,7 @@ from trl_stppo.models.critic import Critic, scalar_head
 from trl_stppo.trainer.batch import Batch, Targets
 from trl_stppo.trainer.setup import models
 from trl_stppo.trainer.stabilizers import STEP, Stabilizer, register
+from trl_stppo.trainer.stabilizers.kl import Kl
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 # Deviations beyond which an advantage is cut off.
@@ -28,14 +28,14 @@ class Threshold(Kl):
     name = "kl-threshold"
     lowered_at = float("inf")
 
-    def next_factor(self, kl: float, *, may_grow: bool) -> float:
-        """Return the factor of the next update."""
-        after = super().next_factor(kl, may_grow=may_grow)
-        if after < self.factor:
-            self.lowered_at = self.factor
-        elif self.factor > 0.7 * self.lowered_at:
-            return min(after, self.factor * 1.02)
-        return after
+    def end_step(self, *, taken: bool, clip_fraction: float) -> None:
+        """Count the mini-batch; after the update's last mini-batch, move the factor."""
+        before = self.factor
+        super().end_step(taken=taken, clip_fraction=clip_fraction)
+        if self.factor < before:
+            self.lowered_at = before
+        elif before > 0.7 * self.lowered_at:
+            self.factor = min(self.factor, before * 1.02)
 
 
 @register

@@ -73,6 +73,9 @@ class STPPOConfig(PPOConfig):
         + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())
         + ".",
     )
+    desired_kl: float = option(
+        0.1, "Of 'kl': the change of the policy by an update, KL in nats per turn, > 0."
+    )
 
     def __post_init__(self) -> None:
         self.stabilizers = _listed(self.stabilizers)
@@ -81,6 +84,8 @@ class STPPOConfig(PPOConfig):
         if of_tokens and self.cliprange is None and self.epsilon is None:
             self.epsilon = TOKEN_CLIPRANGE
         super().__post_init__()
+        if not self.desired_kl > 0:
+            raise ValueError(f"`desired_kl={self.desired_kl}`: must satisfy desired_kl > 0.")
         if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:

@@ -36,6 +36,7 @@ CASES = {
     "moving reference": {"sync_ref_model": True, "ref_model_sync_steps": 3, "kl_coef": 0.3},
     "fewer rows than a rollout batch": {"rows": 5},
     "evaluation": {"eval_strategy": "steps", "eval_steps": 4, "eval_rows": 6},
+    "step that follows the KL": {"stabilizers": ["kl", "share"], "desired_kl": 1e-9},
 }
 
 
@@ -61,6 +62,7 @@ NOW = [("shared critic, dropout", step) for step in (1, 4, 9)]
 SLOW = [("separate critic", step) for step in (1, 3, 4, 6, 8, 9, 12)]
 SLOW += [("log seldom", 3), ("log seldom", 8), ("moving reference", 4), ("moving reference", 9)]
 SLOW += [("evaluation", step) for step in (3, 8, 12)] + [("fewer rows than a rollout batch", 6)]
+SLOW += [("step that follows the KL", step) for step in (3, 4, 7)]
 
 
 @pytest.fixture(scope="module")

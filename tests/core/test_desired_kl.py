@@ -62,6 +62,7 @@ def test_one_token_keeps_the_sum_finite_and_nothing_is_no_turn():
     (0.3, {"may_grow": False}, 0.2),
     (NAN, {}, 0.2),
     (INF, {}, 0.2),
+    (-INF, {}, 0.2),
     (0.3, {"delay": 1}, 0.3 / math.sqrt(1.5)),
     (0.0, {"delay": 3}, 0.3 * 1.5**0.25),
 ])  # fmt: skip

@@ -17,7 +17,6 @@ from trl_stppo.core.advantages import (
     turn_gae,
     whiten,
 )
-from trl_stppo.core.desired_kl import kl_per_turn, next_step_factor
 from trl_stppo.core.joined import JoinedView
 from trl_stppo.core.losses import (
     KL_ESTIMATORS,
@@ -72,11 +71,9 @@ __all__ = [
     "group_advantages",
     "importance_ratio",
     "kl_penalty",
-    "kl_per_turn",
     "leave_one_out_advantages",
     "log_importance_ratio",
     "logit_space_squares",
-    "next_step_factor",
     "normalization_scale",
     "num_turns",
     "reduce_turns",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,7 @@ def next_step_factor(
         kl: KL of this update in nats per turn; a KL that is not finite counts as too large.
         desired_kl: desired KL in nats per turn.
         may_grow: whether the factor may grow.
-        delay: number of updates after which a factor shows in `kl`; a longer delay makes the change smaller.
+        delay: age of the rollout in updates; the older, the smaller the change.
 
     Returns:
         The factor of the next update, within [0.001, 1].
@@ -62,7 +64,7 @@ def next_step_factor(
     Source: the adaptive learning rate of Isaac Gym (arXiv:2108.10470) and RSL-RL (arXiv:2509.10771).
     """
     change = 1.0
-    if not kl <= TOLERANCE * desired_kl:
+    if not (math.isfinite(kl) and kl <= TOLERANCE * desired_kl):
         change = 1.0 / GROWTH
     elif may_grow and kl < desired_kl / TOLERANCE:
         change = GROWTH

@@ -57,6 +57,22 @@ def test_the_first_mini_batch_of_a_single_epoch_does_not_count():
     assert one.factor == pytest.approx(0.15)
 
 
+def test_an_update_that_target_kl_ends_counts_its_last_epoch():
+    one = stabilizer(epochs=3, parts=1)
+    for step, kl in enumerate((0.0, 0.35, None)):
+        one.start_mini_batch(step)
+        if kl is not None:
+            one._sums = torch.tensor([kl * 31, 31], dtype=torch.float64)
+            one.before_step(lambda x: x, CPU)
+        one.end_step(taken=step == 0, clip_fraction=0.5)
+    assert one.factor == pytest.approx(0.1 / 1.5)
+
+
+def test_an_update_of_one_step_leaves_the_factor():
+    one = stabilizer(epochs=1, parts=1, staleness=4)
+    assert [play(one, [0.5]) for _ in range(3)] == [[0.1]] * 3
+
+
 def test_the_mean_is_over_turns_not_over_mini_batches():
     one = stabilizer(epochs=2, parts=1)
     one.start_mini_batch(0)

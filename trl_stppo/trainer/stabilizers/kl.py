@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # At the start the effect of a step on the policy is unknown, so begin with small steps.
 FIRST_FACTOR = 0.1
-# A mini-batch this many times above the desired KL halves the factor at once, if it has enough turns.
+# A mini-batch whose KL is more than this many times the desired KL halves the factor, if it has enough turns.
 BRAKE, ENOUGH_TURNS = 4.0, 32
 
 
@@ -26,8 +26,9 @@ class Update:
     """State of the current update.
 
     Attributes:
-        kl: sum of the KL over the last epoch's turns, in mini-batches that follow a step of this update.
+        kl: sum of the KL over turns of `epoch`, in mini-batches that follow a step of this update.
         turns: number of these turns.
+        epoch: the last epoch that was measured, -1 if none; `target_kl` may end an update before its last.
         has_stepped: whether a step was taken.
         may_grow: whether all steps were taken and the brake did not act.
         keeps: whether the clip kept a gradient in the last epoch.
@@ -36,6 +37,7 @@ class Update:
 
     kl: float = 0.0
     turns: float = 0.0
+    epoch: int = -1
     has_stepped: bool = False
     may_grow: bool = True
     keeps: bool = False
@@ -46,9 +48,10 @@ class Update:
 class Kl(Stabilizer):
     """Scales optimizer steps by a factor that adapts after each update to keep its KL near `desired_kl`.
 
-    The KL per turn is measured in the last epoch, over mini-batches that follow a step of the update.
+    The KL per turn is measured in the last epoch, over mini-batches that follow a step of the update, against
+    the policy that played. With stale rollouts it contains earlier updates.
 
-    Source: `core.next_step_factor`; the brake is this package's own.
+    Source: `core.desired_kl.next_step_factor`; the brake is this package's own.
     """
 
     name, meaning = "kl", "scales steps so that an update's KL per turn comes near `desired_kl`"
@@ -85,7 +88,10 @@ class Kl(Stabilizer):
         self._kl, self._turns = reduce(sums).tolist()
         epoch, update = self._step // self.config.num_mini_batches, self._update
         limit = BRAKE * self.config.desired_kl * self._turns
-        if self._kl > limit and self._turns >= ENOUGH_TURNS and epoch != update.braked_epoch:
+        brakes = (
+            self._kl > limit and self._turns >= ENOUGH_TURNS and self.config.steps_per_rollout > 1
+        )
+        if brakes and epoch != update.braked_epoch:
             update.may_grow, update.braked_epoch = False, epoch
             self.factor = max(self.factor / 2, SMALLEST_FACTOR)
         mean = self._kl / self._turns if self._turns else 0.0
@@ -94,10 +100,13 @@ class Kl(Stabilizer):
     def end_step(self, *, taken: bool, clip_fraction: float) -> None:
         """Count the mini-batch; after the update's last mini-batch, move the factor."""
         config, update = self.config, self._update
+        epoch = self._step // config.num_mini_batches
+        if self._turns and update.has_stepped:
+            if epoch != update.epoch:
+                update.kl, update.turns, update.epoch = 0.0, 0.0, epoch
+            update.kl, update.turns = update.kl + self._kl, update.turns + self._turns
         if self._step >= config.steps_per_rollout - config.num_mini_batches:
             update.keeps |= clip_fraction < 1.0
-            if update.has_stepped:
-                update.kl, update.turns = update.kl + self._kl, update.turns + self._turns
         update.has_stepped |= taken
         update.may_grow &= taken
         if self._step == config.steps_per_rollout - 1 and update.turns:

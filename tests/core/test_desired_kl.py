@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trl_stppo.core import kl_per_turn, next_step_factor
+from trl_stppo.core.desired_kl import kl_per_turn, next_step_factor
 
 NAN, INF = float("nan"), float("inf")
 

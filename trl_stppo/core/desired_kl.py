@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from trl_stppo.core.masking import check_like, widest
-from trl_stppo.core.policy import MAX_LOG_RATIO
-from trl_stppo.core.turns import check_turn_index, reduce_turns
+from trl_stppo.core.masking import widest
+from trl_stppo.core.policy import MAX_LOG_RATIO, log_importance_ratio
+from trl_stppo.core.turns import reduce_turns
 
 GROWTH = 1.5
 # The factor stays the same while the KL is between half and twice the desired KL.
@@ -36,14 +36,12 @@ def kl_per_turn(
 
     Source: Schulman 2020, "Approximating KL divergence", the estimator k3, here with the ratio pi / pi_old.
     """
-    check_turn_index(turn_index)
-    check_like("logprobs", logprobs, old_logprobs=old_logprobs, turn_index=turn_index)
-    check_like("logprobs", logprobs, loss_mask=loss_mask)
-    x = (widest(logprobs.detach()) - widest(old_logprobs.detach())).masked_fill(~loss_mask, 0.0)
+    new, old = widest(logprobs.detach()), widest(old_logprobs.detach())
+    x = log_importance_ratio(new, old, turn_index, "token", loss_mask=loss_mask)
     terms = x.clamp(max=MAX_LOG_RATIO).expm1() - x
     index = turn_index.masked_fill(~loss_mask, -1)
     counts = reduce_turns(torch.ones_like(x), index, num_turns=x.size(1), op="sum")
-    return terms.masked_fill(index < 0, 0.0).sum(), (counts > 0).sum().to(x.dtype)
+    return terms.sum(), (counts > 0).sum().to(x.dtype)
 
 
 def next_step_factor(

@@ -40,7 +40,6 @@ class Batch(TypedDict, total=False):
         value_mask: [B, T] bool, True at the critic's regression targets.
         advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
         trace_row: [B] int64, row of the trace; present while the update is recorded.
-        row: [B] int64, index of the row; present until the first step has given `old_per_token_logps`.
         episode, episode_tokens: [B] each, present if an episode has several contexts: index of the
             row's episode (-1 at padding rows), and number of the episode's tokens in the loss.
         episode_weights: [B], the weights by `stabilizers`, if one of them weighs episodes.
@@ -62,7 +61,6 @@ class Batch(TypedDict, total=False):
     value_mask: Tensor
     advantages: Tensor
     trace_row: Tensor
-    row: Tensor
     episode: Tensor
     episode_tokens: Tensor
     episode_weights: Tensor

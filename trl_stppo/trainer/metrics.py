@@ -46,10 +46,9 @@ class MiniBatchMetrics:
         self.add_mean("policy/entropy", entropies, loss_mask)
         self._tokens = self._tokens + tokens
 
-    def add_drift(self, inputs: Batch, logprobs: Tensor) -> None:
+    def add_drift(self, inputs: Batch, logprobs: Tensor, old_logprobs: Tensor) -> None:
         """Add the distance from the policy that played, per token, turn and episode."""
-        mask, now = inputs["loss_mask"], wide(logprobs.detach())
-        old = wide(inputs.get("old_per_token_logps", now))
+        mask, now, old = inputs["loss_mask"], wide(logprobs.detach()), wide(old_logprobs)
         change = (now.exp() - old.exp()).abs().masked_fill(~mask, 0.0)
         self._sums.maximum("policy/divergence_max", change.max())
         index = inputs["turn_index"].masked_fill(~mask, -1)

@@ -150,7 +150,12 @@ class TraceRecorder(TrainerCallback):
             batch["trace_row"] = torch.arange(len(ids), device=ids.device)
 
     def observe(
-        self, inputs: Batch, logprobs: Tensor, log_ratio: Tensor, surrogate: ClippedSurrogate
+        self,
+        inputs: Batch,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        log_ratio: Tensor,
+        surrogate: ClippedSurrogate,
     ) -> None:
         """Record a micro-batch's pass through the policy."""
         if self._update is None or "trace_row" not in inputs:
@@ -160,9 +165,8 @@ class TraceRecorder(TrainerCallback):
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
-            if "row" in inputs:
-                # The batch gets its old log-probabilities from this pass, the first over these rows.
-                figures["old_per_token_logps"] = logprobs
+            if "old_per_token_logps" not in record.batch:
+                figures["old_per_token_logps"] = old_logprobs
             if surrogate.episode_weights is not None:
                 figures["weight"] = surrogate.episode_weights[:, None].expand_as(logprobs)
             # The last row of the tables takes the values of rows that are not recorded.
@@ -285,19 +289,17 @@ class TraceRecorder(TrainerCallback):
 
         `passes` has values of the last pass over these rows, [N or more, T]: `logprobs`, `log_ratio`,
         `clipped`, the episode's `weight`, and `seen`, whether there was a pass; {} without a pass. It has
-        the old log-probabilities, too, if the first pass gave them.
+        the old log-probabilities, too, if the batch lacks them.
         """
         # This copy is the only synchronisation with the device.
         table = {name: tensor.cpu()[: len(records)] for name, tensor in (batch | passes).items()}
         if "turn_index" in table:
             table["sampled"] = table["turn_index"] >= 0
         figures = dict(FIGURES)
-        if "logprobs" in table and "old_per_token_logps" not in table:
-            # Without old log-probabilities the trained policy itself has played.
-            figures["old_logprobs"] = ("seen", "logprobs")
+        if "old_per_token_logps" in passes:
+            figures["old_logprobs"] = ("seen", "old_per_token_logps")
         if "logprobs" in table:
-            old = table[figures["old_logprobs"][1]]
-            table["difference"] = table["logprobs"].double() - old.double()
+            table["difference"] = table["logprobs"].double() - table["old_per_token_logps"].double()
         columns = {name: _rounded(tensor).tolist() for name, tensor in table.items()}
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         decode = partial(self._tokenizer.decode, **whole)

@@ -233,6 +233,7 @@ class StepScale:
         extra: Tensor | None,
         batch: Batch,
         logprobs: Tensor,
+        old_logprobs: Tensor,
         entropies: Tensor,
     ) -> tuple[SecondPass | None, Tensor | None]:
         """Measure a pass of the policy's loss before its backward pass.
@@ -242,7 +243,6 @@ class StepScale:
         has been taken.
         """
         mask = batch["loss_mask"]
-        old_logprobs = batch.get("old_per_token_logps", logprobs)
         for each in self.stabilizers:
             each.observe(logprobs, old_logprobs, batch["turn_index"], mask)
         if self.estimate is not None:

@@ -103,8 +103,6 @@ class TrainingLoop:
         self.second_pass: tuple[Batch, Tensor] | None = None
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
-        # Rows and log-probabilities of the passes of a rollout's first step.
-        self.first_logprobs: list[tuple[Tensor, Tensor]] = []
         # `seconds` is the mini-batch's duration, including a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
@@ -146,19 +144,11 @@ class TrainingLoop:
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
-        """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them.
-
-        Without the column the ratio is 1; `keep_first_logprobs` may add the column after the first step.
-        """
+        """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them."""
         args = self.args
         # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
-        moves = args.steps_per_rollout > 1
-        needs = self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness > 0
-        if moves and not needs and args.num_mini_batches == 1:
-            # The passes of the first step give these values, because they run with the weights that played.
-            ids = batch["completion_ids"]
-            batch["row"] = torch.arange(len(ids), device=ids.device)
-        elif moves or needs:
+        moves = args.steps_per_rollout > 1 or args.rollout_staleness > 0
+        if moves or self._corrects_sampler or args.kl_coef != 0.0:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 
     def _add_ref_logprobs(self, batch: Batch) -> None:
@@ -365,7 +355,7 @@ class TrainingLoop:
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Reset gradients and metrics, also after an interrupted or refused step."""
         self.optimizers.critic_grads.clear()
-        self.metrics, self.first_logprobs = MiniBatchMetrics(), []
+        self.metrics = MiniBatchMetrics()
         self.guards.start_mini_batch(empty=empty)
         self.scale.start_mini_batch(self.step_of_rollout)
         self.second_pass = None
@@ -434,9 +424,8 @@ class TrainingLoop:
             model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
-        if "row" in inputs:
-            self.first_logprobs.append((inputs["row"], logprobs.detach()))
-        log_ratio = self.log_ratio(inputs, logprobs)
+        old = old_logprobs(inputs, logprobs)
+        log_ratio = self.log_ratio(inputs, logprobs, old)
         surrogate = clipped_surrogate(
             log_ratio,
             inputs["advantages"],
@@ -445,7 +434,7 @@ class TrainingLoop:
             cliprange_low=host.epsilon_low,
             cliprange_high=host.epsilon_high,
             delta=self.args.delta,
-            weights=self.token_factors(inputs, logprobs),
+            weights=self.token_factors(inputs, logprobs, old),
         )
         weights = self.accelerator.num_processes * aggregation_weights(
             loss_mask,
@@ -460,15 +449,15 @@ class TrainingLoop:
         self.metrics.add_policy(surrogate, entropies, loss_mask, row_tokens(inputs).sum())
         packed = torch.full_like(surrogate.kept, float(self.forward.was_packed))
         self.metrics.add_mean("perf/packed_share", packed, loss_mask)
-        self.metrics.add_drift(inputs, logprobs)
+        self.metrics.add_drift(inputs, logprobs, old)
         if self.args.rollout_staleness and self.step_of_rollout == 0:
             # No step was taken yet, so these are log-probabilities of the policy before the update.
-            change = (logprobs - inputs["old_per_token_logps"]).abs()
+            change = (logprobs - old).abs()
             self.metrics.add_mean("sampling/drift", change, loss_mask)
         surrogate = self.weigh_episodes(inputs, surrogate)
-        self.trace.observe(inputs, logprobs, log_ratio, surrogate)
+        self.trace.observe(inputs, logprobs, old, log_ratio, surrogate)
         second_pass, extra = self.scale.observe(
-            surrogate, weights, extra, inputs, logprobs, entropies
+            surrogate, weights, extra, inputs, logprobs, old, entropies
         )
         if second_pass is not None:
             rows, coefficient = second_pass
@@ -480,24 +469,22 @@ class TrainingLoop:
         loss = -kept + (kept - objective).detach()
         return loss if extra is None else loss + extra
 
-    def log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+    def log_ratio(self, inputs: Batch, logprobs: Tensor, old: Tensor) -> Tensor:
         """Return the log ratio of policy and old policy, at the chosen level, [B, T]."""
-        old_logprobs = inputs.get("old_per_token_logps")
         return log_importance_ratio(
             logprobs,
-            logprobs.detach() if old_logprobs is None else old_logprobs,
+            old,
             inputs["turn_index"],
             self.host.importance_sampling_level,
             loss_mask=inputs["loss_mask"],
         )
 
-    def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
+    def token_factors(self, batch: Batch, logprobs: Tensor, old: Tensor) -> Tensor | None:
         """Return the detached factors on the tokens' loss terms: sampler correction and off-policy mask."""
         weights = batch.get("importance_sampling_ratio")
         threshold = self.args.off_policy_mask_threshold
         if threshold is None:
             return weights
-        old = batch.get("old_per_token_logps", logprobs.detach())
         sampled, mask = batch.get("sampling_per_token_logps", old), batch["loss_mask"]
         keep = self.host.get_off_policy_mask(
             batch["advantages"], logprobs, sampled, mask.to(logprobs.dtype), threshold
@@ -555,7 +542,8 @@ class TrainingLoop:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
         logprobs = self.forward.policy(self.host.model, inputs)[0]
-        self.scale.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
+        log_ratio = self.log_ratio(inputs, logprobs, old_logprobs(inputs, logprobs))
+        self.scale.correction.add(-(coefficient * log_ratio).sum())
 
     def _before_step(self) -> None:
         """Reduce and clip the critic's gradient, and correct the policy's gradient for the clipping bias."""
@@ -571,21 +559,6 @@ class TrainingLoop:
         if not self.is_warming_up:
             self.metrics.add_scalars(self.scale.finish(mean))
 
-    def keep_first_logprobs(self) -> None:
-        """Store the log-probabilities of a rollout's first step as `old_per_token_logps`."""
-        if not self.first_logprobs:
-            return
-        rows = {
-            number: logprobs
-            for numbers, table in self.first_logprobs
-            for number, logprobs in zip(numbers.tolist(), table, strict=True)
-        }
-        for batch in self.host.rollout_buffer or []:
-            own = [rows[number] for number in batch.pop("row").tolist()]
-            padded = nn.utils.rnn.pad_sequence(own, batch_first=True)
-            missing = batch["completion_ids"].size(1) - padded.size(1)
-            batch["old_per_token_logps"] = nn.functional.pad(padded, (0, missing))
-
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
         self.guards.add_loss(loss)
@@ -600,8 +573,6 @@ class TrainingLoop:
         self.log.add(metrics)
         admitted = self.guards.admit(metrics)
         taken = admitted and not self.is_warming_up
-        if self.guards.outcome != "not_finite":
-            self.keep_first_logprobs()
         self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
             # Without gradients the optimizer does nothing. If only the critic learns, it keeps its gradient.
@@ -614,3 +585,12 @@ class TrainingLoop:
             clip_range=(self.host.epsilon_low, self.host.epsilon_high),
             is_last=self.host.micro_step % self.args.micro_batches_per_rollout == 0,
         )
+
+
+def old_logprobs(batch: Batch, logprobs: Tensor) -> Tensor:
+    """Return the log-probabilities under the old policy, [B, T] nats.
+
+    A batch lacks the column if no step comes before the pass that gives `logprobs`: then the policy is the
+    old one.
+    """
+    return batch.get("old_per_token_logps", logprobs.detach())

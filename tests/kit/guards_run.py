@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "loss of rank 1": {},
     "critic of rank 1": {},
     "signal to rank 1": {},
+    "signal to rank 1 in a rollout": {},
     "rank 0 never finite": {},
     "target_kl": {"target_kl": 1e-3},
     "the folder of another run": {},
@@ -44,9 +45,10 @@ def arrange(case: str, trainer: Any) -> None:
     elif case == "critic of rank 1" and rank == 1:
         add = trainer._optimizers.critic_grads.add
         trainer._optimizers.critic_grads.add = lambda value: add(value * nan_at_its_step())
-    elif case == "signal to rank 1" and rank == 1:
+    elif case.startswith("signal to rank 1") and rank == 1:
         kill = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
-        trainer.add_callback(at_step("on_step_begin", AT - 1, kill))
+        # An update has two steps.
+        trainer.add_callback(at_step("on_step_begin", AT - 1 + ("rollout" in case), kill))
     elif case == "rank 0 never finite" and rank == 0:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan

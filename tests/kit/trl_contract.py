@@ -23,6 +23,8 @@ OVERRIDDEN = {
     "_get_output_dir": "wrapped",
     "_get_train_sampler": "wrapped",
     "_init_training_state": "wrapped",
+    "_run_epoch": "wrapped",
+    "_maybe_log_save_evaluate": "wrapped",
     "_finalize_training": "wrapped",
     "_push_from_checkpoint": "wrapped",
     "push_to_hub": "wrapped",

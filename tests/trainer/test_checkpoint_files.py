@@ -26,8 +26,8 @@ from trl_stppo.trainer.disk import (
 )
 
 ABOUT = {
-    **{"global_step": 5, "resumable": True, "inside_rollout": False},
-    **{"identity": {}, "cut": {}, "settings": {}, "run": "a"},
+    **{"global_step": 5, "resumable": True, "identity": {}, "split": {}},
+    **{"settings": {}, "run": "a"},
 }
 
 

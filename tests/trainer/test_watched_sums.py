@@ -8,15 +8,14 @@ import torch
 from trl_stppo.trainer.metrics import MiniBatchMetrics
 
 
-def drift(per_token: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def drift(per_token: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """A micro-batch of one turn per episode whose log ratios are `per_token`, [B, T]."""
     old = torch.full_like(per_token, -0.7)
     inputs = {
         "loss_mask": torch.ones_like(per_token, dtype=torch.bool),
         "turn_index": torch.zeros_like(per_token, dtype=torch.int64),
-        "old_per_token_logps": old,
     }
-    return inputs, old + per_token
+    return inputs, old + per_token, old
 
 
 def effective(log_ratios: list[float]) -> float:
@@ -53,8 +52,8 @@ def test_the_effective_sample_size_of_long_episodes_is_exact_over_two_processes(
 
 
 def test_without_an_episode_that_counts_the_effective_sample_size_is_whole():
-    inputs, logprobs = drift(torch.zeros(2, 3, dtype=torch.float64))
+    inputs, *logprobs = drift(torch.zeros(2, 3, dtype=torch.float64))
     inputs["loss_mask"] = torch.zeros_like(inputs["loss_mask"])
     metrics = MiniBatchMetrics()
-    metrics.add_drift(inputs, logprobs)
+    metrics.add_drift(inputs, *logprobs)
     assert metrics.flush(lambda flat: flat, 0.0)["policy/episode_ess"] == 1.0

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from ..hub.pushing import failed_creation
+from ..rollout.workers import RolloutInterrupted
 from . import display
 from ._trl import check_overrides, profiling_decorator, small_tiles
 from .batch import Batch
@@ -205,6 +206,7 @@ class AgentTrainer(Bridge):
             self.accelerator,
             self.train_dataset,
             self._run_state,
+            lambda: self._trace.finish(),
             trainer=self.config_class.__name__,
             critic=critic_of(self.critic),
             adapter=adapter_of(policy),
@@ -221,6 +223,7 @@ class AgentTrainer(Bridge):
             self.critic,
             self.save_checkpoint,
             lambda: self._checkpoints.last,
+            lambda: self._run_state.inside_rollout,
             handles_signals=run.args.enable_jit_checkpoint,
         )
         self.add_callback(ending)
@@ -264,7 +267,7 @@ class AgentTrainer(Bridge):
         )
 
     def _build_loop(self) -> None:
-        self._run_state.guards, self._run_state.trace = self._guards, self._trace
+        self._run_state.guards = self._guards
         self._loop = self.loop_class(
             self,
             source=self._source,
@@ -406,6 +409,17 @@ class AgentTrainer(Bridge):
         self._run_state.begin()
         where = super()._init_training_state(max_steps, per_epoch, epochs, *args)
         return self._checkpoints.begin(where, self.state, max_steps, epochs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._run_epoch(*args, **kwargs)
+        except RolloutInterrupted:
+            # The state before the rollout is saved, and upstream now ends the training in order.
+            self.control.should_training_stop = True
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self._run_state.postpone(self.control)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._run_state.load(super()._load_from_checkpoint, resume_from_checkpoint, model)

@@ -38,11 +38,11 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # upload names that begin with an underscore.
 STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
 MANIFEST = "stppo_checkpoint.json"
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"checkpoint-\d+")
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
-    **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
+    **{"resumable": bool, "identity": dict, "split": dict, "settings": dict},
     "run": str,
 }
 

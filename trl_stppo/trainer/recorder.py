@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import gather_object
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import TrainerCallback
@@ -220,16 +220,6 @@ class TraceRecorder(TrainerCallback):
         self._write(record)
 
     on_predict = on_evaluate
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the open update's record for a checkpoint, or None between two updates."""
-        return None if self._update is None else dict(vars(self._update))
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore the open update's record from a checkpoint."""
-        self._update = None
-        if state is not None and self._share:
-            self._update = OpenRecord(**send_to_device(state, self._accelerator.device))
 
     def _begun(
         self, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine

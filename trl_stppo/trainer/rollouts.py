@@ -108,8 +108,21 @@ class RolloutSource:
     stale: StalePolicies
 
     def next(self, rows: list[Row], state: TrainerState) -> tuple[Rollout, Tensor]:
-        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F]."""
-        rollout = self.play(rows, state.global_step)
+        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F].
+
+        Raises:
+            RolloutInterrupted: a process has received a signal.
+        """
+        calls, ending = self.player.engine.calls, self.guards.ending
+        ending.abandon_rollout()
+        # Several processes abandon a rollout together, after it was played.
+        interrupt = calls.interrupt if self.accelerator.num_processes == 1 else lambda: None
+        try:
+            with ending.signals.interrupting(interrupt):
+                rollout = self.play(rows, state.global_step)
+        finally:
+            calls.resume()
+        ending.abandon_rollout()
         self.guards.count_failures(rollout.episodes)
         return rollout, self.rewards.add_rewards(rollout, state)
 

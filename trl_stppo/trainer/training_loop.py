@@ -137,6 +137,7 @@ class TrainingLoop:
         if self.weighing:
             joined["episode_weights"] = self.episode_weights(joined)
         batch = turns.split(joined, batch)
+        self.guards.ending.abandon_rollout()
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
         self.log_rollout(rollout, all_rewards, joined, turns, scores, kl, targets, seconds)

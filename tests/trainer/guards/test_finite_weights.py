@@ -60,17 +60,17 @@ SPOILT = [(critic, value) for critic in (False, True) for value in (math.inf, ma
 @pytest.mark.parametrize(("critic", "value"), quick(SPOILT, (False, math.nan), (True, math.inf)))
 def test_weights_that_are_not_finite_are_not_saved(critic, value, tmp_path):
     save = {"save_strategy": "steps", "save_steps": 2}
-    trainer, _ = build(tmp_path, spoil(4, critic=critic, value=value), **save)
+    trainer, _ = build(tmp_path, spoil(6, critic=critic, value=value), **save)
     with pytest.raises(NonFiniteError) as caught:
         trainer.train()
     name = "critic: transformer.wte.weight" if critic else "policy: transformer.wte.weight"
     for part in (
-        f"Weights are not finite after step 4, first in the {name}; they are not saved",
-        f"the last good checkpoint is {tmp_path / 'checkpoint-2'}",
+        f"Weights are not finite after step 6, first in the {name}; they are not saved",
+        f"the last good checkpoint is {tmp_path / 'checkpoint-3'}",
     ):
         assert part in str(caught.value)
-    assert trainer.stop_reason.startswith("not finite: the weights after step 4")
-    assert saved(tmp_path) == ["checkpoint-2"]
+    assert trainer.stop_reason.startswith("not finite: the weights after step 6")
+    assert saved(tmp_path) == ["checkpoint-3"]
     assert not (tmp_path / "_incomplete").exists()
     again, _ = build(tmp_path, **save)
     again.train(resume_from_checkpoint=True)

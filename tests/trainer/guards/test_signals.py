@@ -4,15 +4,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from tests.kit import warm
-from tests.kit.builders import at_step
+from tests.kit.builders import LIMITS, at_step, build, prompts
+from tests.kit.fakes import CountEnv
 from tests.kit.guards_run import CASES
 from tests.kit.launch import ENVIRONMENT, ROOT, by_case
-from tests.kit.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
+from tests.kit.scripted import (
+    Float64Trainer,
+    assert_same_weights,
+    numbered_rows,
+    scripted_trainer,
+    train,
+    weights,
+)
 from tests.kit.signals_run import RUN
 from tests.kit.tiers import quick
 from tests.kit.waiting import PATIENCE
@@ -39,17 +48,18 @@ def uninterrupted(tmp_path_factory):
     return weights(trainer)
 
 
+# An update has three steps; a rollout begins after each third step.
 MOMENTS = [
-    (signal.SIGTERM, "on_step_begin", 1, 2),
-    (signal.SIGINT, "on_step_begin", 3, 4),
-    (signal.SIGTERM, "on_pre_optimizer_step", 4, 5),
-    (signal.SIGINT, "on_save", 2, 3),
+    (signal.SIGTERM, "on_step_begin", 1, 3),
+    (signal.SIGINT, "on_step_begin", 3, 3),
+    (signal.SIGTERM, "on_pre_optimizer_step", 4, 6),
+    (signal.SIGINT, "on_save", 3, 3),
 ]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[3]))
-def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
+@pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[1], MOMENTS[2]))
+def test_a_signal_ends_the_run_between_rollouts_and_it_can_go_on_exactly(
     number, event, at, stops, tmp_path, uninterrupted, capfd
 ):
     save = {"save_strategy": "steps", "save_steps": 2}
@@ -68,6 +78,53 @@ def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     assert all(torch.equal(final[name], tensor) for name, tensor in uninterrupted.items())
 
 
+class Slow(CountEnv):
+    """Sends a signal in the second rollout, then blocks for a minute."""
+
+    steps = 0
+
+    def step(self, action):
+        type(self).steps += 1
+        if type(self).steps == 32 + 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return super().step(action)
+
+
+@pytest.mark.long
+def test_a_signal_abandons_a_rollout_at_once(tmp_path):
+    options = {"num_ppo_epochs": 2, "max_steps": 8, "per_device_train_batch_size": 8}
+    given = {"environment_factory": CountEnv, "train_dataset": prompts(8)}
+    whole = build(tmp_path / "whole", arguments=given, **LIMITS, **options)
+    whole.train()
+    given["environment_factory"] = Slow
+    ended = build(tmp_path / "ended", arguments=given, **LIMITS, **options)
+    began = time.monotonic()
+    ended.train()
+    assert time.monotonic() - began < 40
+    assert (ended.state.global_step, ended.stop_reason) == (4, "signal SIGTERM")
+    resumed = build(tmp_path / "ended", arguments=given, **LIMITS, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ended" / "checkpoint-4"))
+    assert_same_weights(resumed, whole)
+    # The trainer that was stopped plays on, too.
+    assert len(ended._player.play([{"prompt": "a"}], (1, 2), training=True).episodes) == 1
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_the_update_after_its_step(tmp_path):
+    callbacks = [sends("on_pre_optimizer_step", 4, signal.SIGTERM)]
+    callbacks += [sends("on_optimizer_step", 4, signal.SIGINT)]
+    trainer, _ = train(tmp_path, callbacks=callbacks, **{**RUN, "num_ppo_epochs": 4})
+    assert (trainer.state.global_step, trainer.stop_reason) == (5, "signal SIGTERM")
+    assert (tmp_path / "checkpoint-5").is_dir()
+    resumed, _ = scripted_trainer(tmp_path, **{**RUN, "num_ppo_epochs": 4})
+    played, rollout = [], resumed._loop.rollout
+    resumed._loop.rollout = lambda rows: played.append(resumed.state.global_step) or rollout(rows)
+    resumed.train(resume_from_checkpoint=True)
+    assert played == [5], "the update's rest is dropped"
+    assert resumed.state.global_step == 7
+
+
 @pytest.mark.long
 def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_path):
     options = {
@@ -77,7 +134,7 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
     due, _ = train(
         tmp_path / "due", callbacks=[sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
     )
-    assert due.state.global_step == 2
+    assert due.state.global_step == 3
     assert not any(n.startswith("eval_") for entry in due.state.log_history for n in entry)
 
     class Evaluates(Float64Trainer):
@@ -86,8 +143,8 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
             return super().evaluate(*args, **kwargs)
 
     during, _ = train(tmp_path / "during", **{**options, "trainer_class": Evaluates})
-    assert during.state.global_step == 2
-    assert (tmp_path / "during" / "checkpoint-2").is_dir()
+    assert during.state.global_step == 3
+    assert (tmp_path / "during" / "checkpoint-3").is_dir()
 
 
 @pytest.mark.long
@@ -103,16 +160,22 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
             break
     output, errors = process.communicate("go on\n", timeout=2 * PATIENCE)
     assert process.returncode == 0, errors[-2000:]
-    assert "RETURNED 2 15" in output
-    assert "BEGIN 3" not in output
+    assert "RETURNED 3 15" in output
+    assert "BEGIN 4" not in output
     assert "SIGTERM received" in errors
     last = errors.strip().splitlines()[-1]
-    assert last.startswith("Training stopped after step 2 of 7: signal SIGTERM. ")
-    assert (tmp_path / "checkpoint-2").is_dir()
+    assert last.startswith("Training stopped after step 3 of 7: signal SIGTERM. ")
+    assert (tmp_path / "checkpoint-3").is_dir()
 
 
 # All others are for the long tests alone.
-NOW = ("signal to rank 1", "rank 0 never finite", "target_kl", "the folder of another run")
+NOW = (
+    "signal to rank 1",
+    "signal to rank 1 in a rollout",
+    "rank 0 never finite",
+    "target_kl",
+    "the folder of another run",
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +214,9 @@ def test_both_skip_what_is_not_finite_on_one_and_tell_which(case, what, ranks):
         assert result["what"] == what, "each knows whose it was"
 
 
-def test_a_signal_to_one_stops_both_after_the_same_step(ranks):
-    for result in ranks("signal to rank 1"):
+@pytest.mark.parametrize("case", ["signal to rank 1", "signal to rank 1 in a rollout"])
+def test_a_signal_to_one_stops_both_after_the_same_step(case, ranks):
+    for result in ranks(case):
         assert len(result["weights"]) == 1 + 2
         assert result["stop_reason"] == "signal SIGTERM"
         assert result["stop_signal"] == signal.SIGTERM

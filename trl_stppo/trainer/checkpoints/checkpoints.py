@@ -41,15 +41,11 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
             )
     trained_by = saved["identity"].get("engine") or ""
-    for field, now in present["cut"].items():
-        was = saved["cut"].get(field)
+    for field, now in present["split"].items():
+        was = saved["split"].get(field)
         if was != now and field == "processes" and trained_by.startswith("ZeRO"):
             raise CheckpointError(
                 f"`{folder}` comes from {was} processes; this run has {now}, and {trained_by} needs as many."
-            )
-        if was != now and saved["inside_rollout"]:
-            raise CheckpointError(
-                f"`{folder}`: in the middle of a rollout with {field}={was!r}; this run has {field}={now!r}."
             )
         if was != now:
             logger.warning(
@@ -95,14 +91,21 @@ class Checkpoints:
     """Writes, finds and deletes the checkpoints of one trainer.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
-    `identity` names trainer, critic and adapter; a checkpoint with others is refused.
+    `finish_trace` writes the record of an update that a run has not completed. `identity` names trainer,
+    critic and adapter; a checkpoint with others is refused.
     """
 
     def __init__(
-        self, args: PPOConfig, accelerator: Any, rows: Any, state: RunState, **identity: Any
+        self,
+        args: PPOConfig,
+        accelerator: Any,
+        rows: Any,
+        state: RunState,
+        finish_trace: Callable[[], None],
+        **identity: Any,
     ) -> None:
         self._args, self._accelerator, self._rows = args, accelerator, rows
-        self._identity = identity
+        self._finish_trace, self._identity = finish_trace, identity
         self._state, self._is_stream = state, not hasattr(rows, "__len__")
         # The checkpoint that this run wrote last or resumed from.
         self.last: Path | None = None
@@ -149,7 +152,7 @@ class Checkpoints:
                     )
                 return output
         finally:
-            self._state.trace.finish()
+            self._finish_trace()
 
     def _about(self, step: int) -> dict[str, Any]:
         """Return a record of the run for the manifest: identity, split into batches, settings."""
@@ -159,7 +162,6 @@ class Checkpoints:
         return {
             "run": self.run_name,
             "global_step": step,
-            "inside_rollout": self._state.inside_rollout,
             "resumable": not args.save_only_model,
             # These must be equal. Otherwise the data differ, or weights and moments do not fit.
             "identity": {
@@ -174,8 +176,8 @@ class Checkpoints:
                 "epochs": args.num_iterations,
                 "mini_batches": micro_batches // args.gradient_accumulation_steps,
             },
-            # A resumed run may change these only between two rollouts, because they split a rollout's buffer.
-            "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
+            # A resumed run may change these, with a warning: sums are then rounded in another order.
+            "split": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
             "settings": algorithm_settings(args),
         }
 

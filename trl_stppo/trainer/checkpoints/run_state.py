@@ -1,9 +1,8 @@
 """Saving and restoring of a run's state besides weights and optimizers, and new settings for a resumed run.
 
-Upstream's checkpoints do not contain the rollout buffer: a run resumed in the middle of a rollout batch
-would play new episodes, and its later rollouts would begin at other steps. Here each process saves its
-buffer (log-probabilities, values and advantages included), the sampler's position and the metrics that
-were not logged yet. `renew` writes changed settings into the optimizers.
+Checkpoints stand between rollouts: a save or an evaluation that is due inside an update is made at the
+update's end, and a resumed run begins with a rollout. Each process saves the sampler's position and the
+metrics that were not logged yet. `renew` writes changed settings into the optimizers.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl
 
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
@@ -28,7 +26,6 @@ from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
 from ..guards.steps import Guards
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
-from ..recorder import TraceRecorder
 from ..rollouts import StalePolicies
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
@@ -173,7 +170,7 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
     except Exception as error:
         # A truncated file raises several kinds of errors.
         logger.warning(
-            "`%s` cannot be read (%s: %s): texts not logged yet and an open update's record are lost.",
+            "`%s` cannot be read (%s: %s): texts not logged yet are lost.",
             path, type(error).__name__, error,
         )  # fmt: skip
         return {}
@@ -183,9 +180,8 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
 class RunState(TrainerCallback):
     """Saves a run's state and its position in the training rows, and restores them on resumption."""
 
-    # Parts whose state is saved too; `AgentTrainer` sets them after construction.
+    # The guards' state is saved too; `AgentTrainer` sets them after construction.
     guards: Guards
-    trace: TraceRecorder
 
     def __init__(
         self,
@@ -206,6 +202,8 @@ class RunState(TrainerCallback):
         self._epoch_start: Tensor | None = None
         self._passes = self._pass_start = self._began_at = 0
         self._continues = False
+        # Evaluation and save that wait for the end of the update.
+        self._due = (False, False)
 
     def notice(self, sampler: Any) -> Any:
         """Store the random generator of a new sampler of training rows; return the sampler."""
@@ -242,6 +240,16 @@ class RunState(TrainerCallback):
         """Return whether more optimizer steps will train on the rollout batch in the buffer."""
         return self._host.micro_step % self._host.args.micro_batches_per_rollout != 0
 
+    def postpone(self, control: TrainerControl) -> None:
+        """Postpone an evaluation and a save that are due inside an update to the update's end."""
+        evaluates, saves = self._due
+        due = evaluates or control.should_evaluate, saves or control.should_save
+        waits = self.inside_rollout and not control.should_training_stop
+        self._due = due if waits else (False, False)
+        control.should_evaluate, control.should_save = (False, False) if waits else due
+        # A run that ends early evaluates no more.
+        control.should_evaluate &= self.guards.ending.reason is None
+
     def set_final_loss(self, logs: dict[str, float]) -> None:
         """Average the loss in the run's last log over all steps of the run."""
         if "train_loss" in logs:
@@ -257,10 +265,9 @@ class RunState(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         process = self._host.accelerator.process_index
         torch.save(self._collected(), state_file(folder, process))
-        # No weight depends on logged texts and the open trace record, so they are in a separate file.
+        # No weight depends on logged texts, so they are in a separate file.
         logs = {key: value for key, value in self._host.next_table.items() if key != "images"}
-        texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
-        torch.save(texts, episodes_file(folder, process))
+        torch.save(plain(logs), episodes_file(folder, process))
         if self._optimizers.critic is not None:
             self._optimizers.critic.save(folder, writes=saves)
         if saves and args.rollout_staleness:
@@ -270,7 +277,7 @@ class RunState(TrainerCallback):
             torch.save(reference.state_dict(), folder / REFERENCE)
 
     def _collected(self) -> dict[str, Any]:
-        """Return this process's state between two optimizer steps."""
+        """Return this process's state between two rollouts."""
         host = self._host
         loss, total_loss, last_logged = host.loss_sums
         epoch, sampler = host.state.epoch or 0.0, self._epoch_start
@@ -278,7 +285,6 @@ class RunState(TrainerCallback):
         if self._generator is not None and ended:
             sampler = self._generator.get_state()
         state = {
-            "buffer": host.rollout_buffer if self.inside_rollout else None,
             "metrics": host.next_metrics,
             "loss": loss,
             "total_loss": total_loss,
@@ -299,7 +305,7 @@ class RunState(TrainerCallback):
             return
         process = self._host.accelerator.process_index
         if not state_file(folder, process).is_file():
-            # Fewer processes saved it, at the end of a rollout batch, so read the main process's state.
+            # Fewer processes saved it, so read the main process's state.
             process = 0
         self._saved = loaded(state_file(folder, process))
         self._episodes = load_episodes(folder, process)
@@ -346,8 +352,9 @@ class RunState(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the state read from a checkpoint, or reset for a new run."""
         host, saved, folder = self._host, self._saved, self.folder
+        # A run begins with a rollout, also where it goes on from a step inside an update.
+        host.micro_step, host.rollout_buffer, self._due = 0, None, (False, False)
         if saved is None or folder is None:
-            self._host.micro_step, self._host.rollout_buffer = 0, None
             self._stale.load_state_dict([])
             return
         if state.global_step >= state.max_steps and host.accelerator.is_main_process:
@@ -374,23 +381,20 @@ class RunState(TrainerCallback):
     def _restore(self, state: dict[str, Any]) -> None:
         """Restore the state of `_collected`, except the position in the rows."""
         host = self._host
-        device = host.accelerator.device
-        host.micro_step = host.state.global_step * host.args.gradient_accumulation_steps
-        host.rollout_buffer = send_to_device(state["buffer"], device)
         for mode, figures in state["metrics"].items():
             host.next_metrics[mode].update(figures)
-        host.loss_sums = state["loss"].to(device), state["total_loss"], state["last_logged"]
+        loss = state["loss"].to(host.accelerator.device)
+        host.loss_sums = loss, state["total_loss"], state["last_logged"]
         self.guards.load_state_dict(state["guards"])
         for each in self._stabilizers:
             each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:
-        """Restore the logged texts and the trace's open record, if the checkpoint has them."""
+        """Restore the texts that were not logged yet, if the checkpoint has them."""
         logs = self._host.next_table
-        for key, entries in self._episodes.get("logs", {}).items():
+        for key, entries in self._episodes.items():
             if isinstance(entries, dict):
                 for name, values in entries.items():
                     logs[key][name].extend(values)
             else:
                 logs[key].extend(entries)
-        self.trace.load_state_dict(self._episodes.get("trace"))

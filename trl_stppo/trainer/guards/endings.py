@@ -22,13 +22,17 @@ from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...models.critic import Critic, SeparateCritic, SharedCritic
+from ...rollout.workers import RolloutInterrupted
 from ..disk import checkpoints
 from .alarms import FailureWatch
 
 NOTICE = (
-    "\n{name} received: the training stops after the current optimizer step and saves a\n"
-    "checkpoint. A further SIGINT (Ctrl-C) stops it at once, without a checkpoint.\n"
+    "\n{name} received: the training abandons its rollout, or ends its update, and saves a checkpoint.\n"
+    "In an update a second signal saves after the present step. A further SIGINT (Ctrl-C) stops it at\n"
+    "once, without a checkpoint.\n"
 )
+# Signals after which an update does not go on to its end.
+URGENT = 2
 Handler = Callable[[int, FrameType | None], Any] | int | None
 logger = logging.getLogger(__name__)
 # Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
@@ -36,7 +40,7 @@ MAX_SKIPS = 3
 
 
 class StopSignals:
-    """Stores the first signal until the current optimizer step has ended.
+    """Stores the first signal until the run can end, and counts the signals.
 
     transformers' own handler for `enable_jit_checkpoint` is not used. It saves on the process that got the
     signal, while the other processes wait for its gradients. It may save between a gradient and its step,
@@ -46,12 +50,14 @@ class StopSignals:
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
         self._kept: dict[int, Handler] = {}
+        self._interrupt: Callable[[], None] | None = None
         self.received: int | None = None
+        self.count = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context manager that handles SIGTERM and SIGINT, if entered in the main thread."""
-        self.received = None
+        self.received, self.count = None, 0
         if not self._enabled or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -68,12 +74,24 @@ class StopSignals:
                 signal.signal(kept, handler)
             self._kept = {}
 
+    @contextmanager
+    def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """Context manager of a rollout, in which the first signal calls `interrupt` at once."""
+        self._interrupt = interrupt
+        try:
+            yield
+        finally:
+            self._interrupt = None
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
         if self.received is None:
             self.received = number
             # `print` is not safe, because the signal may have interrupted another `print`.
             os.write(2, NOTICE.format(name=signal.Signals(number).name).encode())
-        elif number == signal.SIGINT:
+            if self._interrupt is not None:
+                self._interrupt()
+        elif number == signal.SIGINT and (self._interrupt is not None or self.count > URGENT):
             previous = self._kept[number]
             if not callable(previous):
                 raise KeyboardInterrupt
@@ -129,7 +147,7 @@ class Ending(TrainerCallback):
     """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
     `save` writes a checkpoint; `last_checkpoint` returns the newest checkpoint that this run has written or
-    resumed from.
+    resumed from; `inside_update` returns whether more steps will train on the present rollout.
     """
 
     def __init__(
@@ -138,11 +156,13 @@ class Ending(TrainerCallback):
         critic: Critic,
         save: Callable[[], None],
         last_checkpoint: Callable[[], Path | None],
+        inside_update: Callable[[], bool],
         *,
         handles_signals: bool,
     ) -> None:
         self._accelerator, self._critic = accelerator, critic
         self._save, self._last_checkpoint = save, last_checkpoint
+        self._inside_update = inside_update
         self.failures = FailureWatch()
         self.signals = StopSignals(handles_signals)
         self.training = self._stepped = False
@@ -158,7 +178,7 @@ class Ending(TrainerCallback):
         # Whether the run has taken a step that is in no checkpoint.
         self.unsaved = False
         self.before: list[Any] | None = None
-        self._agreed = 0
+        self._agreed = self._count = 0
 
     @property
     def signal(self) -> int | None:
@@ -166,31 +186,49 @@ class Ending(TrainerCallback):
         return self._agreed or self.signals.received
 
     def received(self) -> Tensor:
-        """Return the signal number that this process received, or 0, as a tensor [] int64 on the device."""
-        return torch.tensor(self.signals.received or 0, device=self._accelerator.device)
+        """Return this process's signal number, or 0, and its number of signals, [2] int64 on the device."""
+        values = [self.signals.received or 0, self.signals.count]
+        return torch.tensor(values, device=self._accelerator.device)
 
-    def agree(self, everyone: list[int]) -> None:
-        """Set the run's signal to the largest signal number of all processes."""
-        self._agreed = max(everyone)
+    def agree(self, everyone: list[list[int]]) -> None:
+        """Set the run's signal and number of signals to the largest of all processes' `received`."""
+        self._agreed, self._count = map(max, zip(*everyone, strict=True))
 
     def is_due(self) -> bool:
         """Decide whether the run must end now, and set `reason`; equal on all processes."""
         if self._accelerator.num_processes == 1:
-            self._agreed = self.signals.received or 0
+            self.agree([self.received().tolist()])
         if self.broken is not None:
             self.reason = f"not finite: {self.broken}"
         state = self.state
-        if self._agreed and self.reason is None and state.global_step < state.max_steps:
+        waits = self._inside_update() and self._count < URGENT
+        ends = self._agreed and not waits and state.global_step < state.max_steps
+        if ends and self.reason is None:
             self.reason = f"signal {signal.Signals(self._agreed).name}"
         return self.reason is not None
+
+    def abandon_rollout(self) -> None:
+        """Raise RolloutInterrupted on all processes if any has received a signal."""
+        if not self.training:
+            return
+        self.agree(self._accelerator.gather(self.received().unsqueeze(0)).tolist())
+        if self._agreed:
+            raise RolloutInterrupted
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Context manager of a rollout or evaluation; an error on all processes saves a checkpoint."""
         if self.training:
             self.check_weights()
+        failures = self.failures.state_dict()
         try:
             yield
+        except RolloutInterrupted:
+            # Count the failures of these episodes when a resumed run plays them again.
+            self.failures.load_state_dict(failures)
+            self.is_due()
+            self._save_as_before()
+            raise
         except Exception as error:
             ours = isinstance(error, EnvironmentFailureError | NonFiniteError | RolloutError)
             if not self.training or not (ours or self._accelerator.num_processes == 1):
@@ -286,7 +324,7 @@ class Ending(TrainerCallback):
         outside = not self.training or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
-        self.agree(self._accelerator.gather(self.received().reshape(1)).tolist())
+        self.agree(self._accelerator.gather(self.received().unsqueeze(0)).tolist())
         if self.is_due():
             control.should_training_stop = control.should_save = True
 

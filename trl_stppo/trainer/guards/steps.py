@@ -33,8 +33,7 @@ class GuardState:
 
     Attributes:
         empty_steps: number of steps without an episode to train on, or with only weights of 0.
-        rollout_stopped: Whether the rest of this rollout batch must not move the weights.
-        kls: `policy/approx_kl` of this update's mini-batches.
+        kls: `policy/approx_kl` of the mini-batches of the last update.
         best: success, or score, of the best rollout, with `save_best`.
         best_step: optimizer steps of the policy that played the best rollout.
     """
@@ -43,7 +42,6 @@ class GuardState:
     consecutive_skips: int = 0
     empty_steps: int = 0
     kl_stopped_steps: int = 0
-    rollout_stopped: bool = False
     kls: list[float] = dataclasses.field(default_factory=list)
     best: float = -math.inf
     best_step: int | None = None
@@ -76,6 +74,8 @@ class Guards:
         self._begin()
 
     def _begin(self) -> None:
+        # Whether the rest of this rollout batch must not move the weights.
+        self._rollout_stopped = False
         self.load_state_dict({})
         self.start_mini_batch()
 
@@ -114,7 +114,7 @@ class Guards:
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
         """Context manager around a rollout batch: clear a `target_kl` stop, then check for a collapse."""
-        self._state.rollout_stopped = False
+        self._rollout_stopped = False
         metrics = self._metrics
         before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
@@ -171,7 +171,7 @@ class Guards:
     @property
     def leaves_weights(self) -> bool:
         """Return whether the mini-batch must leave the weights unchanged."""
-        return self._state.rollout_stopped or self._empty
+        return self._rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Reset the checks for a mini-batch; `empty`: no process has an episode to train on."""
@@ -217,11 +217,12 @@ class Guards:
             _broken([critic_grads.norm()], device),
         ]
         weight = torch.ones((), device=device) if self._weight is None else self._weight
-        local = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
-        gathered = self._accelerator.gather(torch.stack(local).unsqueeze(0))
-        *columns, weightless, signals = gathered.T.tolist()
+        local = torch.stack([*(fault.long() for fault in faults), (weight == 0).long()])
+        local = torch.cat([local, self.ending.received()])
+        gathered = self._accelerator.gather(local.unsqueeze(0))
+        *columns, weightless = gathered[:, :-2].T.tolist()
         self._weightless = all(weightless)
-        self.ending.agree(signals)
+        self.ending.agree(gathered[:, -2:].tolist())
         pairs = zip(KINDS, columns, strict=True)
         self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
         return not self._faults and not self.leaves_weights
@@ -237,9 +238,9 @@ class Guards:
         if self._faults:
             self.outcome = "not_finite"
             self._count_skip()
-        elif state.rollout_stopped or figures.get("policy/approx_kl", 0.0) > limit:
+        elif self._rollout_stopped or figures.get("policy/approx_kl", 0.0) > limit:
             self.outcome = "target_kl"
-            state.rollout_stopped = True
+            self._rollout_stopped = True
             state.kl_stopped_steps += 1
         elif self._empty or self._weightless:
             critic_only = self._has_critic and not self._empty

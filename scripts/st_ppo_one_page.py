@@ -106,7 +106,9 @@ def logprobs_of(policy: GPT2LMHeadModel, ids: Tensor) -> Tensor:
 
 def values_of(critic: GPT2ForSequenceClassification, ids: Tensor) -> Tensor:
     """Value of the state before every token but the first, [B, T - 1], reward units."""
-    return critic.score(critic.base_model(ids).last_hidden_state).squeeze(-1)[:, :-1]
+    states = critic.base_model(ids).last_hidden_state
+    scaled = torch.nn.functional.rms_norm(states, states.shape[-1:], eps=1e-6)
+    return critic.score(scaled).squeeze(-1)[:, :-1]
 
 
 # ---------------------------------------------------------------------------------- advantages

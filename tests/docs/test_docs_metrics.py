@@ -46,7 +46,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names in the logs of two short runs with everything switched on."""
     names: set[str] = set()
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "go"}]}] * 8)
-    groups = {**SMALL, "stabilizers": ["kl", "share"], "num_generations": 2}
+    groups = {**SMALL, "stabilizers": ["trust_region", "share"], "num_generations": 2}
     for kind, make, settings in (
         (STPPOTrainer, STPPOConfig, {**SMALL, "beta": 0.1}),
         (STGRPOTrainer, STGRPOConfig, groups),

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full policy, separate critic": {"variant": "st-ppo", "entropy_coef": 0.01},
     "scaled gradient": {"stabilizers": ["triggered"], "max_grad_norm": 0.5, "beta": 0.1},
     "weighted episodes": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
-    "a step that follows the KL": {"variant": "st-ppo", "stabilizers": ["kl", "share"],
+    "a step that follows the KL": {"variant": "st-ppo", "stabilizers": ["trust_region", "share"],
                                    "desired_kl": 1e-6},
     "a process without a winner": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
@@ -118,8 +118,8 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)
     assert len(recorder.after) == 6
     figures = list(FIGURES) if case == "estimated" else [*FIGURES, "clip_bias/cosine"]
-    if "kl" in trainer.args.stabilizers:
-        figures += ["step/kl_per_turn", "step/eta"]
+    if "trust_region" in trainer.args.stabilizers:
+        figures += ["step/kl_per_turn", "step/allowed_kl", "step/factor", "step/taken_back"]
     if not trainer.has_critic:
         figures = [n for n in figures if not n.startswith(("value/", "objective/"))]
         figures.append("reward_std")

@@ -44,7 +44,7 @@ from tests.kit.builders import with_estimator
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.kit.scripted import DEFAULTS, EPISODES, logged, scripted_trainer
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.trainer.stabilizers import STABILIZERS, Stabilizer, register
+from trl_stppo.trainer.stabilizers import STABILIZERS, TrustRegion, register
 
 CONFIGS = Path(__file__).parents[2] / "trl_stppo" / "cli" / "accelerate_configs"
 ENGINES = ("DDP", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -111,7 +111,7 @@ CASES: dict[str, dict[str, Any]] = {
         "lora": True, "critic": "named", "variant": "s-ppo", "stabilizers": ["scripted"],
     },
     "step that follows the KL": {
-        "critic": "given", "variant": "s-ppo", "stabilizers": ["kl"], "num_ppo_epochs": 2, "max_steps": 6,
+        "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 2, "max_steps": 6,
         "desired_kl": 1e-6,
     },
     "quantised, LoRA": {"lora": True, "quantised": True},
@@ -180,8 +180,8 @@ def launcher_environment(path: Path) -> dict[str, str]:
     return {key: value for key, value in told.items() if key.startswith(("ACCELERATE_", "FSDP_"))}
 
 
-class Scripted(Stabilizer):
-    """Factors on the first steps, one after the other."""
+class Scripted(TrustRegion):
+    """Factors on the first steps, one after the other, and no limit."""
 
     name, meaning = "scripted", "scales the first steps by given factors"
 
@@ -189,8 +189,13 @@ class Scripted(Stabilizer):
         super().__init__(config)
         self.factors = [0.5, 1.0, 0.25]
 
-    def before_step(self, reduce: Any, device: torch.device) -> tuple[float, dict[str, float]]:
-        return (self.factors.pop(0) if self.factors else 1.0), {}
+    @property
+    def factor(self) -> float:
+        return self.factors.pop(0) if self.factors else 1.0
+
+    @property
+    def exceeds(self) -> bool:
+        return False
 
 
 class Weights(TrainerCallback):

@@ -93,6 +93,14 @@ def run(oracle: Oracle, folder, *, accumulation: int = 1, with_mask: bool = True
     return trainer, recorder, models
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unscaled_states():
+    """TRL's critic reads its backbone's states as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "rms_norm", lambda states, *args, **kwargs: states)
+        yield
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
 def finished(request, tmp_path_factory):
     """Oracle, trainer, recorder and models after the recorded number of steps."""

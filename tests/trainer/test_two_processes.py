@@ -27,7 +27,7 @@ def test_two_processes_take_the_steps_of_one(case, ranks, tmp_path):
     one, two = run(case, tmp_path), ranks(case)[0]
     assert max(one["figures"]["clip_bias/norm"]) > 1e-3, "the case should be interesting"
     assert min(one["figures"]["clip_bias/scale"]) < 0.9
-    assert len(set(one["figures"].get("step/eta", [0, 1]))) > 1
+    assert len(set(one["figures"].get("step/factor", [0, 1]))) > 1
     for name, values in one["figures"].items():
         assert len(values) > 0, name
         assert two["figures"][name] == pytest.approx(values, rel=1e-6, abs=1e-7), name

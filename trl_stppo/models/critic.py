@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -25,6 +26,8 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import load_sharded_checkpoint
 
 from . import adapters
+
+logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -59,6 +62,10 @@ def _names(folder: Path) -> set[str]:
 
 
 HEAD_FILE = "value_head.safetensors"
+# Added to the mean square of a state before division.
+EPSILON = 1e-6
+# Mark of a saved head that reads scaled states: in the head file's metadata, or in the model's configuration.
+SCALED = "reads_scaled_states"
 ADAPTERS = "value_model"
 
 
@@ -106,10 +113,17 @@ class Critic:
         ).last_hidden_state
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [B, S, H] to values [B, S], float64 if the head is, else float32."""
+        """Map hidden states [B, S, H] to values [B, S], float64 if the head is, else float32.
+
+        The states are scaled to a root mean square of 1. Model families differ by a factor of thirty in it,
+        and a step of Adam moves a value in proportion to the states.
+        """
+        dtype = next(self.head.parameters()).dtype
         # Autocast would round the values to bfloat16.
         with torch.autocast(hidden.device.type, enabled=False):
-            values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
+            states = hidden.to(torch.promote_types(dtype, torch.float32))
+            states = nn.functional.rms_norm(states, states.shape[-1:], eps=EPSILON)
+            values = self.head(states.to(dtype)).squeeze(-1)
         return values if values.dtype == torch.float64 else values.float()
 
     def parameters(self) -> list[nn.Parameter]:
@@ -166,7 +180,7 @@ class SharedCritic(Critic):
             self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
         head = self.full or self.head.state_dict()
         head = {name: weight.detach().cpu().contiguous() for name, weight in head.items()}
-        save_file(head, folder / HEAD_FILE)
+        save_file(head, folder / HEAD_FILE, metadata={SCALED: "true"})
 
     def load(self, folder: Path) -> None:
         """Load the adapter and the head from `folder`, or raise FileNotFoundError."""
@@ -175,6 +189,8 @@ class SharedCritic(Critic):
         weights = load_peft_weights(str(folder), device="cpu")
         set_peft_model_state_dict(self.model, weights, adapter_name=adapters.CRITIC)
         self.head.load_state_dict(load_file(folder / HEAD_FILE))
+        with safe_open(str(folder / HEAD_FILE), framework="pt") as tensors:
+            _check_scaled(folder, self.head, mark=SCALED in (tensors.metadata() or {}))
         self._enable_gradients()
 
 
@@ -193,6 +209,8 @@ class SeparateCritic(Critic):
         if getattr(base.config, "num_labels", 1) != 1:
             raise ValueError(f"`value_model`: num_labels={base.config.num_labels}; must be 1.")
         self.model, self._base, self.head = model, base, base.score
+        _check_scaled(base.name_or_path, self.head, mark=getattr(base.config, SCALED, False))
+        setattr(base.config, SCALED, True)
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
 
@@ -222,6 +240,15 @@ class SeparateCritic(Critic):
         if not (folder / SINGLE).exists():
             raise missing_critic(folder)
         self.model.load_state_dict(load_file(folder / SINGLE), strict=False)
+
+
+def _check_scaled(source: Any, head: nn.Module, *, mark: bool) -> None:
+    """Warn of a trained head that has read states of another scale."""
+    if not mark and any(bool(weight.any()) for weight in head.parameters()):
+        logger.warning(
+            "The critic of %s has a head that was trained on states of another scale: its first values are "
+            "off by a factor, until the head has learned.", repr(str(source)),
+        )  # fmt: skip
 
 
 def missing_critic(folder: Path) -> FileNotFoundError:

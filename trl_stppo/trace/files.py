@@ -54,8 +54,7 @@ class TracedUpdate:
         first_step: optimizer steps before this training; None for an evaluation outside of training.
         level: level of the importance ratio: "token", "turn" or "sequence".
         clip_range: distances of the clip bounds below and above 1.
-        steps: optimizer steps of this update by outcome: "taken", "critic_only" (warm-up of the
-            critic), "target_kl", "not_finite" and "empty" (skipped by a guard).
+        steps: optimizer steps of this update by verdict (`trainer.guards.verdict`).
     """
 
     phase: str

@@ -233,6 +233,7 @@ class AgentTrainer(Bridge):
             self._optimizers,
             ending,
             self.next_metrics["train"],
+            self._scale.region,
             has_critic=self.has_critic,
             steps_in_backward=self.is_deepspeed_enabled,
         )
@@ -358,7 +359,9 @@ class AgentTrainer(Bridge):
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
         given, wrapped = self.optimizer, partial(super().create_optimizer, *args, **kwargs)
         try:
-            return self._optimizers.create(wrapped, self.model, given, self.lr_scheduler)
+            return self._optimizers.create(
+                wrapped, self.model, given, self.lr_scheduler, self._loop.after_step
+            )
         except ValueError:
             # Drop a refused optimizer, so that the next `train()` makes and checks another one.
             self.optimizer = given

@@ -31,6 +31,8 @@ class Batch(TypedDict, total=False):
         loss_mask: [B, T] bool, tokens that train.
         old_per_token_logps: [B, T] nats, by training's forward pass, under the weights that played;
             absent if one step trains on the whole rollout and nothing else needs them.
+        start_per_token_logps: [B, T] nats, under the weights at the start of the update; present if a
+            trust region measures the KL and rollouts are stale.
         sampling_per_token_logps: [B, T] nats, the sampler's own log-probabilities; NaN if it gave
             none.
         importance_sampling_ratio: [B, T] or [B, 1], constant weights that correct for the
@@ -53,6 +55,7 @@ class Batch(TypedDict, total=False):
     turn_index: Tensor
     loss_mask: Tensor
     old_per_token_logps: Tensor
+    start_per_token_logps: Tensor
     sampling_per_token_logps: Tensor
     importance_sampling_ratio: Tensor
     ref_per_token_logps: Tensor
@@ -140,6 +143,8 @@ class Targets:
         raw_advantages: advantages before whitening.
         advantages: advantages as they enter the loss; 0 off `loss_mask`.
         returns: regression targets; meaningful on `value_mask`.
+        spread: standard deviation of the raw advantages over the tokens of all processes that train, in units
+            of the rewards before whitening.
     """
 
     rewards: Tensor
@@ -148,6 +153,7 @@ class Targets:
     values: Tensor
     returns: Tensor
     value_mask: Tensor
+    spread: float
 
 
 def collate(

@@ -14,13 +14,11 @@ from ..core import ClippedSurrogate, log_importance_ratio, turn_starts
 from ..rollout.contexts import OPENED
 from .batch import Batch, Targets, TurnBatch
 from .loop.rollout import Rollout
-from .sums import RatioOfSums, wide
+from .sums import NOISE, RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
 # Largest ratio in an effective sample size, as in VCPO.
 MAX_RATIO = 8.0
-# A variance below this share of the mean square is noise: a few float32 rounding errors can cause it.
-NOISE = (8 * torch.finfo(torch.float32).eps) ** 2
 
 
 class MiniBatchMetrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -17,6 +18,8 @@ from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
 from .stabilizers import check_linear
 from .step_scale import StepScale
+
+logger = logging.getLogger(__name__)
 
 # Role of a parameter group: policy or critic, with or without weight decay, or the caller's own group.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
@@ -54,9 +57,17 @@ class Optimizers(TrainerCallback):
         self.roles: list[str] = []
 
     def create(
-        self, wrapped: Callable[[], Optimizer], policy: nn.Module, given: Any, scheduler: Any
+        self,
+        wrapped: Callable[[], Optimizer],
+        policy: nn.Module,
+        given: Any,
+        scheduler: Any,
+        after_step: Callable[[], None],
     ) -> Optimizer:
-        """Add critic and hooks to upstream's optimizer; `given`, `scheduler`: the caller's, or None."""
+        """Add critic and hooks to upstream's optimizer.
+
+        `given`, `scheduler`: the caller's, or None. `after_step` is called inside each step, at its end.
+        """
         parameters = self._critic.parameters()
         # Without gradients a shared critic's adapter stays out of upstream's groups.
         for parameter in parameters:
@@ -75,6 +86,14 @@ class Optimizers(TrainerCallback):
                     roles += CRITIC
                 _hook_critic(optimizer, self.critic_grads)
             self._scale.attach(optimizer, groups, policy, parameters)
+            if not self._has_deepspeed:
+                optimizer.register_step_post_hook(lambda *_: after_step())
+            elif self._scale.region is not None:
+                self._scale.region.restores = False
+                logger.warning(
+                    "'trust_region' in `stabilizers`: DeepSpeed holds the weights itself. A step that is too "
+                    "large shortens later steps, but is not taken back."
+                )
             self.roles = roles
         return optimizer
 

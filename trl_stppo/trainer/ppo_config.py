@@ -77,6 +77,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     measures_clip_bias: ClassVar[Any] = False
     takes_second_gradient: ClassVar[Any] = False
     needs_exact_norms: ClassVar[Any] = False
+    has_trust_region: ClassVar[Any] = False
     stabilizers: ClassVar[Any] = ()
 
     # Not options; PPO scripts read them, and may set them (`options.IGNORED`).

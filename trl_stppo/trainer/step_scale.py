@@ -20,7 +20,7 @@ from ..core.policy import cosine, normalization_scale
 from .batch import Batch, row_tokens
 from .gradient_buffer import GradientBuffer, Reduce, grad_norm
 from .sharding.runtime import is_sharded
-from .stabilizers import GRADIENT, STEP, Stabilizer
+from .stabilizers import GRADIENT, STEP, Stabilizer, TrustRegion
 from .sums import wide
 
 # Largest share of tokens in clipped episodes for a second pass, which costs a forward and a backward pass
@@ -173,6 +173,7 @@ class StepScale:
         self._args, self._accelerator = args, accelerator
         self.stabilizers = stabilizers
         self._scaler = next((each for each in stabilizers if each.scale_target), None)
+        self.region = next((each for each in stabilizers if isinstance(each, TrustRegion)), None)
         self.correction: ClipBiasCorrection | None = None
         self.estimate: ClipBiasEstimate | None = None
         self.factor = 1.0
@@ -217,14 +218,14 @@ class StepScale:
     def _is_estimate(self) -> bool:
         return is_sharded(self._accelerator) or not self._args.takes_second_gradient
 
-    def start_mini_batch(self, step: int) -> None:
-        """Reset factor and measurements for a mini-batch; `step` is its index within the rollout batch."""
+    def start_mini_batch(self) -> None:
+        """Reset factor and measurements for a mini-batch."""
         self.factor = 1.0
         for bias in (self.correction, self.estimate):
             if bias is not None:
                 bias.clear()
-        for each in self.stabilizers:
-            each.start_mini_batch(step)
+        if self.region is not None:
+            self.region.start_mini_batch()
 
     def observe(
         self,
@@ -233,7 +234,6 @@ class StepScale:
         extra: Tensor | None,
         batch: Batch,
         logprobs: Tensor,
-        old_logprobs: Tensor,
         entropies: Tensor,
     ) -> tuple[SecondPass | None, Tensor | None]:
         """Measure a pass of the policy's loss before its backward pass.
@@ -243,8 +243,6 @@ class StepScale:
         has been taken.
         """
         mask = batch["loss_mask"]
-        for each in self.stabilizers:
-            each.observe(logprobs, old_logprobs, batch["turn_index"], mask)
         if self.estimate is not None:
             self.estimate.observe(surrogate, weights, logprobs, entropies, mask)
         if self.correction is None:
@@ -255,10 +253,9 @@ class StepScale:
     def before_last_backward(self) -> dict[str, Tensor | float]:
         """Multiply the factor by what is known before a mini-batch's last backward pass; return metrics."""
         figures: dict[str, Tensor | float] = {}
-        for each in self.stabilizers:
-            factor, more = each.before_step(self._accelerator.reduce, self._accelerator.device)
-            self.factor *= factor
-            figures |= more
+        if self.region is not None:
+            self.region.measure(self._accelerator.reduce, self._accelerator.device)
+            self.factor *= self.region.factor
         if self.estimate is None:
             return figures
         kept, clipped = self.estimate.finish(
@@ -285,8 +282,3 @@ class StepScale:
         factor, figures = self.correction.finish(mean_over_processes, self._scaler)
         self.factor *= factor
         return figures
-
-    def end_step(self, *, taken: bool, clip_fraction: float) -> None:
-        """Pass to the stabilizers whether the policy has stepped, and the share of clipped tokens."""
-        for each in self.stabilizers:
-            each.end_step(taken=taken, clip_fraction=clip_fraction)

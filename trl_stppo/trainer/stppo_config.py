@@ -47,8 +47,8 @@ class STPPOConfig(PPOConfig):
     # Level that is set without a variant -> its variant.
     _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "s-ppo", "turn": "st-ppo"}
     # How to measure the clipping bias: "exact" or "logits". None: exact if a stabilizer scales by the bias
-    # and none weighs episodes. A stabilizer that needs exact norms always gets them. Sharded gradients
-    # always give estimates. Only studies set this.
+    # and none weighs episodes or measures the KL. A stabilizer that needs exact norms always gets them.
+    # Sharded gradients always give estimates. Only studies set this.
     _clip_bias_estimator: ClassVar[str | None] = None
 
     variant: str | None = option(
@@ -74,7 +74,7 @@ class STPPOConfig(PPOConfig):
         + ".",
     )
     desired_kl: float = option(
-        0.1, "Of 'kl': the change of the policy by an update, KL in nats per turn, > 0."
+        0.1, "Of 'trust_region': the largest KL of an update, in nats per turn, > 0."
     )
 
     def __post_init__(self) -> None:
@@ -148,6 +148,11 @@ class STPPOConfig(PPOConfig):
         return any(map(scales, self._kinds))
 
     @property
+    def has_trust_region(self) -> bool:
+        """Return whether a stabilizer measures the KL of updates and takes back steps."""
+        return any(kind.has_factor for kind in self._kinds)
+
+    @property
     def needs_exact_norms(self) -> bool:
         """Return whether a stabilizer needs exact gradient norms instead of estimates."""
         return any(kind.needs_exact_norms for kind in self._kinds)
@@ -164,8 +169,8 @@ class STPPOConfig(PPOConfig):
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
         by_norms = any(kind.scale_target for kind in self._kinds)
-        by_itself = self._clip_bias_estimator != "logits" and not any(map(weighs, self._kinds))
-        return by_norms and by_itself
+        estimates = self.has_trust_region or any(map(weighs, self._kinds))
+        return by_norms and not estimates and self._clip_bias_estimator != "logits"
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..core.masking import widest
 
+# A variance below this share of the mean square is noise: a few float32 rounding errors can cause it.
+NOISE = (8 * torch.finfo(torch.float32).eps) ** 2
 # Deviations from the mean below this many rounding errors of the largest value are noise.
 ROUNDING = 4
 
@@ -38,6 +40,20 @@ def spread(values: Tensor, dim: int | None = None) -> Tensor:
     count = (~values.isnan()).sum(dim)
     variance = centred(values, dim).square().nansum(dim) / (count - 1)
     return variance.masked_fill(count < 2, torch.nan).sqrt()
+
+
+def deviation(values: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor]) -> float:
+    """Return the standard deviation of the `values` under `mask`, a bool tensor of the same shape.
+
+    `reduce` sums over processes. Values that are equal up to rounding give exactly 0.
+    """
+    known = wide(values).masked_fill(~mask, 0.0)
+    total, squares, count = reduce(
+        torch.stack([known.sum(), known.square().sum(), mask.sum().to(known.dtype)])
+    ).tolist()
+    mean, square = total / max(count, 1.0), squares / max(count, 1.0)
+    variance = square - mean**2
+    return variance**0.5 if variance > NOISE * square else 0.0
 
 
 class RatioOfSums:

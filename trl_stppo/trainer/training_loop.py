@@ -56,6 +56,7 @@ from .batch import (
 )
 from .bridge import Bridge
 from .guards.steps import Guards
+from .guards.verdict import CRITIC_STEPS, Verdict
 from .loop.forward import ForwardPasses
 from .loop.groups import group_targets
 from .loop.log import RolloutLog
@@ -68,8 +69,9 @@ from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource, StalePolicies
 from .sharding.runtime import is_sharded
-from .stabilizers import weighs
+from .stabilizers import TrustRegion, weighs
 from .step_scale import StepScale
+from .sums import deviation
 
 
 class Totals(NamedTuple):
@@ -100,6 +102,7 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self.args, self.accelerator = self.host.args, self.host.accelerator
         self.weighing = [each for each in self.scale.stabilizers if weighs(type(each))]
+        self.region = self.scale.region
         self.second_pass: tuple[Batch, Tensor] | None = None
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
@@ -115,6 +118,8 @@ class TrainingLoop:
             batch = self.player.collate(rollout)
             with self.stale.past_weights():
                 self.add_old_logprobs(batch)
+            if self.region is not None and self.args.rollout_staleness > 0:
+                batch["start_per_token_logps"] = self.logprobs_under(self.host.model, batch)
             self._add_ref_logprobs(batch)
         with torch.no_grad():
             scores, scored = self.rewards.scores(rollout, self.host.reward_weights)
@@ -131,6 +136,8 @@ class TrainingLoop:
             self._add_sampler_weights(joined)
             kl = self.kl_to_reference(joined)
             targets = self.targets(joined, turns, scores, scored, kl, final_values)
+        if self.region is not None:
+            self.region.begin_update(targets.spread, trains=not self.is_warming_up)
         count_cut_off_as_failed(rollout)
         joined["values"], joined["returns"] = targets.values, targets.returns
         joined["advantages"], joined["value_mask"] = targets.advantages, targets.value_mask
@@ -149,7 +156,8 @@ class TrainingLoop:
         args = self.args
         # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
         moves = args.steps_per_rollout > 1 or args.rollout_staleness > 0
-        if moves or self._corrects_sampler or args.kl_coef != 0.0:
+        reads = self._corrects_sampler or args.kl_coef != 0.0 or self.region is not None
+        if moves or reads:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 
     def _add_ref_logprobs(self, batch: Batch) -> None:
@@ -229,7 +237,7 @@ class TrainingLoop:
             return targets
         args, index, loss_mask = self.args, turns.turn_index, batch["loss_mask"]
         values = batch["values"]
-        rewards = token_rewards(
+        raw_rewards = rewards = token_rewards(
             index,
             scores=scores.to(values.dtype),
             turn_rewards=turns.turn_rewards,
@@ -259,7 +267,11 @@ class TrainingLoop:
             value_mask = loss_mask
         advantages = whiten(raw, loss_mask, reduce=reduce)
         advantages = advantages.masked_fill(~loss_mask, 0.0)
-        return Targets(rewards, raw, advantages, values, returns, value_mask)
+        spread = deviation(raw, loss_mask, reduce)
+        if args.whiten_rewards:
+            # Whitened rewards, and so the advantages, have another unit in each rollout.
+            spread *= deviation(raw_rewards, turns.action_mask, reduce)
+        return Targets(rewards, raw, advantages, values, returns, value_mask, spread)
 
     def add_values(self, batch: Batch, turns: TurnBatch) -> Tensor | None:
         """Add the critic's values before each token, [N, T]; return the values after each episode, [B]."""
@@ -358,7 +370,7 @@ class TrainingLoop:
         self.optimizers.critic_grads.clear()
         self.metrics = MiniBatchMetrics()
         self.guards.start_mini_batch(empty=empty)
-        self.scale.start_mini_batch(self.step_of_rollout)
+        self.scale.start_mini_batch()
         self.second_pass = None
 
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
@@ -381,6 +393,8 @@ class TrainingLoop:
         if self.accelerator.sync_gradients:
             self.metrics.add_scalars(self.scale.before_last_backward())
         if self.host.is_deepspeed_enabled:
+            if self.region is not None and self.region.exceeds:
+                self.scale.factor = 0.0
             weighs_in = self.guards.check_before_backward(loss)
             loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
         return loss
@@ -455,10 +469,12 @@ class TrainingLoop:
             # No step was taken yet, so these are log-probabilities of the policy before the update.
             change = (logprobs - old).abs()
             self.metrics.add_mean("sampling/drift", change, loss_mask)
+        if self.region is not None:
+            self.observe_kl(inputs, logprobs)
         surrogate = self.weigh_episodes(inputs, surrogate)
         self.trace.observe(inputs, logprobs, old, log_ratio, surrogate)
         second_pass, extra = self.scale.observe(
-            surrogate, weights, extra, inputs, logprobs, old, entropies
+            surrogate, weights, extra, inputs, logprobs, entropies
         )
         if second_pass is not None:
             rows, coefficient = second_pass
@@ -469,6 +485,12 @@ class TrainingLoop:
         objective = (surrogate.objective * weights).sum()
         loss = -kept + (kept - objective).detach()
         return loss if extra is None else loss + extra
+
+    def observe_kl(self, inputs: Batch, logprobs: Tensor) -> None:
+        """Add the KL of some rows from the policy at the start of the update to the trust region's."""
+        assert self.region is not None
+        start = inputs.get("start_per_token_logps", inputs["old_per_token_logps"])
+        self.region.observe(logprobs, start, inputs["turn_index"], inputs["loss_mask"])
 
     def log_ratio(self, inputs: Batch, logprobs: Tensor, old: Tensor) -> Tensor:
         """Return the log ratio of policy and old policy, at the chosen level, [B, T]."""
@@ -546,8 +568,8 @@ class TrainingLoop:
         log_ratio = self.log_ratio(inputs, logprobs, old_logprobs(inputs, logprobs))
         self.scale.correction.add(-(coefficient * log_ratio).sum())
 
-    def _before_step(self) -> None:
-        """Reduce and clip the critic's gradient, and correct the policy's gradient for the clipping bias."""
+    def _finish_gradients(self, *, policy: bool) -> None:
+        """Reduce and clip the critic's gradient; if `policy`, correct the policy's for the clipping bias."""
         mean = None
         if self.accelerator.num_processes > 1:
             mean = partial(self.accelerator.reduce, reduction="mean")
@@ -557,14 +579,16 @@ class TrainingLoop:
                 gradient.reduce(mean)
             norm = gradient.clip_(self.args.max_grad_norm)
             self.metrics.add_scalars({"value/grad_norm": norm})
-        if not self.is_warming_up:
+        if policy and not self.is_warming_up:
             self.metrics.add_scalars(self.scale.finish(mean))
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
         self.guards.add_loss(loss)
-        if self.accelerator.sync_gradients and self.guards.inspect(self._policy):
-            self._before_step()
+        if self.accelerator.sync_gradients:
+            sound = self.guards.inspect(self._policy)
+            if sound or (self.guards.takes_back_fault and self.guards.may_use_critic):
+                self._finish_gradients(policy=sound)
         self.seconds += time.perf_counter() - started
         if not self.accelerator.sync_gradients:
             return
@@ -574,18 +598,65 @@ class TrainingLoop:
         self.log.add(metrics)
         admitted = self.guards.admit(metrics)
         taken = admitted and not self.is_warming_up
-        self.scale.end_step(taken=taken, clip_fraction=metrics.get("policy/clip_fraction", 1.0))
         if not admitted:
             # Without gradients the optimizer does nothing. If only the critic learns, it keeps its gradient.
             self.host.model.zero_grad(set_to_none=True)
-            if self.guards.outcome != "critic_only":
+            if not (self.guards.verdict in CRITIC_STEPS and self.guards.may_use_critic):
                 self.start_mini_batch()
+        if self.region is not None:
+            self._prepare_step(self.region, taken=taken)
         self.trace.end_mini_batch(
             window,
-            outcome="critic_only" if admitted and not taken else self.guards.outcome,
+            outcome=Verdict.CRITIC_ONLY if admitted and not taken else self.guards.verdict,
             clip_range=(self.host.epsilon_low, self.host.epsilon_high),
-            is_last=self.host.micro_step % self.args.micro_batches_per_rollout == 0,
+            is_last=self._ends_update,
         )
+        if self.host.is_deepspeed_enabled:
+            # The step was taken in the last backward pass, where no other pass may begin.
+            self.after_step()
+
+    @property
+    def _ends_update(self) -> bool:
+        return self.host.micro_step % self.args.micro_batches_per_rollout == 0
+
+    def _prepare_step(self, region: TrustRegion, *, taken: bool) -> None:
+        """Keep the policy's weights before a step, or take its last step back."""
+        verdict, weights = self.guards.verdict, [parameter for _, parameter in self._policy]
+        if taken:
+            region.keep(weights, on_device=hasattr(self.host.model, "peft_config"))
+        elif verdict is Verdict.TAKEN_BACK:
+            region.take_back(weights)
+        elif verdict is Verdict.TARGET_KL:
+            region.end_update()
+        else:
+            region.refuse()
+        self.log.set(region.figures())
+
+    def after_step(self) -> None:
+        """Measure the last step of an update or run, and take it back if its KL is too large.
+
+        The optimizer's hook calls this before any callback, schedule or checkpoint reads the weights.
+        """
+        last = self._ends_update or self.host.state.global_step + 1 >= self.host.state.max_steps
+        if last or self.guards.ending.is_urgent:
+            self.look()
+
+    def look(self) -> None:
+        """Measure the KL after the last step by one pass over its mini-batch, if nothing has measured it."""
+        region = self.region
+        if region is None or not region.is_unseen:
+            return
+        if region.looks:
+            region.start_mini_batch()
+            for inputs in self.window:
+                rows = without_padding(inputs)
+                self.observe_kl(rows, self.logprobs_under(self.host.model, rows))
+            region.measure(self.accelerator.reduce, self.accelerator.device)
+        if region.looks and region.exceeds:
+            region.take_back([parameter for _, parameter in self._policy])
+        else:
+            region.end_update()
+        self.log.set(region.figures())
 
 
 def old_logprobs(batch: Batch, logprobs: Tensor) -> Tensor:

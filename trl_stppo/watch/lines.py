@@ -214,8 +214,8 @@ class ProgressLines(TrainerCallback):
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
         self._say("".join([place, *cells, times]))
         moved = known(log, "policy/approx_kl")
-        # `kl` begins with small steps and enlarges them itself.
-        learns = any(known(log, "advantage/std")) and not known(log, "step/eta")
+        # A trust region begins with small steps and enlarges them itself.
+        learns = any(known(log, "advantage/std")) and not known(log, "step/factor")
         if learns and self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
             self._say(
                 f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate (with LoRA 1e-4 to "

@@ -85,7 +85,7 @@ DIAGNOSTICS = (
     Panel("policy/entropy", "entropy", "nats per token"),
     Panel("tools/call_frequency", "tool calls", "per episode"),
     Panel("clip_bias/scale", "scale of the update", "factor", (-0.02, 1.02)),
-    Panel("step/eta", "factor of kl on steps", "factor", (-0.02, 1.02)),
+    Panel("step/factor", "factor of the trust region on steps", "factor"),
     Panel("value/explained_variance", "explained variance", "share", (-1.05, 1.05)),
 )
 

@@ -36,7 +36,7 @@ CASES = {
     "moving reference": {"sync_ref_model": True, "ref_model_sync_steps": 3, "kl_coef": 0.3},
     "fewer rows than a rollout batch": {"rows": 5},
     "evaluation": {"eval_strategy": "steps", "eval_steps": 4, "eval_rows": 6},
-    "step that follows the KL": {"stabilizers": ["kl", "share"], "desired_kl": 1e-9},
+    "step that follows the KL": {"stabilizers": ["trust_region", "share"], "desired_kl": 1e-9},
 }
 
 

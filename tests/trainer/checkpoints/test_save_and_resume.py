@@ -18,7 +18,7 @@ from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.models.critic import HEAD_FILE
+from trl_stppo.models.critic import EPSILON, HEAD_FILE
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 OPTIONS = {
@@ -103,6 +103,11 @@ def finished(request, tmp_path_factory):
     return request.param, folder, trainer, watcher
 
 
+def scaled(hidden):
+    """States with a root mean square of 1, as a critic's head reads them."""
+    return hidden / (hidden.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+
+
 @torch.no_grad()
 def logits(model):
     return model.eval()(input_ids=IDS).logits
@@ -127,15 +132,15 @@ def test_the_saved_critic_loads_with_the_ordinary_classes(finished):
         loaded = PeftModel.from_pretrained(base, path)
         head = load_file(path / HEAD_FILE)
         with torch.no_grad():
-            hidden = loaded.get_base_model().model(IDS).last_hidden_state
+            hidden = scaled(loaded.get_base_model().model(IDS).last_hidden_state)
             scores = hidden @ head["weight"].T + head["bias"]
     elif kind == "peft-value":
         loaded = PeftModel.from_pretrained(tiny_value_model(char_tokenizer()), path / "value_model")
         hidden = loaded.get_base_model().model(IDS).last_hidden_state
-        scores = loaded.get_base_model().score(hidden)
+        scores = loaded.get_base_model().score(scaled(hidden))
     else:
         loaded = AutoModelForSequenceClassification.from_pretrained(path)
-        scores = loaded.score(loaded.model(IDS).last_hidden_state)
+        scores = loaded.score(scaled(loaded.model(IDS).last_hidden_state))
     with torch.no_grad(), trainer.critic.active():
         values = trainer.critic.values(IDS, torch.ones_like(IDS), IDS.size(1) - 1)
     assert values.abs().max() > 1e-3

@@ -19,7 +19,7 @@ from tests.kit.scripted import (
     train,
 )
 from tests.kit.tiers import quick
-from trl_stppo.models.critic import SeparateCritic
+from trl_stppo.models.critic import EPSILON, SeparateCritic
 from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
 
@@ -55,6 +55,7 @@ def test_a_given_value_model_is_trained_in_place(tmp_path):
     ids, mask, length = full_sequence(recorder.batches[0])
     with torch.no_grad():
         hidden = reference.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        hidden = hidden / (hidden.square().mean(-1, keepdim=True) + EPSILON).sqrt()
         values = reference.score(hidden).squeeze(-1)[:, -length - 1 : -1]
     counted = recorder.batches[0]["completion_mask"].bool()
     torch.testing.assert_close(recorder.batches[0]["values"][counted], values[counted])

@@ -89,7 +89,7 @@ def test_a_new_file_is_a_new_stabilizer(tmp_path):
     ({"name": "", "meaning": "x"}, "needs a `name`"),
     ({"name": "share", "meaning": "x"}, "another one"),
     ({"name": "none", "meaning": "x"}, "another one"),
-    ({"name": "new", "meaning": "x"}, "overrides none"),
+    ({"name": "new", "meaning": "x"}, "overrides neither"),
     ({"name": "new", "meaning": "x", "scale": lambda *norms: 1.0}, "needs both"),
     ({"name": "new", "meaning": "x", "scale_target": "step"}, "needs both"),
 ])  # fmt: skip

@@ -201,11 +201,16 @@ class Ending(TrainerCallback):
         if self.broken is not None:
             self.reason = f"not finite: {self.broken}"
         state = self.state
-        waits = self._inside_update() and self._count < URGENT
+        waits = self._inside_update() and not self.is_urgent
         ends = self._agreed and not waits and state.global_step < state.max_steps
         if ends and self.reason is None:
             self.reason = f"signal {signal.Signals(self._agreed).name}"
         return self.reason is not None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Return whether the run ends after the present step, because of a second signal."""
+        return self._count >= URGENT
 
     def abandon_rollout(self) -> None:
         """Raise RolloutInterrupted on all processes if any has received a signal."""

@@ -19,8 +19,10 @@ from ...rollout.episode import Episode
 from ..disk import checkpoints
 from ..optimizers import Optimizers
 from ..ppo_config import PPOConfig
+from ..stabilizers import TrustRegion
 from .alarms import PATIENCE, FallWatch, SamplerWatch, failures_of
 from .endings import MAX_SKIPS, Ending
+from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,8 @@ class GuardState:
 class Guards:
     """Decides which optimizer steps are skipped and when a run ends, equally on all processes.
 
-    `metrics`: the values of the next log. `steps_in_backward`: whether the policy steps in the last
-    backward pass, as under DeepSpeed.
+    `metrics`: the values of the next log. `region`: the trust region, if there is one. `steps_in_backward`:
+    whether the policy steps in the last backward pass, as under DeepSpeed.
     """
 
     def __init__(
@@ -61,16 +63,16 @@ class Guards:
         optimizers: Optimizers,
         ending: Ending,
         metrics: dict[str, list[float]],
+        region: TrustRegion | None,
         *,
         has_critic: bool,
         steps_in_backward: bool,
     ) -> None:
         self._args, self._accelerator, self._optimizers = args, accelerator, optimizers
-        self.ending, self._metrics = ending, metrics
+        self.ending, self._metrics, self._region = ending, metrics, region
         self._has_critic, self._steps_in_backward = has_critic, steps_in_backward
         self._policy: Sequence[tuple[str, nn.Parameter]] = ()
-        # Outcome of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
-        self.outcome = "taken"
+        self.verdict = Verdict.TAKEN
         self._begin()
 
     def _begin(self) -> None:
@@ -178,6 +180,7 @@ class Guards:
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
         self._faults = ""
+        self._broken_parts = [False] * len(KINDS)
         self._empty, self._weightless = empty, False
 
     def add_loss(self, loss: Tensor) -> None:
@@ -225,35 +228,51 @@ class Guards:
         self.ending.agree(gathered[:, -2:].tolist())
         pairs = zip(KINDS, columns, strict=True)
         self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
+        self._broken_parts = list(map(any, columns))
         return not self._faults and not self.leaves_weights
 
+    @property
+    def takes_back_fault(self) -> bool:
+        """Return whether the policy is not finite after a step that can be taken back."""
+        region, (loss, policy, _) = self._region, self._broken_parts
+        return region is not None and region.has_moved and (loss or policy)
+
+    @property
+    def may_use_critic(self) -> bool:
+        """Return whether the critic's gradient is finite, and the critic may take its step."""
+        return not self._broken_parts[-1] and not self.leaves_weights
+
     def admit(self, figures: dict[str, float]) -> bool:
-        """Set the outcome of an optimizer step from its metrics; return whether the policy may step."""
-        state = self._state
+        """Set the verdict on an optimizer step from its metrics; return whether the policy may step."""
+        state, region = self._state, self._region
         limit = math.inf if self._args.target_kl is None else self._args.target_kl
         # Without a scale the norm is only a diagnostic.
         norm = figures.get("clip_bias/norm", 0.0) if "clip_bias/scale" in figures else 0.0
         if not self._faults and not math.isfinite(norm):
             self._faults = "the gradient of the clipped terms"
-        if self._faults:
-            self.outcome = "not_finite"
+        if self.takes_back_fault:
+            self.verdict = Verdict.TAKEN_BACK
+        elif self._faults:
+            self.verdict = Verdict.NOT_FINITE
             self._count_skip()
+        elif region is not None and region.exceeds:
+            self.verdict = Verdict.TAKEN_BACK if region.has_moved else Verdict.REFUSED
         elif self._rollout_stopped or figures.get("policy/approx_kl", 0.0) > limit:
-            self.outcome = "target_kl"
+            self.verdict = Verdict.TARGET_KL
             self._rollout_stopped = True
             state.kl_stopped_steps += 1
         elif self._empty or self._weightless:
             critic_only = self._has_critic and not self._empty
-            self.outcome = "critic_only" if critic_only else "empty"
+            self.verdict = Verdict.CRITIC_ONLY if critic_only else Verdict.EMPTY
             state.empty_steps += 1
         else:
-            self.outcome = "taken"
+            self.verdict = Verdict.TAKEN
             state.consecutive_skips = 0
         if "policy/approx_kl" in figures:
             state.kls.append(figures["policy/approx_kl"])
         self._log()
         self._losses = []
-        return self.outcome == "taken"
+        return self.verdict is Verdict.TAKEN
 
     def _count_skip(self) -> None:
         accelerator, state = self._accelerator, self._state

@@ -7,10 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import group_advantages, leave_one_out_advantages, return_batch_norm, token_rewards
+from ...core import (
+    group_advantages,
+    leave_one_out_advantages,
+    return_batch_norm,
+    token_rewards,
+    turn_gae,
+)
 from ..batch import Targets, TurnBatch
 from ..stgrpo_config import STGRPOConfig
-from ..sums import centred, spread
+from ..sums import centred, deviation, spread
 
 
 def group_targets(
@@ -35,7 +41,8 @@ def group_targets(
         rewards = token_rewards(turns.turn_index, scores=scores, turn_rewards=turns.turn_rewards)
         total = accelerator.reduce
         advantages = return_batch_norm(rewards, turns.turn_index, mask, args.gamma, reduce=total)
-        return _without_critic(advantages, mask), figures
+        raw, _ = turn_gae(rewards, torch.zeros_like(rewards), turns.turn_index, args.gamma, 1.0)
+        return _without_critic(advantages, mask, deviation(raw, mask, total)), figures
     if args.advantage_estimator == "group":
         relative = group_advantages(every, counts, args.scale_rewards)
     else:
@@ -43,12 +50,13 @@ def group_targets(
     # A score equal to its group's mean gets exactly 0, because rounding depends on the order of rewards.
     relative = relative.masked_fill(centred(known, 1) == 0, 0.0)
     figures["frac_reward_zero_std"] = (relative == 0).all(dim=1).float().mean().item()
-    first = accelerator.process_index * len(scores)
-    return _without_critic(
-        relative.flatten()[first : first + len(scores), None] * mask, mask
-    ), figures
+    first, raw = accelerator.process_index * len(scores), group_advantages(every, counts, "none")
+    own = [x.flatten()[first : first + len(scores), None] * mask for x in (relative, raw)]
+    return _without_critic(own[0], mask, deviation(own[1], mask, accelerator.reduce)), figures
 
 
-def _without_critic(advantages: Tensor, mask: Tensor) -> Targets:
+def _without_critic(advantages: Tensor, mask: Tensor, spread: float) -> Targets:
     nothing = torch.zeros_like(advantages)
-    return Targets(nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask))
+    return Targets(
+        nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask), spread
+    )

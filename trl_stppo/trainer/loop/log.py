@@ -150,6 +150,11 @@ class RolloutLog:
         for name, value in metrics.items():
             self.metrics[name].append(value)
 
+    def set(self, metrics: dict[str, float]) -> None:
+        """Set metrics in the next log, because upstream would average values that are added."""
+        for name, value in metrics.items():
+            self.metrics[name] = [value]
+
     def write(
         self,
         rollout: Rollout,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor
-
-from ..gradient_buffer import Reduce
 
 # Optimizers whose step is proportional to the learning rate, so that scaling the rate scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
@@ -23,9 +20,6 @@ STEP, GRADIENT = "step", "gradient"
 class Stabilizer:
     """One entry of `stabilizers`: it weighs episodes, scales optimizer steps, or both.
 
-    For each mini-batch the loop calls `start_mini_batch`; for each pass of the loss `episode_weights` and
-    `observe`; then `before_step`, `scale` if it scales, and `end_step`.
-
     An instance belongs to one run. Its state between steps goes into `state_dict`.
 
     Args:
@@ -37,12 +31,14 @@ class Stabilizer:
         scale_target: what `scale` multiplies: "step" (the policy's learning rate in one step), "gradient"
             (Adam cancels a constant factor on the gradient), or None.
         needs_exact_norms: whether estimated norms are refused; sharded gradients are then refused too.
+        has_factor: whether it has a factor of its own on optimizer steps, as `TrustRegion` has.
     """
 
     name: ClassVar[str] = ""
     meaning: ClassVar[str] = ""
     scale_target: ClassVar[str | None] = None
     needs_exact_norms: ClassVar[bool] = False
+    has_factor: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -69,36 +65,6 @@ class Stabilizer:
         """
         raise NotImplementedError
 
-    def start_mini_batch(self, step: int) -> None:
-        """Prepare for a mini-batch; `step` counts the optimizer steps of its rollout batch from 0."""
-
-    def observe(
-        self, logprobs: Tensor, old_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
-    ) -> None:
-        """Measure a pass of the policy's loss.
-
-        Args:
-            logprobs: [B, T] nats.
-            old_logprobs: [B, T] nats, log-probabilities of the policy that played.
-            turn_index: [B, T] int64, -1 outside turns.
-            loss_mask: [B, T] bool, True = counts.
-        """
-
-    def before_step(self, reduce: Reduce, device: torch.device) -> tuple[float, dict[str, float]]:
-        """Return a factor on the optimizer step, equal on all processes, and metrics by name.
-
-        It is called before the last backward pass of a mini-batch. `reduce` sums over processes.
-        """
-        return 1.0, {}
-
-    def end_step(self, *, taken: bool, clip_fraction: float) -> None:
-        """End a mini-batch.
-
-        Args:
-            taken: whether the policy has stepped.
-            clip_fraction: share of tokens whose terms the clip removed.
-        """
-
     def state_dict(self) -> dict[str, Any]:
         """Return the stabilizer's state as plain data for checkpoints."""
         return {}
@@ -118,7 +84,7 @@ def weighs(kind: type[Stabilizer]) -> bool:
 
 def scales(kind: type[Stabilizer]) -> bool:
     """Return whether a stabilizer scales optimizer steps."""
-    return kind.scale_target == STEP or kind.before_step is not Stabilizer.before_step
+    return kind.scale_target == STEP or kind.has_factor
 
 
 def register(kind: Kind) -> Kind:
@@ -131,7 +97,7 @@ def register(kind: Kind) -> Kind:
     problems = {
         "needs a `name` and a `meaning`": not (kind.name and kind.meaning),
         f"has the name {kind.name!r} of another one": kind.name in (*STABILIZERS, "none"),
-        "overrides none of `episode_weights`, `scale` and `before_step`": (
+        "overrides neither `episode_weights` nor `scale`, and has no factor": (
             not (weighs(kind) or has_scale or scales(kind))
         ),
         "needs both, `scale` and `scale_target` ('step' or 'gradient'), or neither": (

@@ -111,8 +111,8 @@ CASES: dict[str, dict[str, Any]] = {
         "lora": True, "critic": "named", "variant": "s-ppo", "stabilizers": ["scripted"],
     },
     "step that follows the KL": {
-        "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 2, "max_steps": 6,
-        "desired_kl": 1e-6,
+        "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 2,
+        "max_steps": 6, "desired_kl": 1e-6,
     },
     "quantised, LoRA": {"lora": True, "quantised": True},
     "quantised critic, LoRA": {"lora": True, "critic": "quantised"},

@@ -1,0 +1,69 @@
+"""Arms of `region.toml`: the trust region without one of its parts, or with another growth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo.core import normalization_scale
+from trl_stppo.trainer.stabilizers import STEP, Stabilizer, TrustRegion, register
+
+
+@register
+class Flat(TrustRegion):
+    """The allowed KL is the same in all updates."""
+
+    name, exponent = "region-flat", 0.0
+
+
+@register
+class Kept(TrustRegion):
+    """A step that is too large shortens later steps, and is not taken back."""
+
+    name, restores = "region-kept", False
+
+
+@register
+class Blind(TrustRegion):
+    """Nothing measures the last step of an update."""
+
+    name, looks = "region-blind", False
+
+
+@register
+class Fast(TrustRegion):
+    """The factor grows by up to four where the KL is far below the allowed KL."""
+
+    name, growth = "region-fast", 4.0
+
+
+@register
+class Low(TrustRegion):
+    """The learning rate is the bound of all steps."""
+
+    name, largest_factor = "region-low", 1.0
+
+
+@register
+class ShareOnce(Stabilizer):
+    """`share` with power 1."""
+
+    name, meaning, scale_target = "share-1", "scales the step by the share", STEP
+
+    def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor:
+        """Return the share."""
+        return normalization_scale(kept_norm, clipped_norm, "share", 1.0)
+
+
+class Estimated(STPPOTrainer):
+    """STPPOTrainer with estimated norms, and with the stabilizers of this file."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["args"]._clip_bias_estimator = "logits"
+        super().__init__(*args, **kwargs)
+
+
+class Groups(STGRPOTrainer):
+    """STGRPOTrainer, with the stabilizers of this file."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from peft import LoraConfig
@@ -19,6 +20,7 @@ from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, Float64Groups, Float64Trainer, logged, train
 from trl_stppo.trainer.batch import Targets, full_sequence
 from trl_stppo.trainer.loop import forward
+from trl_stppo.trainer.stabilizers import TrustRegion
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
@@ -103,7 +105,8 @@ def run(case: str, folder: Path) -> dict[str, Any]:
         options["model"] = float64_policy(char_tokenizer())
         options["model"].register_buffer("exchanged", torch.zeros(1))
     kind = Float64Groups if "num_generations" in options else Float64Trainer
-    with overhead(0.0 if ragged else None), quiet_passes() as quiet:
+    few = patch.object(TrustRegion, "least_turns", 8)
+    with overhead(0.0 if ragged else None), quiet_passes() as quiet, few:
         trainer, recorder = train(
             folder, per_device_train_batch_size=EPISODES // world, num_ppo_epochs=2, max_steps=6,
             trainer_class=LastWins if case == "a process without a winner" else kind, **options,

@@ -123,8 +123,6 @@ def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | N
 
     def generate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = original(rows)
-        if batch.pop("row", None) is not None:
-            batch["old_per_token_logps"] = trainer._loop.logprobs_under(trainer.model, batch)
         old = batch["old_per_token_logps"]
         for i, row in enumerate(rows):
             if numbers is not None and int(row["prompt"]) not in numbers:

@@ -255,23 +255,21 @@ class TrainingLoop:
             starts = turn_starts(index)
             steps = turns.action_mask if args.advantage_level == "token" else starts
             lam = default_lam(*reduce(torch.stack([starts.sum(), steps.sum()]).float()).tolist())
+        by_turn = args.advantage_level == "turn"
+        gae, where = (turn_gae, index) if by_turn else (token_gae, turns.action_mask)
+        value_mask = loss_mask & turn_starts(index) if by_turn else loss_mask
         # The warm-up regresses on Monte Carlo returns: GAE with lambda 1.
-        factors = (args.gamma, 1.0 if self.is_warming_up else lam)
-        if args.advantage_level == "turn":
-            raw, returns = turn_gae(rewards, values, index, *factors, bootstrap_values=bootstrap)
-            value_mask = loss_mask & turn_starts(index)
-        else:
-            raw, returns = token_gae(
-                rewards, values, turns.action_mask, *factors, bootstrap_values=bootstrap
-            )
-            value_mask = loss_mask
-        advantages = whiten(raw, loss_mask, reduce=reduce)
+        estimate = partial(gae, gamma=args.gamma, lam=1.0 if self.is_warming_up else lam)
+        raw, returns = estimate(rewards, values, where, bootstrap_values=bootstrap)
+        advantages, raw_advantages = whiten(raw, loss_mask, reduce=reduce), raw
         advantages = advantages.masked_fill(~loss_mask, 0.0)
-        spread = deviation(raw, loss_mask, reduce)
         if args.whiten_rewards:
-            # Whitened rewards, and so the advantages, have another unit in each rollout.
-            spread *= deviation(raw_rewards, turns.action_mask, reduce)
-        return Targets(rewards, raw, advantages, values, returns, value_mask, spread)
+            # Whitened rewards have another unit in each rollout; the critic's values have it, too.
+            unit = deviation(raw_rewards, turns.action_mask, reduce)
+            bootstrap = None if bootstrap is None else bootstrap * unit
+            raw = estimate(raw_rewards, values * unit, where, bootstrap_values=bootstrap)[0]
+        spread = deviation(raw, loss_mask, reduce)
+        return Targets(rewards, raw_advantages, advantages, values, returns, value_mask, spread)
 
     def add_values(self, batch: Batch, turns: TurnBatch) -> Tensor | None:
         """Add the critic's values before each token, [N, T]; return the values after each episode, [B]."""

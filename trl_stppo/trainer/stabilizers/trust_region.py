@@ -28,8 +28,6 @@ from .base import Stabilizer, register
 FIRST_FACTOR = 0.1
 # A KL is too large above this many times the allowed KL, and above as many times its rounding error.
 LIMIT = 4.0
-# Turns of all processes that a verdict, or a change of the factor, needs.
-ENOUGH_TURNS = 32
 
 
 @dataclass
@@ -71,6 +69,8 @@ class TrustRegion(Stabilizer):
         "steps so that an update's KL comes near it"
     )
     has_factor = True
+    # Turns of all processes that a verdict, or a change of the factor, needs.
+    least_turns: ClassVar[int] = 32
     # Studies override these.
     exponent: ClassVar[float] = 2.0
     growth: ClassVar[float] = GROWTH
@@ -158,7 +158,7 @@ class TrustRegion(Stabilizer):
     def exceeds(self) -> bool:
         """Return whether the measured KL is too large, or not finite."""
         limit = LIMIT * max(self.allowed_kl, self.floor)
-        return self._turns >= ENOUGH_TURNS and not self.kl <= limit
+        return self._turns >= self.least_turns and not self.kl <= limit
 
     @torch.no_grad()
     def keep(self, parameters: Sequence[nn.Parameter], *, on_device: bool) -> None:
@@ -196,7 +196,7 @@ class TrustRegion(Stabilizer):
         self._has_ended = True
         state.measured += self._turns * self.kl / self.allowed_kl
         state.turns += self._turns
-        if state.turns < ENOUGH_TURNS:
+        if state.turns < self.least_turns:
             return
         state.factor = next_step_factor(
             state.factor,

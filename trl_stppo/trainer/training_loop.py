@@ -596,13 +596,13 @@ class TrainingLoop:
         self.log.add(metrics)
         admitted = self.guards.admit(metrics)
         taken = admitted and not self.is_warming_up
+        if self.region is not None:
+            self._prepare_step(self.region, taken=taken)
         if not admitted:
             # Without gradients the optimizer does nothing. If only the critic learns, it keeps its gradient.
             self.host.model.zero_grad(set_to_none=True)
             if not (self.guards.verdict in CRITIC_STEPS and self.guards.may_use_critic):
                 self.start_mini_batch()
-        if self.region is not None:
-            self._prepare_step(self.region, taken=taken)
         self.trace.end_mini_batch(
             window,
             outcome=Verdict.CRITIC_ONLY if admitted and not taken else self.guards.verdict,

@@ -57,6 +57,8 @@ CUT_OFF = {
     "stop_reason/max_turns": "max_turns too small?",
 }
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
+# A mean value is too large beyond this many times the largest sum of rewards; returns hold values, too.
+FAR = 1.2
 # Metric that is 0 in all rollouts if nothing can be learned -> the message about it.
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
 GUARDS = {
@@ -85,7 +87,7 @@ class ProgressLines(TrainerCallback):
         self._columns: list[Column] = []
         # Metrics that at least one entry of the log has.
         self._metrics: set[str] = set()
-        self._warned = self._shows_both = False
+        self._warned = self._shows_both = self._far = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print model, data and length of the training."""
@@ -220,6 +222,13 @@ class ProgressLines(TrainerCallback):
             self._say(
                 f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate (with LoRA 1e-4 to "
                 "3e-4 is usual)"
+            )
+        value, most = (mean(known(new, f"value/{name}")) for name in ("mean", "reward_max_abs"))
+        if value is not None and most is not None and abs(value) > FAR * most and not self._far:
+            self._far = True
+            self._say(
+                f"! the critic's values, {value:.3g} in the mean, are beyond the rewards, at most {most:.3g}: "
+                "lower critic_learning_rate"
             )
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(known(new, metric)), mean(known(new, SUCCESS))

@@ -43,12 +43,13 @@ def polite(prompts: list[Any], completions: list[Any], **columns: Any) -> list[f
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Names in the logs of two short runs with everything switched on."""
+    """Names in the logs of three short runs with everything switched on."""
     names: set[str] = set()
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "go"}]}] * 8)
     groups = {**SMALL, "stabilizers": ["trust_region", "share"], "num_generations": 2}
     for kind, make, settings in (
         (STPPOTrainer, STPPOConfig, {**SMALL, "beta": 0.1}),
+        (STPPOTrainer, STPPOConfig, {**SMALL, "stabilizers": ["share"]}),
         (STGRPOTrainer, STGRPOConfig, groups),
     ):
         config = make(str(tmp_path_factory.mktemp("run")), **settings)

@@ -91,7 +91,7 @@ def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
             release.wait(2 * PATIENCE)
 
     hub.before = hold
-    options = {**STEPS, "save_steps": 1, "save_total_limit": 1}
+    options = {**STEPS, "save_steps": 1, "save_total_limit": 1, "num_mini_batches": 1}
     trainer = run(tmp_path / "run", hub_strategy="checkpoint", **options)
 
     class Watch(TrainerCallback):

@@ -227,7 +227,7 @@ class ProgressLines(TrainerCallback):
         if value is not None and most is not None and abs(value) > FAR * most and not self._far:
             self._far = True
             self._say(
-                f"! the critic's values, {value:.3g} in the mean, are beyond the rewards, at most {most:.3g}: "
+                f"! the critic's values, {value:.3g} in the mean, are beyond all rewards (up to {most:.3g}): "
                 "lower critic_learning_rate"
             )
         for metric, causes in CUT_OFF.items():

@@ -64,10 +64,7 @@ class TrustRegion(Stabilizer):
     """
 
     name = "trust_region"
-    meaning = (
-        "takes back a step whose KL per turn is far above what the spread of advantages allows, and scales "
-        "steps so that an update's KL comes near it"
-    )
+    meaning = "lets steps follow the policy's KL per turn, and takes back a step that is too large"
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
     least_turns: ClassVar[int] = 32

@@ -87,6 +87,8 @@ def test_the_gain_by_hand(spread, largest, gain):
 
 
 @pytest.mark.parametrize(("kl", "factor"), [
+    (-0.1, 0.4 * 0.7),
+    (0.0, 0.4 * 0.7),
     (0.2, 0.4 * 0.7),
     (0.4, 0.4 * 0.5),
     (1.6, 0.4 * 0.25),

@@ -80,11 +80,12 @@ def shortened_factor(factor: float, kl: float, allowed_kl: float) -> float:
 
     Args:
         factor: factor of that step.
-        kl: its KL in nats per turn, above the allowed KL or not finite.
+        kl: its KL in nats per turn; a KL that is not finite counts as very large.
         allowed_kl: allowed KL in nats per turn.
     """
-    change = math.sqrt(allowed_kl / kl) if math.isfinite(kl) else 0.0
-    return max(factor * min(max(change, 0.25), 0.7), SMALLEST_FACTOR)
+    ratio = kl / allowed_kl if math.isfinite(kl) else math.inf
+    change = min(max(max(ratio, 1.0) ** -0.5, 0.25), 0.7)
+    return max(factor * change, SMALLEST_FACTOR)
 
 
 def next_step_factor(

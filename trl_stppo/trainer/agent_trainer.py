@@ -421,6 +421,9 @@ class AgentTrainer(Bridge):
             self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_training_stop:
+            # A callback may end the run inside an update, whose last step nothing has measured yet.
+            self._loop.look()
         self._run_state.postpone(self.control)
         super()._maybe_log_save_evaluate(*args, **kwargs)
 

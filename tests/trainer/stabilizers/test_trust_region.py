@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from tests.kit.builders import build
+from tests.kit.builders import LIMITS, TEXT, at_step, build
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from tests.kit.scripted import (
     InFloat64,
@@ -269,6 +269,25 @@ def test_a_ruin_in_the_last_step_is_undone_before_anything_sees_it(last, tmp_pat
     assert after < before / 2
 
 
+def test_a_ruin_before_a_callback_ends_the_run_is_undone_and_a_new_run_begins_anew(tmp_path):
+    ruin = Ruin(2)
+    stop = at_step(
+        "on_step_end", 2, lambda: setattr(ruin.trainer.control, "should_training_stop", True)
+    )
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin, stop], **RUN, save_strategy="no")
+    ruin.trainer = trainer
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert equal(ruin.before[1], weights(trainer), "policy")
+    region = trainer._loop.region
+    assert region.state.taken_back == 1
+    trainer.remove_callback(stop)
+    ruin.steps = ()
+    trainer.train()
+    assert trainer.state.global_step == 8
+    assert region.state.taken_back == 0, "the state of the first run is forgotten"
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_kl_is_that_of_the_policy_since_the_start_of_the_update(staleness, tmp_path):
     """Against a loop over the tokens of the last mini-batch, in float64, after every update."""
@@ -324,8 +343,6 @@ def test_the_kl_is_that_of_the_policy_since_the_start_of_the_update(staleness, t
 ])  # fmt: skip
 def test_no_step_of_rate_0_is_refused(options, tmp_path):
     """Rounding, of autocast and of other packs, is the whole KL; the allowed KL is at its floor."""
-    from tests.kit.builders import LIMITS, TEXT
-
     settings = {**LIMITS, "num_ppo_epochs": 2, "max_steps": 8, **options}
     trainer = build(
         tmp_path, STPPOTrainer, arguments=TEXT, stabilizers=["trust_region", "share"],

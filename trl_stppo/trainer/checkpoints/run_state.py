@@ -356,6 +356,8 @@ class RunState(TrainerCallback):
         host.micro_step, host.rollout_buffer, self._due = 0, None, (False, False)
         if saved is None or folder is None:
             self._stale.load_state_dict([])
+            for each in self._stabilizers:
+                each.load_state_dict({})
             return
         if state.global_step >= state.max_steps and host.accelerator.is_main_process:
             logger.warning(

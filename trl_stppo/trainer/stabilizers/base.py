@@ -70,7 +70,7 @@ class Stabilizer:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the stabilizer's state from a `state_dict`."""
+        """Restore the stabilizer's state from a `state_dict`; {} stands for a new run."""
 
 
 Kind = TypeVar("Kind", bound=type[Stabilizer])

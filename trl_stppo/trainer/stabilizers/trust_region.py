@@ -220,7 +220,7 @@ class TrustRegion(Stabilizer):
         return asdict(self.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state from `state_dict`."""
+        """Restore the state from `state_dict`; {} stands for a new run."""
         self.state = RegionState(**state)
 
 

@@ -117,16 +117,14 @@ def time_phases(trainer: Any, probe: Probe) -> None:
     probe.phase(trainer._loop, "value_loss", "critic")
     probe.phase(trainer._loop, "policy_loss", "policy_forward")
     probe.phase(trainer.accelerator, "backward", "policy_backward")
-    probe.phase(trainer._loop, "_before_step", "finish_gradients")
-    probe.phase(trainer._loop, "after_backward", "clip_bias")
+    probe.phase(trainer._loop.step, "finish", "finish_gradients")
     make = trainer.create_optimizer
 
     def create(*args: Any, **kwargs: Any) -> Any:
         optimizer = make(*args, **kwargs)
-        correction = trainer._loop.scale.correction
-        for method in ("observe", "finish"):
-            if hasattr(correction, method):
-                probe.phase(correction, method, "clip_bias")
+        for part in (trainer._loop.step.exact, trainer._loop.step.estimate):
+            if part is not None:
+                probe.phase(part, "add", "clip_bias")
         probe.phase(optimizer, "step", "optimizer")
         return optimizer
 

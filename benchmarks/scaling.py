@@ -102,9 +102,9 @@ class Watch(TrainerCallback):
             trainer.model_wrapped.register_comm_hook(
                 None, lambda state, bucket: counts.ddp_hook(bucket)
             )
-        counts.watch(trainer._optimizers.critic_grads, "reduce", "critic gradient")
-        if trainer._loop.scale.correction is not None:
-            counts.watch(trainer._loop.scale.correction, "finish", "clipping bias")
+        counts.watch(trainer._optimizer_step.critic_grads, "reduce", "critic gradient")
+        if trainer._loop.step.exact is not None:
+            counts.watch(trainer._loop.step.exact, "finish", "clipping bias")
         counts.watch(trainer, "_generate_and_score_completions", "rollout")
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:

@@ -50,7 +50,7 @@ class Held(TrainerCallback):
         self.figures: dict[str, int] = {}
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        grads = self.trainer._optimizers.critic_grads
+        grads = self.trainer._optimizer_step.critic_grads
         self.figures["weights"] = held(grads.parameters)
         self.figures["gradient"] = held(grads._grads)
 

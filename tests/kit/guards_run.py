@@ -43,8 +43,8 @@ def arrange(case: str, trainer: Any) -> None:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * nan_at_its_step()
     elif case == "critic of rank 1" and rank == 1:
-        add = trainer._optimizers.critic_grads.add
-        trainer._optimizers.critic_grads.add = lambda value: add(value * nan_at_its_step())
+        add = trainer._optimizer_step.critic_grads.add
+        trainer._optimizer_step.critic_grads.add = lambda value: add(value * nan_at_its_step())
     elif case.startswith("signal to rank 1") and rank == 1:
         kill = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
         # An update has two steps.

@@ -31,7 +31,7 @@ def loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tens
     trainer._loop.open_window([batch])
     loss = trainer._compute_loss(trainer.model, batch)
     value = loss - trainer.args.vf_coef * trainer._loop.value_loss(batch)
-    trainer._optimizers.critic_grads.clear()
+    trainer._optimizer_step.critic_grads.clear()
     return value.detach(), gradient(trainer, loss)
 
 
@@ -40,7 +40,7 @@ def value_loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor
     trainer._loop.open_window([batch])
     loss = trainer._loop.value_loss(batch)
     grads = [torch.zeros_like(p) for p in trainer.critic.parameters()]
-    kept = trainer._optimizers.critic_grads._grads
+    kept = trainer._optimizer_step.critic_grads._grads
     flat = torch.cat([(z if g is None else g).flatten() for z, g in zip(grads, kept, strict=True)])
-    trainer._optimizers.critic_grads.clear()
+    trainer._optimizer_step.critic_grads.clear()
     return loss, flat

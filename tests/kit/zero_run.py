@@ -34,7 +34,7 @@ class Held(TrainerCallback):
         self.figures: dict[str, int] = {}
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        grads = self.trainer._optimizers.critic_grads
+        grads = self.trainer._optimizer_step.critic_grads
         pieces = [getattr(p, "ds_tensor", p) for p in grads.parameters]
         self.figures["weights"] = size(pieces)
         self.figures["gradient"] = size(p for g in grads._groups().values() for p in g)

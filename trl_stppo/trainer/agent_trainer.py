@@ -49,7 +49,7 @@ from .setup import models, players
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
-from .step_scale import StepScale
+from .step import Step
 from .training_loop import TrainingLoop
 
 Model: TypeAlias = str | PreTrainedModel | PeftModel
@@ -182,12 +182,15 @@ class AgentTrainer(Bridge):
         trained = [parameter for _, parameter in policy_parameters(self.model, critic)]
         self._stale = StalePolicies(trained, args.rollout_staleness)
         stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]
-        self._scale = StepScale(args, accelerator, stabilizers)
+        sharded = runtime.is_sharded(accelerator)
+        self._optimizer_step = Step(
+            args, accelerator, critic.parameters(), stabilizers, sharded=sharded
+        )
         self._optimizers = Optimizers(
             args,
             accelerator,
             critic,
-            self._scale,
+            self._optimizer_step,
             lambda part: self.get_decay_parameter_names(part),
         )
         own = AgentTrainer._get_per_token_logps_and_entropies
@@ -199,7 +202,9 @@ class AgentTrainer(Bridge):
         )
 
     def _build_run(self, run: RunPlan) -> None:
-        self._run_state = RunState(self, self._optimizers, self._stale, self._scale.stabilizers)
+        self._run_state = RunState(
+            self, self._optimizers, self._stale, self._optimizer_step.stabilizers
+        )
         policy = self.accelerator.unwrap_model(self.model)
         self._checkpoints = Checkpoints(
             run.args,
@@ -230,10 +235,9 @@ class AgentTrainer(Bridge):
         self._guards = Guards(
             run.args,
             self.accelerator,
-            self._optimizers,
+            self._optimizer_step,
             ending,
             self.next_metrics["train"],
-            self._scale.region,
             has_critic=self.has_critic,
             steps_in_backward=self.is_deepspeed_enabled,
         )
@@ -275,8 +279,7 @@ class AgentTrainer(Bridge):
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,
-            optimizers=self._optimizers,
-            scale=self._scale,
+            step=self._optimizer_step,
             guards=self._guards,
             log=self._rollout_log,
             trace=self._trace,
@@ -300,7 +303,6 @@ class AgentTrainer(Bridge):
         started = time.perf_counter()
         with small_tiles(self.accelerator.device):
             loss = super().training_step(*args, **kwargs)
-            self._loop.after_backward()
         self._loop.end_micro_batch(loss, started)
         return loss
 

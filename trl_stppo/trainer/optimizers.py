@@ -12,12 +12,11 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
-from .gradient_buffer import GradientBuffer
 from .ppo_config import PPOConfig
 from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
 from .stabilizers import check_linear
-from .step_scale import StepScale
+from .step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -26,33 +25,20 @@ DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
-def _hook_critic(optimizer: Optimizer, buffer: GradientBuffer) -> None:
-    """Add hooks that add the critic's reduced and clipped gradient to `.grad` for a step."""
-
-    def after(*_: object) -> None:
-        for parameter in buffer.parameters:
-            parameter.grad = None
-        buffer.clear()
-
-    optimizer.register_step_pre_hook(lambda *_: buffer.add_to_grad())
-    optimizer.register_step_post_hook(after)
-
-
 class Optimizers(TrainerCallback):
-    """The optimizers, the critic's gradient and the hooks; `decayed_names` names parameters with decay."""
+    """The optimizers and their groups; `decayed_names` names parameters with weight decay."""
 
     def __init__(
         self,
         args: PPOConfig,
         accelerator: Any,
         critic: Critic,
-        scale: StepScale,
+        step: Step,
         decayed_names: Callable[[Any], list[str]],
     ) -> None:
         self._args, self._accelerator, self._critic = args, accelerator, critic
-        self._scale, self._decayed_names = scale, decayed_names
+        self._step, self._decayed_names = step, decayed_names
         self._has_deepspeed = sharding_name(accelerator).startswith("ZeRO")
-        self.critic_grads = GradientBuffer(critic.parameters())
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
 
@@ -84,12 +70,11 @@ class Optimizers(TrainerCallback):
                 groups = policy_groups(optimizer, parameters, apart=self._args.scales_step)
                 if self._add_critic_groups(optimizer, parameters, scheduler):
                     roles += CRITIC
-                _hook_critic(optimizer, self.critic_grads)
-            self._scale.attach(optimizer, groups, policy, parameters)
-            if not self._has_deepspeed:
-                optimizer.register_step_post_hook(lambda *_: after_step())
-            elif self._scale.region is not None:
-                self._scale.region.restores = False
+            in_hook = None if self._has_deepspeed else after_step
+            has_critic = not is_sharded(self._accelerator)
+            self._step.attach(optimizer, groups, in_hook, has_critic=has_critic)
+            if self._has_deepspeed and self._step.region is not None:
+                self._step.region.restores = False
                 logger.warning(
                     "'trust_region' in `stabilizers`: DeepSpeed holds the weights itself. A step that is too "
                     "large shortens later steps, but is not taken back."
@@ -115,7 +100,7 @@ class Optimizers(TrainerCallback):
             start = group.get("initial_lr", args.learning_rate)
             return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
 
-        self.critic_grads, self.critic = critics.prepare(
+        self._step.critic_grads, self.critic = critics.prepare(
             self._critic, policy, self._accelerator, make, rate
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.masking import widest
 
+Reduce = Callable[[Tensor], Tensor]
 # A variance below this share of the mean square is noise: a few float32 rounding errors can cause it.
 NOISE = (8 * torch.finfo(torch.float32).eps) ** 2
 # Deviations from the mean below this many rounding errors of the largest value are noise.
@@ -42,7 +43,7 @@ def spread(values: Tensor, dim: int | None = None) -> Tensor:
     return variance.masked_fill(count < 2, torch.nan).sqrt()
 
 
-def deviation(values: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor]) -> float:
+def deviation(values: Tensor, mask: Tensor, reduce: Reduce) -> float:
     """Return the standard deviation of the `values` under `mask`, a bool tensor of the same shape.
 
     `reduce` sums over processes. Values that are equal up to rounding give exactly 0.

@@ -2,12 +2,11 @@
 
     rollout           rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
     micro_batch       rollout batch -> mini-batches, shuffled again in every epoch -> micro-batches
-    loss              the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
-    after_backward    the second pass of clipped rows, if one is needed
-    end_micro_batch   guards, the critic's gradient, clipping bias and scale of the step, metrics
+    loss              the critic's loss, then the policy's: ratio, clip, stabilizers, extra terms
+    end_micro_batch   metrics, and the verdict on the step
 
-`agent_trainer.py` calls these methods from GRPOTrainer's hooks. transformers' own loop clips the policy's
-gradient and steps; `optimizers.py` adds the critic's gradient, `step_scale.py` scales the step.
+`agent_trainer.py` calls these methods from GRPOTrainer's hooks. `step.py` takes the gradients; transformers'
+own loop clips the policy's gradient and steps.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .metrics import MiniBatchMetrics, rollout_metrics
-from .optimizers import Optimizers, policy_parameters
+from .optimizers import policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource, StalePolicies
 from .sharding.runtime import is_sharded
 from .stabilizers import TrustRegion, weighs
-from .step_scale import StepScale
+from .step import Step
 from .sums import deviation
 
 
@@ -92,8 +91,7 @@ class TrainingLoop:
     player: EpisodePlayer
     rewards: EpisodeRewards
     forward: ForwardPasses
-    optimizers: Optimizers
-    scale: StepScale
+    step: Step
     guards: Guards
     log: RolloutLog
     trace: TraceRecorder
@@ -101,9 +99,8 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.args, self.accelerator = self.host.args, self.host.accelerator
-        self.weighing = [each for each in self.scale.stabilizers if weighs(type(each))]
-        self.region = self.scale.region
-        self.second_pass: tuple[Batch, Tensor] | None = None
+        self.weighing = [each for each in self.step.stabilizers if weighs(type(each))]
+        self.region = self.step.region
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
         # `seconds` is the mini-batch's duration, including a rollout before it.
@@ -364,35 +361,27 @@ class TrainingLoop:
         return int(done // self.args.gradient_accumulation_steps)
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Reset gradients and metrics, also after an interrupted or refused step."""
-        self.optimizers.critic_grads.clear()
+        """Reset gradients, checks and metrics, also after an interrupted step."""
+        self.step.begin()
         self.metrics = MiniBatchMetrics()
         self.guards.start_mini_batch(empty=empty)
-        self.scale.start_mini_batch()
-        self.second_pass = None
 
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum."""
         if self.guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         *pieces, last = self.pieces(inputs)
-        done = []
-        for piece in pieces:
-            with self.accelerator.no_sync(model):
-                part = self.piece_loss(model, piece)
-                self.accelerator.backward(part)
-                self.after_backward()
-            done.append(part.detach())
         # Upstream makes the last backward pass, so only the last piece keeps its graph.
+        done = [self.step.backward(model, partial(self.piece_loss, model, each)) for each in pieces]
         loss = sum(done, self.piece_loss(model, last))
         if self.is_warming_up:
             return loss
         # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
-            self.metrics.add_scalars(self.scale.before_last_backward())
+            self.metrics.add_scalars(self.step.before_backward())
         if self.host.is_deepspeed_enabled:
             if self.region is not None and self.region.exceeds:
-                self.scale.factor = 0.0
+                self.step.factor = 0.0
             weighs_in = self.guards.check_before_backward(loss)
             loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
         return loss
@@ -425,7 +414,7 @@ class TrainingLoop:
                 values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
             )
             loss = per_token.sum() / self.totals.value_tokens.clamp(min=1) * processes
-            self.optimizers.critic_grads.add(self.args.vf_coef * loss)
+            self.step.add_critic(self.args.vf_coef * loss)
         self.metrics.add_mean("value/loss", per_token, value_mask)
         self.metrics.add_mean("value/clip_fraction", clipped, value_mask)
         return loss.detach()
@@ -471,18 +460,9 @@ class TrainingLoop:
             self.observe_kl(inputs, logprobs)
         surrogate = self.weigh_episodes(inputs, surrogate)
         self.trace.observe(inputs, logprobs, old, log_ratio, surrogate)
-        second_pass, extra = self.scale.observe(
-            surrogate, weights, extra, inputs, logprobs, entropies
-        )
-        if second_pass is not None:
-            rows, coefficient = second_pass
-            self.second_pass = take_rows(inputs, rows), coefficient
-        # The loss has the gradient of -kept and the value of -objective. Upstream does not divide it by the
-        # number of micro-batches, because GRPOTrainer sets `loss_is_scaled_for_ga`.
-        kept = (surrogate.kept * weights).sum()
-        objective = (surrogate.objective * weights).sum()
-        loss = -kept + (kept - objective).detach()
-        return loss if extra is None else loss + extra
+        # Upstream does not divide the loss by the number of micro-batches, because GRPOTrainer sets
+        # `loss_is_scaled_for_ga`.
+        return self.step.add_policy(surrogate, weights, extra, logprobs, entropies, loss_mask)
 
     def observe_kl(self, inputs: Batch, logprobs: Tensor) -> None:
         """Add the KL of some rows from the policy at the start of the update to the trust region's."""
@@ -557,36 +537,14 @@ class TrainingLoop:
             terms.append(coefficient * aux_loss / args.gradient_accumulation_steps)
         return sum(terms[1:], terms[0]) if terms else None
 
-    def after_backward(self) -> None:
-        """Add the gradient of clipped rows by a second forward and backward pass, if one is pending."""
-        if self.scale.correction is None or self.second_pass is None:
-            return
-        (inputs, coefficient), self.second_pass = self.second_pass, None
-        logprobs = self.forward.policy(self.host.model, inputs)[0]
-        log_ratio = self.log_ratio(inputs, logprobs, old_logprobs(inputs, logprobs))
-        self.scale.correction.add(-(coefficient * log_ratio).sum())
-
-    def _finish_gradients(self, *, policy: bool) -> None:
-        """Reduce and clip the critic's gradient; if `policy`, correct the policy's for the clipping bias."""
-        mean = None
-        if self.accelerator.num_processes > 1:
-            mean = partial(self.accelerator.reduce, reduction="mean")
-        if self.host.has_critic:
-            gradient = self.optimizers.critic_grads
-            if mean is not None:
-                gradient.reduce(mean)
-            norm = gradient.clip_(self.args.max_grad_norm)
-            self.metrics.add_scalars({"value/grad_norm": norm})
-        if policy and not self.is_warming_up:
-            self.metrics.add_scalars(self.scale.finish(mean))
-
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
         self.guards.add_loss(loss)
         if self.accelerator.sync_gradients:
             sound = self.guards.inspect(self._policy)
             if sound or (self.guards.takes_back_fault and self.guards.may_use_critic):
-                self._finish_gradients(policy=sound)
+                policy = sound and not self.is_warming_up
+                self.metrics.add_scalars(self.step.finish(policy=policy))
         self.seconds += time.perf_counter() - started
         if not self.accelerator.sync_gradients:
             return
@@ -599,10 +557,8 @@ class TrainingLoop:
         if self.region is not None:
             self._prepare_step(self.region, taken=taken)
         if not admitted:
-            # Without gradients the optimizer does nothing. If only the critic learns, it keeps its gradient.
-            self.host.model.zero_grad(set_to_none=True)
-            if not (self.guards.verdict in CRITIC_STEPS and self.guards.may_use_critic):
-                self.start_mini_batch()
+            critic_steps = self.guards.verdict in CRITIC_STEPS and self.guards.may_use_critic
+            self.step.leave_out(self.host.model, critic=not critic_steps)
         self.trace.end_mini_batch(
             window,
             outcome=Verdict.CRITIC_ONLY if admitted and not taken else self.guards.verdict,

@@ -33,20 +33,21 @@ def one_weight(trainer, due):
 
 
 def the_critic(trainer, due):
-    grads = trainer._optimizers.critic_grads
+    grads = trainer._optimizer_step.critic_grads
     original = grads.add
     grads.add = lambda loss: original(loss * (math.nan if due() else 1.0))
 
 
 def the_clipped_terms(trainer, due, factor=math.inf):
-    scale, attach = trainer._scale, trainer._scale.attach
+    step, attach = trainer._optimizer_step, trainer._optimizer_step.attach
 
-    def attached(*args):
-        attach(*args)
-        original = scale.correction.add
-        scale.correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
+    def attached(*args, **kwargs):
+        attach(*args, **kwargs)
+        bias = step.exact._bias
+        original = bias.add
+        bias.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
 
-    scale.attach = attached
+    step.attach = attached
 
 
 def the_norm_of_the_clipped_terms(trainer, due):

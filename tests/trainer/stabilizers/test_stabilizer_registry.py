@@ -61,7 +61,7 @@ whole.train()
 resumed, _ = scripted_trainer(sys.argv[1], max_steps=4, **settings)
 resumed.train(resume_from_checkpoint=sys.argv[1] + "/checkpoint-2")
 scales = [entry["clip_bias/scale"] for entry in whole.state.log_history if "clip_bias/scale" in entry]
-counts = [trainer._scale.stabilizers[0].count for trainer in (whole, resumed)]
+counts = [trainer._optimizer_step.stabilizers[0].count for trainer in (whole, resumed)]
 print(json.dumps({"scales": scales, "counts": counts}))
 """
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from ...rollout.episode import Episode
 from ..disk import checkpoints
-from ..optimizers import Optimizers
 from ..ppo_config import PPOConfig
-from ..stabilizers import TrustRegion
+from ..step import Step
 from .alarms import PATIENCE, FallWatch, SamplerWatch, failures_of
 from .endings import MAX_SKIPS, Ending
 from .verdict import Verdict
@@ -52,24 +51,23 @@ class GuardState:
 class Guards:
     """Decides which optimizer steps are skipped and when a run ends, equally on all processes.
 
-    `metrics`: the values of the next log. `region`: the trust region, if there is one. `steps_in_backward`:
-    whether the policy steps in the last backward pass, as under DeepSpeed.
+    `metrics`: the values of the next log. `steps_in_backward`: whether the policy steps in the last
+    backward pass, as under DeepSpeed.
     """
 
     def __init__(
         self,
         args: PPOConfig,
         accelerator: Any,
-        optimizers: Optimizers,
+        step: Step,
         ending: Ending,
         metrics: dict[str, list[float]],
-        region: TrustRegion | None,
         *,
         has_critic: bool,
         steps_in_backward: bool,
     ) -> None:
-        self._args, self._accelerator, self._optimizers = args, accelerator, optimizers
-        self.ending, self._metrics, self._region = ending, metrics, region
+        self._args, self._accelerator, self._step = args, accelerator, step
+        self.ending, self._metrics = ending, metrics
         self._has_critic, self._steps_in_backward = has_critic, steps_in_backward
         self._policy: Sequence[tuple[str, nn.Parameter]] = ()
         self.verdict = Verdict.TAKEN
@@ -209,7 +207,7 @@ class Guards:
         Call it before clipping, which would spread one NaN to every gradient. `policy`: the policy's
         trained parameters.
         """
-        device, critic_grads = self._accelerator.device, self._optimizers.critic_grads
+        device, critic_grads = self._accelerator.device, self._step.critic_grads
         if self._has_critic and critic_grads.is_empty and not self.leaves_weights:
             raise TypeError("`_compute_loss` has not trained the critic: call super().")
         # Skip a policy whose step is already taken.
@@ -234,7 +232,7 @@ class Guards:
     @property
     def takes_back_fault(self) -> bool:
         """Return whether the policy is not finite after a step that can be taken back."""
-        region, (loss, policy, _) = self._region, self._broken_parts
+        region, (loss, policy, _) = self._step.region, self._broken_parts
         return region is not None and region.has_moved and (loss or policy)
 
     @property
@@ -244,7 +242,7 @@ class Guards:
 
     def admit(self, figures: dict[str, float]) -> bool:
         """Set the verdict on an optimizer step from its metrics; return whether the policy may step."""
-        state, region = self._state, self._region
+        state, region = self._state, self._step.region
         limit = math.inf if self._args.target_kl is None else self._args.target_kl
         # Without a scale the norm is only a diagnostic.
         norm = figures.get("clip_bias/norm", 0.0) if "clip_bias/scale" in figures else 0.0

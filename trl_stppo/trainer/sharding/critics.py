@@ -18,7 +18,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from ...errors import CheckpointError
 from ...models.critic import Critic, SeparateCritic, SharedCritic
-from ..gradient_buffer import GradientBuffer, Reduce, l2_norm
+from ..step import GradientBuffer, l2_norm
+from ..sums import Reduce
 from . import runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
 
-from ..gradient_buffer import GradientBuffer
+from ..step import GradientBuffer
 
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 

@@ -21,7 +21,7 @@ from ...core.trust_region import (
     shortened_factor,
     spread_gain,
 )
-from ..gradient_buffer import Reduce
+from ..sums import Reduce
 from .base import Stabilizer, register
 
 # At the start the effect of a step on the policy is unknown, so begin with small steps.

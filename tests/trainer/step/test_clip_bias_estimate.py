@@ -9,7 +9,7 @@ import torch
 from tests.kit.loss_reference import LossReference
 from tests.kit.scripted import DEFAULTS, assert_same, logged, train
 from tests.kit.tiers import quick
-from trl_stppo.trainer.step_scale import ClipBiasEstimate
+from trl_stppo.trainer.step import ClipBiasEstimate
 
 ESTIMATED = {"clip_bias_estimator": "logits"}
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
@@ -77,7 +77,7 @@ def test_norms_are_of_the_gradient_that_processes_average():
     terms = SimpleNamespace(kept=2.0 * logprobs, clipped=4.0 * logprobs)
     one, entropies = torch.ones(1, 1), torch.tensor([[2.0]]).log()
     estimate = ClipBiasEstimate(torch.device("cpu"))
-    estimate.observe(terms, one, logprobs, entropies, one.bool())
+    estimate.add(terms, one, logprobs, entropies, one.bool())
     norms = estimate.finish(lambda squares: 2 * squares, num_processes=2)
     assert [float(norm) for norm in norms] == pytest.approx([1.0, 2.0], rel=1e-6)
 

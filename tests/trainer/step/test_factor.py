@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trl_stppo.trainer.stabilizers import TrustRegion
-from trl_stppo.trainer.step_scale import StepScale
+from trl_stppo.trainer.step import Step
 
 
 class Half(TrustRegion):
@@ -18,15 +18,22 @@ def test_a_factor_multiplies_the_policys_rate_in_one_step_alone():
     policy, critic = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
     groups = [{"params": [policy], "lr": 1.0}, {"params": [critic], "lr": 10.0}]
     optimizer = torch.optim.SGD(groups)
-    args = SimpleNamespace(scales_step=True, measures_clip_bias=False)
-    accelerator = SimpleNamespace(reduce=lambda x: x, device=torch.device("cpu"))
-    scale = StepScale(args, accelerator, [Half(SimpleNamespace(desired_kl=0.1))])
-    scale.attach(optimizer, [0], nn.Linear(1, 1), [critic])
+    args = SimpleNamespace(takes_second_gradient=False, measures_clip_bias=False)
+    accelerator = SimpleNamespace(
+        reduce=lambda x: x, device=torch.device("cpu"), num_processes=1
+    )
+    stabilizers, seen = [Half(SimpleNamespace(desired_kl=0.1))], []
+    step = Step(args, accelerator, [critic], stabilizers, sharded=False)
+    step.attach(
+        optimizer, [0], lambda: seen.append(optimizer.param_groups[0]["lr"]), has_critic=True
+    )
     for _ in range(3):
-        scale.start_mini_batch()
-        assert scale.before_last_backward() == {}
-        policy.grad, critic.grad = torch.ones(()), torch.ones(())
+        step.begin()
+        assert step.before_backward() == {}
+        policy.grad = torch.ones(())
+        step.add_critic(1.0 * critic)
         optimizer.step()
     assert policy.item() == pytest.approx(-3 * 0.5)
     assert critic.item() == pytest.approx(-30.0)
+    assert seen == [1.0] * 3, "what follows a step sees the scheduled rate"
     assert [group["lr"] for group in optimizer.param_groups] == [1.0, 10.0]

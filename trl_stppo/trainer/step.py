@@ -1,0 +1,385 @@
+"""One optimizer step of policy and critic: every gradient of a mini-batch, up to the optimizer.
+
+    add_critic        the critic's loss -> its gradient, in a buffer of its own
+    add_policy        the policy's terms -> estimated norms, C, the gradients that are not scaled
+    backward          the passes of a micro-batch but its last one, which upstream makes
+    before_backward   known before the last pass: estimated norms, the KL, the factor on the step
+    finish            reduce and clip the critic's gradient, correct the policy's gradient
+    leave_out         the policy, or policy and critic, take no step
+
+g is the gradient of the kept terms and C the gradient of the clipped terms, both over all policy
+parameters, micro-batches and processes. The other terms (entropy bonus, loss-side KL, router loss) have a
+separate buffer, so they are not scaled and are in neither norm. Hooks of the optimizer add the critic's
+gradient, and scale the policy's learning rate, and thus decoupled weight decay, for the time of a step.
+
+Nothing else takes a gradient, or writes a gradient or a learning rate, except the engines in `sharding/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core import ClippedSurrogate, logit_space_squares
+from ..core.policy import cosine, normalization_scale
+from .stabilizers import GRADIENT, STEP, Stabilizer, TrustRegion
+from .sums import Reduce, wide
+
+
+class GradientBuffer:
+    """Accumulates gradients of losses with respect to a list of parameters, outside `.grad`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self._grads: list[Tensor | None] = [None] * len(self.parameters)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing has been added since the last `clear`."""
+        return all(grad is None for grad in self._grads)
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradient of a scalar loss to the buffer, without touching `.grad` or DDP's hooks."""
+        grads = torch.autograd.grad(
+            loss, self.parameters, retain_graph=retain_graph, allow_unused=True
+        )
+        for i, grad in enumerate(grads):
+            if grad is None:
+                continue
+            so_far = self._grads[i]
+            self._grads[i] = grad.detach() if so_far is None else so_far.add_(grad)
+
+    def reduce(self, reduce: Reduce) -> None:
+        """Reduce the gradients over processes; an empty buffer contributes zeros."""
+        for i, parameter in enumerate(self.parameters):
+            grad = self._grads[i]
+            grad = torch.zeros_like(parameter) if grad is None else grad
+            self._grads[i] = reduce(grad)
+
+    def norm(self) -> Tensor:
+        """Return the L2 norm of the buffered gradient, [] in at least float32; 0 if empty."""
+        if not self.parameters:
+            return torch.zeros(())
+        return l2_norm(self._grads, like=self.parameters[0])
+
+    def dot_grad(self) -> Tensor:
+        """Return the inner product of the buffered gradient and `.grad`, [] in at least float32."""
+        total = torch.zeros((), device=self.parameters[0].device, dtype=_wide(self.parameters[0]))
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if grad is not None and parameter.grad is not None:
+                total += (grad.to(total.dtype) * parameter.grad.to(total.dtype)).sum()
+        return total
+
+    def clip_(self, max_norm: float | None) -> Tensor:
+        """Clip the gradient to `max_norm`, None or 0 for no clip; return the norm before clipping."""
+        norm = self.norm()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else None
+        for grad in self._grads:
+            if grad is not None and factor is not None:
+                grad.mul_(factor)
+        return norm
+
+    def add_to_grad(self) -> None:
+        """Add the buffered gradient to the parameters' `.grad`."""
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if grad is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = grad.to(parameter.dtype)
+            else:
+                parameter.grad.add_(grad)
+
+    def clear(self) -> None:
+        """Drop the buffer's tensors."""
+        self._grads = [None] * len(self.parameters)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
+    """Return the joint L2 norm of tensors, [] in at least float32; None counts as zero."""
+    norms = [torch.linalg.vector_norm(t, dtype=_wide(t)) for t in tensors if t is not None]
+    if not norms:
+        return torch.zeros((), device=like.device, dtype=_wide(like))
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the L2 norm of the parameters' `.grad`."""
+    return l2_norm([p.grad for p in parameters], like=parameters[0])
+
+
+class ClipBias:
+    """Exact gradients of the clipped terms and of the terms that are not scaled; a second backward pass.
+
+    Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._bias = GradientBuffer(parameters)
+        self._extra = GradientBuffer(parameters)
+
+    def add(self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None) -> None:
+        """Add the gradients of a pass's clipped terms and of the unscaled loss `extra`; keep the graph.
+
+        `weights`, [B, T]: weights of tokens in the mini-batch's loss.
+        """
+        if extra is not None and extra.requires_grad:
+            self._extra.add(extra, retain_graph=True)
+        if surrogate.is_clipped.any():
+            self._bias.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
+
+    def clear(self) -> None:
+        """Drop all gradients before a new mini-batch."""
+        self._bias.clear()
+        self._extra.clear()
+
+    def finish(
+        self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
+    ) -> tuple[float, dict[str, float]]:
+        """Correct the reduced gradient in `.grad`; return the factor on the optimizer step, and metrics."""
+        if mean_over_processes is not None:
+            self._reduce(mean_over_processes)
+        kept, bias = grad_norm(self._parameters), self._bias.norm()
+        scale = 1.0 if scaler is None else float(scaler.scale(kept, bias))
+        figures = {
+            "clip_bias/norm": float(bias),
+            "clip_bias/grad_norm": float(kept),
+            "clip_bias/share": float(normalization_scale(kept, bias, "share")),
+            "clip_bias/scale": scale,
+            "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
+        }
+        target = None if scaler is None else scaler.scale_target
+        if target == GRADIENT:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        self._extra.add_to_grad()
+        self.clear()
+        return scale if target == STEP else 1.0, figures
+
+    def _reduce(self, mean_over_processes: Reduce) -> None:
+        device = self._parameters[0].device
+        used = [not self._bias.is_empty, not self._extra.is_empty]
+        anywhere = mean_over_processes(torch.tensor(used, dtype=torch.float32, device=device))
+        for buffer, flag in zip((self._bias, self._extra), anywhere.tolist(), strict=True):
+            if flag > 0:
+                buffer.reduce(mean_over_processes)
+
+
+class ClipBiasEstimate:
+    """Estimates the gradient norms of kept and clipped terms in logit space, without gradients of weights.
+
+    Estimates are available before the last backward pass of a mini-batch. If an engine shards gradients or
+    steps inside the backward pass, only estimates are available. Exact norms have another unit.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._squares = wide(torch.zeros(2, device=device))
+
+    def add(
+        self,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        """Add a pass's tensors [B, T]; `surrogate` must have its graph back to `logprobs`."""
+        squares = []
+        for terms in (surrogate.kept, surrogate.clipped):
+            loss = (terms * weights).sum()
+            (by_logprob,) = torch.autograd.grad(loss, logprobs, retain_graph=True)
+            squares.append(logit_space_squares(by_logprob, logprobs, entropies, loss_mask).sum())
+        self._squares = self._squares + wide(torch.stack(squares))
+
+    def clear(self) -> None:
+        """Reset the estimate for a new mini-batch."""
+        self._squares = torch.zeros_like(self._squares)
+
+    def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
+        """Return the estimated gradient norms of kept and clipped terms, [] each, over all processes."""
+        kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
+        self.clear()
+        return kept, clipped
+
+
+class Step:
+    """The present optimizer step of policy and critic; one instance per training run.
+
+    Gradient norms are exact if gradients are not `sharded` and the configuration takes a second gradient,
+    otherwise estimates.
+
+    Attributes:
+        critic_grads: the critic's gradient; sharded runs replace the buffer.
+        region: the trust region among `stabilizers`, or None.
+        factor: factor on the policy's step.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        accelerator: Any,
+        critic: Sequence[nn.Parameter],
+        stabilizers: Sequence[Stabilizer],
+        *,
+        sharded: bool,
+    ) -> None:
+        self._args, self._accelerator, self.stabilizers = args, accelerator, stabilizers
+        self._scaler = next((each for each in stabilizers if each.scale_target), None)
+        self.region = next((each for each in stabilizers if isinstance(each, TrustRegion)), None)
+        self._is_estimate = sharded or not args.takes_second_gradient
+        self.critic_grads = GradientBuffer(critic)
+        self.exact: ClipBias | None = None
+        self.estimate: ClipBiasEstimate | None = None
+        self.factor = 1.0
+        self._rates: list[float | Tensor] = []
+
+    def attach(
+        self,
+        optimizer: Optimizer,
+        groups: Sequence[int] | None,
+        after_step: Callable[[], None] | None,
+        *,
+        has_critic: bool,
+    ) -> None:
+        """Add hooks to the policy's optimizer, and prepare the measurement of the clipping bias.
+
+        Args:
+            optimizer: optimizer of the policy, or of policy and critic.
+            groups: indices of the groups whose steps are scaled; None: all.
+            after_step: called inside each step, after all else.
+            has_critic: whether the optimizer steps the critic too.
+        """
+
+        def chosen(optimizer: Optimizer) -> list[dict[str, Any]]:
+            # Read the groups at each step, because an engine may have dropped empty groups.
+            every = optimizer.param_groups
+            return every if groups is None else [every[i] for i in groups]
+
+        def before(optimizer: Optimizer, *_: object) -> None:
+            if has_critic:
+                self.critic_grads.add_to_grad()
+            self._rates = [group["lr"] for group in chosen(optimizer)]
+            if self.factor != 1.0:
+                for group in chosen(optimizer):
+                    group["lr"] = group["lr"] * self.factor
+
+        def after(optimizer: Optimizer, *_: object) -> None:
+            for group, rate in zip(chosen(optimizer), self._rates, strict=True):
+                group["lr"] = rate
+            if has_critic:
+                for parameter in self.critic_grads.parameters:
+                    parameter.grad = None
+                self.critic_grads.clear()
+            if after_step is not None:
+                after_step()
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+        if not self._args.measures_clip_bias:
+            return
+        self.estimate = ClipBiasEstimate(self._accelerator.device)
+        if not self._is_estimate:
+            others = {id(parameter) for parameter in self.critic_grads.parameters}
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.exact = ClipBias([p for p in parameters if id(p) not in others])
+
+    def begin(self) -> None:
+        """Drop all gradients and measurements before a mini-batch, also after an interrupted one."""
+        self.factor = 1.0
+        self.critic_grads.clear()
+        for part in (self.exact, self.estimate):
+            if part is not None:
+                part.clear()
+        if self.region is not None:
+            self.region.start_mini_batch()
+
+    def add_critic(self, loss: Tensor) -> None:
+        """Add the gradient of a pass's loss of the critic."""
+        self.critic_grads.add(loss)
+
+    def add_policy(
+        self,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        extra: Tensor | None,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> Tensor:
+        """Measure a pass's terms, [B, T], and return its loss for the backward pass.
+
+        The loss has the gradient of -kept and of `extra`, the loss's other terms or None, unless that has its
+        own buffer; its value is that of -objective and `extra`.
+        """
+        if self.estimate is not None:
+            self.estimate.add(surrogate, weights, logprobs, entropies, loss_mask)
+        if self.exact is not None:
+            self.exact.add(surrogate, weights, extra)
+            extra = None if extra is None else extra.detach()
+        kept = (surrogate.kept * weights).sum()
+        objective = (surrogate.objective * weights).sum()
+        loss = -kept + (kept - objective).detach()
+        return loss if extra is None else loss + extra
+
+    def backward(self, model: nn.Module, make_loss: Callable[[], Tensor]) -> Tensor:
+        """Make a pass without communication, and its backward pass; return the loss, detached."""
+        with self._accelerator.no_sync(model):
+            loss = make_loss()
+            self._accelerator.backward(loss)
+        return loss.detach()
+
+    def before_backward(self) -> dict[str, Tensor | float]:
+        """Set what is known of the factor before a mini-batch's last backward pass; return metrics."""
+        figures: dict[str, Tensor | float] = {}
+        reduce, processes = self._accelerator.reduce, self._accelerator.num_processes
+        if self.region is not None:
+            self.region.measure(reduce, self._accelerator.device)
+            self.factor *= self.region.factor
+        if self.estimate is None:
+            return figures
+        kept, clipped = self.estimate.finish(reduce, processes)
+        share = normalization_scale(kept, clipped, "share")
+        figures["clip_bias/estimated_share"] = share
+        figures["clip_bias/is_estimate"] = float(self._is_estimate)
+        if self._is_estimate:
+            figures |= {
+                "clip_bias/norm": clipped,
+                "clip_bias/grad_norm": kept,
+                "clip_bias/share": share,
+            }
+            if self._scaler is not None:
+                figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
+                self.factor *= scale
+        return figures
+
+    def finish(self, *, policy: bool) -> dict[str, Tensor | float]:
+        """Reduce and clip the critic's gradient; if `policy`, correct the policy's; return metrics."""
+        figures: dict[str, Tensor | float] = {}
+        mean = None
+        if self._accelerator.num_processes > 1:
+            mean = partial(self._accelerator.reduce, reduction="mean")
+        if self.critic_grads.parameters:
+            if mean is not None:
+                self.critic_grads.reduce(mean)
+            figures["value/grad_norm"] = self.critic_grads.clip_(self._args.max_grad_norm)
+        if policy and self.exact is not None:
+            factor, more = self.exact.finish(mean, self._scaler)
+            self.factor *= factor
+            figures |= more
+        return figures
+
+    def leave_out(self, policy: nn.Module, *, critic: bool) -> None:
+        """Drop the policy's gradient, so that the optimizer leaves it alone; with `critic` both."""
+        policy.zero_grad(set_to_none=True)
+        if critic:
+            self.begin()

@@ -112,7 +112,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "step that follows the KL": {
         "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 2,
-        "max_steps": 6, "desired_kl": 1e-6,
+        "max_steps": 6, "desired_kl": 1e-6, "staleness": 0.0,
+    },
+    # DeepSpeed takes no step back.
+    "step taken back": {
+        "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 4,
+        "max_steps": 8, "desired_kl": 1e-6, "staleness": 0.0, "least_turns": 4,
     },
     "quantised, LoRA": {"lora": True, "quantised": True},
     "quantised critic, LoRA": {"lora": True, "critic": "quantised"},
@@ -180,6 +185,9 @@ def launcher_environment(path: Path) -> dict[str, str]:
     return {key: value for key, value in told.items() if key.startswith(("ACCELERATE_", "FSDP_"))}
 
 
+LEAST_TURNS = TrustRegion.least_turns
+
+
 class Scripted(TrustRegion):
     """Factors on the first steps, one after the other, and no limit."""
 
@@ -230,7 +238,7 @@ class Event(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 1 and self.name == "rests":
-            self.trainer._guards._state.rollout_stopped = True
+            self.trainer._guards._rollout_stopped = True
         if state.global_step == 1 and self.name == "not finite" and os.environ["RANK"] == "1":
             self.vf_coef, args.vf_coef = args.vf_coef, math.nan
 
@@ -280,6 +288,7 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.1)
     weights, played = Weights(), options.pop("played", False)
+    TrustRegion.least_turns = options.pop("least_turns", LEAST_TURNS)
     if "stabilizers" in options and "scripted" not in STABILIZERS:
         register(Scripted)
     settings = {**SETTINGS, **options, **settings}
@@ -390,8 +399,10 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
             after = after[:2] + weights.after[1:]
     saved = _saved(folder / "final") if resumed else {}
-    norms = logged(weights.trainer, "value/grad_norm")
-    return {"after": after, "saved": saved, "first_run": first_run[-1], "norms": norms}
+    norms, back = (logged(weights.trainer, n) for n in ("value/grad_norm", "step/taken_back"))
+    return {
+        "after": after, "saved": saved, "first_run": first_run[-1], "norms": norms, "back": back,
+    }  # fmt: skip
 
 
 def split_all(trainer: STPPOTrainer) -> None:

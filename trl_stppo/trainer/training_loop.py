@@ -67,7 +67,7 @@ from .optimizers import policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource, StalePolicies
-from .sharding.runtime import is_sharded
+from .sharding.runtime import is_sharded, resharded
 from .stabilizers import TrustRegion, weighs
 from .step import Step
 from .sums import deviation
@@ -602,9 +602,10 @@ class TrainingLoop:
             return
         if region.looks:
             region.start_mini_batch()
-            for inputs in self.window:
-                rows = without_padding(inputs)
-                self.observe_kl(rows, self.logprobs_under(self.host.model, rows))
+            with resharded(self.host.model):
+                for inputs in self.window:
+                    rows = without_padding(inputs)
+                    self.observe_kl(rows, self.logprobs_under(self.host.model, rows))
             region.measure(self.accelerator.reduce, self.accelerator.device)
         if region.looks and region.exceeds:
             region.take_back([parameter for _, parameter in self._policy])

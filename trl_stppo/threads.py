@@ -5,6 +5,7 @@ Under a memory limit a thread can die while it starts, and Python's `Thread.star
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,24 @@ from typing import Any
 from .errors import ThreadStartError
 
 START_SECONDS = 60.0
+
+
+class LazyLoop(asyncio.SelectorEventLoop):
+    """An event loop that is built, with its three file descriptors, when it is first used."""
+
+    def __init__(self) -> None:
+        """Build nothing yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Before the first use all attributes are missing.
+        if "_ready" in vars(self):
+            raise AttributeError(name)
+        super().__init__()
+        return getattr(self, name)
+
+    def __del__(self) -> None:
+        if vars(self):
+            self.close()
 
 
 class _Begun(threading.Event):
@@ -29,6 +48,11 @@ class DaemonThread(threading.Thread):
     def __init__(self, target: Callable[..., Any], name: str, *args: Any) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
         self._started = _Begun()
+
+    def run(self) -> None:
+        """Run the target on a thread that has an event loop, as the main thread has."""
+        asyncio.set_event_loop(LazyLoop())
+        super().run()
 
     def start(self) -> None:
         """Start the thread; raise `ThreadStartError` if it does not run."""

@@ -49,7 +49,7 @@ NUMBERS = [True, np.float64(1), torch.tensor(0.5), Decimal(1)]
     (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
     (lambda self: None, r"step\('hello'\) raised TypeError"),
     (lambda self, action: int(action), r"\.step\('hello'\) raised ValueError: .*test_check_env\.py:\d+\)"),
-    (lambda self, action: asyncio.sleep(0), "Faulty.step returned .* `async def`"),
+    (lambda self, action: asyncio.sleep(0), "step returned NoneType"),
 ])  # fmt: skip
 def test_faulty_steps(faulty, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
@@ -69,7 +69,7 @@ def test_whatever_is_a_number_is_a_reward_and_a_bool_a_flag(value, at) -> None:
     (lambda self, **row: 3, "reset returned 3"),
     (lambda self, **row: ("x", None), "reset returned the info None"),
     (lambda self, **row: row["answers"], r"reset\(.* raised KeyError: 'answers'"),
-    (lambda self, **row: asyncio.sleep(0), "Faulty.reset returned .* `async def`"),
+    (lambda self, **row: asyncio.sleep(0, 3), "reset returned 3"),
 ])  # fmt: skip
 def test_faulty_resets(faulty, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):

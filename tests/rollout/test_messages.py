@@ -2,10 +2,14 @@
 
 import copy
 import json
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
-from trl_stppo.rollout.messages import check_turn, has_image, read_messages, result_text
+from trl_stppo.envs.base import result_text
+from trl_stppo.errors import EnvironmentContractError
+from trl_stppo.rollout.messages import check_turn, has_image, read_messages
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [{"c": 2}]}}}
 IN_ORDER = [
@@ -114,19 +118,28 @@ class Odd:
     ({"a": [1.5]}, '{"a": [1.5]}'),
     (7, "7"),
     (None, "null"),
-    ({1, }, "{1}"),
+    (Decimal("1.10"), "1.10"),
+    (np.float32(0.1), "0.1"),
+    (np.bool_(True), "True"),
     ({"at": Odd}, str({"at": Odd})),
-    (Odd(), "odd ?"),
 ])  # fmt: skip
 def test_results_are_text(result, expected):
-    assert result_text(result) == expected
+    assert result_text("x", result) == expected
+
+
+@pytest.mark.parametrize("result", [{1, }, b"b", Odd(), iter([]), {"at": object()}])  # fmt: skip
+def test_other_results_are_refused_by_name(result):
+    with pytest.raises(
+        EnvironmentContractError, match=f"^The tool returned a {type(result).__name__};"
+    ):
+        result_text("The tool", result)
 
 
 def test_a_result_that_holds_itself_is_text_too():
     loop = [1]
     loop.append(loop)
-    assert result_text(loop) == "[1, [...]]"
-    assert json.loads(result_text([[[]]])) == [[[]]]
+    assert result_text("x", loop) == "[1, [...]]"
+    assert json.loads(result_text("x", [[[]]])) == [[[]]]
 
 
 @pytest.mark.parametrize(("content", "has"), [

@@ -6,10 +6,12 @@ methods, `datasets()` and `figures()` (docs/environments.md).
 """
 
 import inspect
+import json
 import math
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -151,6 +153,38 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
         truncated = terminated and bool(info.get("TimeLimit.truncated"))
         terminated = terminated and not truncated
     return Step(observation, number, terminated, truncated, info)
+
+
+def result_text(name: str, result: Any) -> str:
+    """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON.
+
+    A result that is neither text, a number nor JSON, such as a generator, raises EnvironmentContractError.
+    """
+    text = result if isinstance(result, str) else joined_text(result) if result else None
+    if text is None:
+        try:
+            text = json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            text = str(result)
+            known = isinstance(result, dict | list | tuple | Number) or hasattr(result, "tolist")
+            # An object without a text of its own has an address as its text.
+            if not known or " at 0x" in text:
+                kind = f"a {type(result).__name__}; allowed: text, a number, or JSON"
+                raise EnvironmentContractError(f"{name} returned {kind}.") from None
+    return readable(text)
+
+
+def joined_text(content: Any) -> str | None:
+    """Return the text of a list of text blocks, or None for other content."""
+    blocks = content if isinstance(content, list) else [content]
+    texts = [b.get("text") for b in blocks if isinstance(b, Mapping) and b.get("type") == "text"]
+    given = [text for text in texts if isinstance(text, str)]
+    return "".join(given) if len(given) == len(blocks) else None
+
+
+def readable(text: str) -> str:
+    """Replace lone surrogates in a text. Undecodable output of other programs contains them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def check_number(what: str, value: Any) -> float:

@@ -21,6 +21,7 @@ from .base import (
     check_step,
     described,
     is_text_environment,
+    result_text,
     taken_columns,
     tool_names,
     without_prompt,
@@ -43,8 +44,14 @@ class HandPlayer:
 
     def __init__(self) -> None:
         # Keep two threads, because a new thread may get the id of an ended thread.
-        self._threads = itertools.cycle([ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
         self._runner, self._made = asyncio.Runner(), list[Any]()
+        # They have an event loop, as the threads of a training have.
+        options: Any = {
+            "initializer": asyncio.set_event_loop,
+            "initargs": [self._runner.get_loop()],
+        }
+        threads = [ThreadPoolExecutor(1, **options) for _ in range(2)]
+        self._threads = itertools.cycle(threads)
 
     def make(self, factory: Any) -> Any:
         """Return a new instance, which `close` closes."""
@@ -89,6 +96,7 @@ class HandPlayer:
             raise KeyError(f"{name!r} is no tool; allowed: {', '.join(tools_of(env)) or 'none'}.")
         before = sum(turn_rewards(env) or ())
         result = self.call(env, name, **arguments)
+        result_text(f"{type(env).__name__}.{name}", result)
         return Step(result, sum(turn_rewards(env) or ()) - before, False, False, {})
 
     def final_reward(self, env: Any) -> float:
@@ -100,7 +108,7 @@ class HandPlayer:
         return 0.0 if reward is None else check_number(name, reward)
 
     def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method, and await it if it is `async`."""
+        """Call a method, and await its result if it can be awaited."""
         name, function = f"{type(env).__name__}.{method}", getattr(env, method)
         try:
             try:
@@ -110,8 +118,8 @@ class HandPlayer:
                     raise
                 # Only the main thread can set a signal handler.
                 result = function(*args, **kwargs)
-            if inspect.iscoroutinefunction(function):
-                result = self._runner.run(result)
+            if inspect.isawaitable(result):
+                result = self._runner.get_loop().run_until_complete(result)
         except Exception as error:
             values = [
                 *(f"{v!r:.200}" for v in args),
@@ -119,10 +127,6 @@ class HandPlayer:
             ]
             what = f"{name}({', '.join(values)}) raised {described(error)}"
             raise EnvironmentContractError(what) from error
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise EnvironmentContractError(f"{name} returned an awaitable; use `async def`.")
         return result
 
 

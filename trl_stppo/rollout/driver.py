@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..envs.base import check_opening, check_step, taken_columns
+from ..envs.base import check_opening, check_step, readable, taken_columns
 from .chat import Message
 from .contexts import AgentRequest
 from .environments import EnvironmentPool
 from .episode import Episode
-from .messages import readable
 from .record import StopReason
 
 Call = Callable[[], Any]
@@ -104,8 +103,8 @@ class Driver:
         """Release the driver's resources, such as the HTTP endpoint that agents call."""
 
     def _finished(self, result: Any) -> Any:
-        """Return the result of an environment's method; if it is a coroutine, run the coroutine first."""
-        return self._run_async(result) if inspect.iscoroutine(result) else result
+        """Return the result of an environment's method; await it first if it can be awaited."""
+        return self._run_async(result) if inspect.isawaitable(result) else result
 
 
 class TextDriver(Driver):

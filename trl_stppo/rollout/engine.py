@@ -62,6 +62,8 @@ class RolloutEngine:
         self.failures_in_a_row = 0
         # Called in a long rollout with the number of ended episodes and the number of all episodes.
         self.on_progress: Callable[[int, int], None] = lambda ended, episodes: None
+        # Newest answer of a turn with a failed tool call, and warnings that are given once.
+        self.tool_error, self.warned = "", set[str]()
 
     def run(
         self,
@@ -123,6 +125,12 @@ class RolloutEngine:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             text = "%d of %d episodes ended in a failure: %s"
             logger.warning(text, len(errors), len(episodes), common)
+        called = sum(episode.tool_calls for episode in episodes)
+        failed = sum(episode.tool_failures for episode in episodes)
+        if called == failed > 0 and "tools" not in self.warned:
+            self.warned.add("tools")
+            text = "All %d tool calls of a rollout failed. The newest error: %s"
+            logger.warning(text, called, self.tool_error)
         agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
         silent = sum(episode.trains and not episode.num_turns for episode in episodes)
         if agents and silent:
@@ -349,6 +357,8 @@ class _Rollout:
         episode.pictures.append(outcome.picture)
         episode.tool_calls += outcome.tool_calls
         episode.tool_failures += outcome.tool_failures
+        if outcome.tool_failures:
+            self._engine.tool_error = outcome.messages[-1]["content"]
         if outcome.valid_action is not None:
             episode.valid_actions.append(outcome.valid_action)
         if outcome.success is not None:

@@ -111,7 +111,7 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
         return
     try:
         result = close()
-        if inspect.iscoroutine(result):
+        if inspect.isawaitable(result):
             run_async(result)
     except Exception as error:
         logger.warning("%s.close raised %s", type(env).__name__, redacted(repr(error)))

@@ -313,8 +313,6 @@ def _guard(fd: int, caller: int) -> None:
 def _serve(connection: Connection) -> None:
     """Answer the caller's requests in the environment's process, until the caller closes it or ends."""
     loop = asyncio.new_event_loop()
-    # Set the current loop, because the constructors of some clients look it up.
-    asyncio.set_event_loop(loop)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -341,6 +339,8 @@ def _serve(connection: Connection) -> None:
     with contextlib.suppress(OSError, EOFError):
         while kind != "close":
             request = connection.recv_bytes()
+            # Set the current loop, because clients look it up, and `asyncio.run` in a call removes it.
+            asyncio.set_event_loop(loop)
             try:
                 kind, *rest = pickle.loads(request)
                 reply = _pack(answer(*rest))

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..envs.base import joined_text
+
 # Types of content blocks.
 IMAGES = ("image", "image_url", "input_image")
 
@@ -50,22 +52,6 @@ def check_turn(prompt: list[dict[str, Any]] | str) -> None:
         raise ValueError("it ends with an assistant message; allowed is one of another role")
 
 
-def result_text(result: Any) -> str:
-    """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON."""
-    text = result if isinstance(result, str) else _joined(result) if result else None
-    if text is None:
-        try:
-            text = json.dumps(result, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):
-            text = str(result)
-    return readable(text)
-
-
-def readable(text: str) -> str:
-    """Replace lone surrogates in a text. Undecodable output of other programs contains them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def has_image(content: Any) -> bool:
     """Return whether a message's content, or a tool's result, holds an image."""
     blocks = content if isinstance(content, list) else []
@@ -79,16 +65,8 @@ def _given(value: Any) -> Any:
     return [_given(item) for item in value] if isinstance(value, list) else value
 
 
-def _joined(content: Any) -> str | None:
-    """Return the text of a list of text blocks, or None for other content."""
-    blocks = content if isinstance(content, list) else [content]
-    texts = [b.get("text") for b in blocks if isinstance(b, Mapping) and b.get("type") == "text"]
-    given = [text for text in texts if isinstance(text, str)]
-    return "".join(given) if len(given) == len(blocks) else None
-
-
 def _text(content: Any) -> str:
-    text = content or "" if isinstance(content, str | None) else _joined(content)
+    text = content or "" if isinstance(content, str | None) else joined_text(content)
     if text is None:
         raise ValueError(f"`content` is {content!r:.80}; allowed are text and blocks of text")
     return text

@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..envs.base import check_opening, tool_names
+from ..envs.base import check_opening, result_text, tool_names
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied, IsolatedEnvironment
-from .messages import has_image, result_text
+from .messages import has_image
 from .record import check_reward
 from .workers import caught
 
@@ -102,7 +102,7 @@ class ToolDriver(Driver):
             result = self._finished(env.reset(**columns))
             check_opening(f"{self.type_name}.reset", result, tools=True)
             _check_text(result, f"{self.type_name}.reset")
-            text = result_text(result) if result else ""
+            text = result_text(f"{self.type_name}.reset", result) if result else ""
             return Outcome(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
@@ -156,17 +156,24 @@ class ToolDriver(Driver):
             for name in self._methods
         }
         results: list[Message] = []
-        waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
+        waiting: list[tuple[str, Callable[[], Any]]] = []
 
         def answer(name: str, result: Any, error: BaseException | None = None) -> None:
             nonlocal failures
             # Raise SystemExit and its like, which are no answers to the model.
             if isinstance(error, EnvironmentDied) or not isinstance(error, Exception | None):
                 raise error
-            if error is not None:
-                failures, result = failures + 1, str({"error": str(error)})
             _check_text(result, f"The tool `{name}`")
-            results.append({"role": "tool", "name": name, "content": result_text(result)})
+            if error is None:
+                try:
+                    result = result_text(f"The tool `{name}`", result)
+                except EnvironmentContractError as unreadable:
+                    error = unreadable
+            if error is not None:
+                # The text of some errors, such as a TimeoutError, is empty.
+                text = str(error) or type(error).__name__
+                failures, result = failures + 1, str({"error": text})
+            results.append({"role": "tool", "name": name, "content": result})
 
         for request in requests:
             if (kind := request.get("type")) != "function":
@@ -183,20 +190,23 @@ class ToolDriver(Driver):
                 self._signatures[name].bind(**arguments)
             except TypeError:
                 fits, malformed = False, True
+            call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
             # A call that does not fit runs at once, so that it fails with Python's own message.
             if fits and inspect.iscoroutinefunction(tool):
-                waiting.append((name, tool, arguments))
+                waiting.append((name, call))
                 continue
             try:
-                call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
                 result, error = self._run_tool(name, call), None
             except BaseException as raised:
                 result, error = None, raised
-            answer(name, result, error)
+            # A function that is not declared `async`, such as a decorator's, may return an awaitable.
+            if inspect.isawaitable(result):
+                waiting.append((name, functools.partial(lambda given: given, result)))
+            else:
+                answer(name, result, error)
         if waiting:
-            calls = (functools.partial(tool, **arguments) for _, tool, arguments in waiting)
-            answers = self._run_async(_together(calls))
-            for (name, _, _), (result, error) in zip(waiting, answers, strict=True):
+            answers = self._run_async(_together(call for _, call in waiting))
+            for (name, _), (result, error) in zip(waiting, answers, strict=True):
                 answer(name, result, error)
         return Outcome(
             messages=results,

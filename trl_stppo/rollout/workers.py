@@ -15,13 +15,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ThreadStartError
-from ..threads import DaemonThread
+from ..threads import DaemonThread, LazyLoop
 
 # Seconds until an idle thread ends; the next turn usually comes sooner.
 IDLE_SECONDS = 2.0
@@ -104,6 +104,8 @@ class EnvironmentCalls:
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The loops that synchronous code looks up. One per key, because an environment may keep what uses it.
+        self._loops: dict[int, LazyLoop] = {}
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
         """Start `func()` on a worker thread; a coroutine that it returns runs on the event loop.
@@ -156,8 +158,8 @@ class EnvironmentCalls:
                 self._abandon(self._running[key])
             self._finished = deque(result for result in self._finished if result.key != key)
 
-    def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop, block this worker thread, and return the result.
+    def run_async(self, coroutine: Awaitable[Any]) -> Any:
+        """Await a coroutine on the event loop, block this worker thread, and return the result.
 
         It is cancelled if its call is abandoned.
         """
@@ -181,7 +183,10 @@ class EnvironmentCalls:
                 except TimeoutError:
                     self._drop_loop(loop)
             # Without `close`, Python warns that the coroutine was never awaited.
-            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            if (
+                inspect.iscoroutine(coroutine)
+                and inspect.getcoroutinestate(coroutine) == "CORO_CREATED"
+            ):
                 coroutine.close()
             raise
         if call is not None:
@@ -239,6 +244,7 @@ class EnvironmentCalls:
             self._waiting.clear()
             for call in list(self._running.values()):
                 self._abandon(call)
+            self._loops.clear()
         self.rest()
         self._drop_loop(self._loop)
 
@@ -257,9 +263,10 @@ class EnvironmentCalls:
         while (call := self._next_call()) is not None:
             result = CallResult(call.key)
             self._current.call = call
+            asyncio.set_event_loop(self._loops.setdefault(call.key, LazyLoop()))
             try:
                 result.value = call.func()
-                if inspect.iscoroutine(result.value):
+                if inspect.isawaitable(result.value):
                     result.value = self.run_async(result.value)
             except BaseException as error:
                 result.error = error
@@ -314,6 +321,7 @@ class EnvironmentCalls:
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
+        self._loops.pop(call.key, None)
         del self._running[call.key]
         if call.future is not None:
             call.future.cancel()

@@ -236,7 +236,7 @@ class Player:
         with current.about(episodes):
             for function in functions:
                 rewards = guarded(function, current)(**arguments)
-                if inspect.iscoroutine(rewards):
+                if inspect.isawaitable(rewards):
                     rewards = self._engine.calls.run_async(rewards)
                 columns.append(list(rewards))
                 if len(columns[-1]) != len(rows):

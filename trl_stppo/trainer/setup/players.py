@@ -154,6 +154,7 @@ def build_engines(
         )
     others = rollout is not evaluation
     eval_engine = assemble(evaluation, reader, limits, probes_play=others, agent_endpoint=endpoint)
+    eval_engine.warned = engine.warned
     for each in (engine, eval_engine):
         weakref.finalize(host, each.close)
     return engine, eval_engine

@@ -26,9 +26,19 @@ from trl_stppo.envs.adapters._common import PrivateRandomness, action_text, last
     ("leftright", None),
     ("go up", "go up"),
     ("go", "go"),
+    ("go Back", "Back"),
+    ("STRASSE", "straße"),
+    ("I say +", "+"),
+    ("1 + -", "-"),
 ])  # fmt: skip
 def test_last_word(text: str, word: str | None) -> None:
-    assert last_word(text, ["left", "right", "up", "down", "pick up", "go", "go up"]) == word
+    assert (
+        last_word(
+            text,
+            ["left", "right", "up", "down", "pick up", "go", "go up", "Back", "straße", "+", "-"],
+        )
+        == word
+    )
 
 
 def test_action_text_is_the_last_tag_or_everything() -> None:

@@ -19,11 +19,12 @@ def action_text(text: str) -> str:
 
 
 def last_word(text: str, words: Iterable[str]) -> str | None:
-    """Return the last of `words` that occurs in the action, in lower case, or None if none occurs."""
+    """Return the last of `words` that occurs in the action, in any case, or None if none occurs."""
+    known = {word.casefold(): word for word in words}
     # Try longer words first, so that "go up" is not read as "go".
-    choices = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
-    found = re.findall(rf"\b(?:{choices})\b", action_text(text), re.IGNORECASE)
-    return str(found[-1]).lower() if found else None
+    choices = "|".join(re.escape(word) for word in sorted(known, key=len, reverse=True))
+    found = re.findall(rf"(?<!\w)(?:{choices})(?!\w)", action_text(text).casefold())
+    return known[found[-1]] if found else None
 
 
 def no_episode() -> RuntimeError:

@@ -146,7 +146,7 @@ def test_parsing_is_told_the_turn_and_what_was_before_it():
     seen = []
 
     def read(turn, before, tools):
-        seen.append((list(turn), list(before), [tool.__name__ for tool in tools]))
+        seen.append((list(turn), list(before), [tool["function"]["name"] for tool in tools]))
         return parse(turn, before, tools)
 
     _, played = answers("!look a]", parse=read)

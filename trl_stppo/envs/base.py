@@ -90,6 +90,22 @@ def tool_names(env: Any) -> list[str]:
     return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]
 
 
+def tool_schema(tool: Any) -> dict[str, Any]:
+    """Return the schema that describes a tool to the model: its `json_schema`, or else one made of its hints.
+
+    Raises:
+        ValueError: it cannot be described, or it has an argument that a call by name cannot give.
+    """
+    from transformers.utils import get_json_schema
+
+    if (own := getattr(tool, "json_schema", None)) is not None:
+        return dict(own)
+    for parameter in inspect.signature(tool).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise ValueError(f"a call gives arguments by name, so none for {parameter}")
+    return dict(get_json_schema(tool))
+
+
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of installed packages.
 LIBRARIES = {"site-packages", "dist-packages"}

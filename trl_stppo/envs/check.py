@@ -24,6 +24,7 @@ from .base import (
     result_text,
     taken_columns,
     tool_names,
+    tool_schema,
     without_prompt,
 )
 
@@ -107,7 +108,7 @@ class HandPlayer:
         name = f"{type(env).__name__}.get_reward returned"
         return 0.0 if reward is None else check_number(name, reward)
 
-    def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, env: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, and await its result if it can be awaited."""
         name, function = f"{type(env).__name__}.{method}", getattr(env, method)
         try:
@@ -293,14 +294,12 @@ class _Check:
 
 def _check_tools(env: Any) -> None:
     """Raise an error if an environment has no tool, or a tool without a JSON schema."""
-    from transformers.utils import get_json_schema
-
     name = type(env).__name__
     if not tools_of(env):
         raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
     for tool in tools_of(env):
         try:
-            get_json_schema(getattr(env, tool))
+            tool_schema(getattr(env, tool))
         except Exception as error:
             what = f"{name}.{tool} cannot be described to the model ({error})."
             raise EnvironmentContractError(what) from error

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..envs.base import check_opening, result_text, tool_names
+from ..envs.base import check_opening, result_text, tool_names, tool_schema
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Outcome, trusts
@@ -88,8 +88,11 @@ class ToolDriver(Driver):
         self._methods = [] if probe is None else tool_names(probe)
         self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
         self._standalone = {tool.__name__: tool for tool in standalone}
-        self.tools = [*standalone, *(getattr(probe, n) for n in self._methods)]
-        self._signatures = {tool.__name__: inspect.signature(tool) for tool in self.tools}
+        functions = [*standalone, *(getattr(probe, n) for n in self._methods)]
+        self.tools = [*map(tool_schema, functions)]
+        # The schema of a tool without hints describes its arguments better than its signature.
+        hinted = [function for function in functions if not hasattr(function, "json_schema")]
+        self._signatures = {tool.__name__: inspect.signature(tool) for tool in hinted}
 
     def opening(self, episode: Episode, seed: int) -> Call | None:
         """Return the call that resets the environment with all columns of the row."""
@@ -185,11 +188,8 @@ class ToolDriver(Driver):
                 malformed = True
                 answer(name, None, ValueError(f"Tool {name} not found."))
                 continue
-            tool, fits = tools[name], True
-            try:
-                self._signatures[name].bind(**arguments)
-            except TypeError:
-                fits, malformed = False, True
+            tool, fits = tools[name], self._takes(request["function"])
+            malformed |= not fits
             call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
             # A call that does not fit runs at once, so that it fails with Python's own message.
             if fits and inspect.iscoroutinefunction(tool):
@@ -215,6 +215,15 @@ class ToolDriver(Driver):
             tool_calls=len(requests),
             tool_failures=failures,
         )
+
+    def _takes(self, call: dict[str, Any]) -> bool:
+        """Return whether the arguments of a call fit its tool."""
+        if call["name"] not in self._signatures:
+            return _fits(call, self.tools)
+        try:
+            return bool(self._signatures[call["name"]].bind(**call["arguments"]))
+        except TypeError:
+            return False
 
     def _new_turn_reward(self, episode: Episode) -> float | None:
         """Return the sum of the turn rewards appended since the last turn, or None without turn rewards."""

@@ -1,5 +1,6 @@
 """Arguments that cannot work are refused with the name of the argument to change."""
 
+import functools
 import inspect
 import math
 import re
@@ -48,6 +49,31 @@ class Untold:
 class ToolEnv(Untold):
     def look(self, word: str) -> str:
         """Look a word up.\n\nArgs:\n    word: the word."""
+        return word
+
+
+def find(word: str, *more: str) -> str:
+    """Find.\n\nArgs:\n    word: a word.\n    more: others."""
+    return word
+
+
+def look(word: str) -> str:
+    """Look.\n\nArgs:\n    word: a word."""
+    return word
+
+
+def untold(word: str) -> str:
+    return word
+
+
+def unhinted(word) -> str:
+    """Look.\n\nArgs:\n    word: a word."""
+    return word
+
+
+class Callable:
+    def __call__(self, word: str) -> str:
+        """Look.\n\nArgs:\n    word: a word."""
         return word
 
 
@@ -206,7 +232,7 @@ OF_ANOTHER_TYPE = [
     ("model", {"model": Qwen2Model}),
     ("model", {"model": value_model()}),
     ("model", {"model": headless()}),
-    ("tools[1]", {"tools": [share_of_a, "search"]}),
+    ("tools[1]", {"tools": [look, "search"]}),
     ("answer", {"turn_reward_funcs": needs_answer}),
     ("answer", {"reward_funcs": needs_answer, "train_dataset": prompts(8).to_iterable_dataset()}),
 ]
@@ -227,6 +253,15 @@ EARLY = [
         for value in (MESSAGE, ["a", "b"], 7, [{"role": "user", "text": "hi"}])
     ),
     *((role, {**BARE, role: prompts(8)}) for role in ("train_dataset", "eval_dataset")),
+    # tools
+    *(
+        ("tools[1]", {"tools": [look, tool]})
+        for tool in (find, untold, unhinted, Callable(), functools.partial(find), look)
+    ),
+    ("Untold.look", {"environment_factory": Untold}),
+    ("ToolEnv.look", {"environment_factory": ToolEnv, "tools": [look]}),
+    ("tools[0]", {"environment_factory": {"a": ToolEnv}, "tools": [look]}),
+    ("ToolEnv.look", {"environment_factory": {"a": ToolEnv}, "tools": [look]}),
 ]
 
 

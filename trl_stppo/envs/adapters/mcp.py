@@ -2,22 +2,17 @@
 
 import asyncio
 import contextlib
-import inspect
-import json
 import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, Union
+from typing import Any
 
 from ...errors import MissingPackageError
 
 # Longest time in seconds for a server to start, and to end.
 WAIT_SECONDS = 60.0
-TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
-# Keywords of a schema that type hints express, or that the model does not need.
-PLAIN = {"type", "enum", "items", "anyOf", "title", "description", "default"}
 TAKEN = ("reset", "step", "close", "get_reward")
 
 
@@ -38,6 +33,10 @@ class McpEnv:
             self.close()
             raise ValueError(f"The server has a tool {wrong[0]!r}; not allowed: {TAKEN}, _*.")
         methods = {tool.name: _method(tool, server) for tool in server.tools}
+        if len(methods) < len(server.tools):
+            self.close()
+            names = [tool.name for tool in server.tools]
+            raise ValueError(f"The server has two tools of one name; its tools are {names}.")
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 
     def reset(self, **row: Any) -> str | None:
@@ -58,6 +57,7 @@ class _Server:
     async def _serve(self, command: str, args: list[str], env: dict[str, str] | None) -> None:
         try:
             from mcp import ClientSession, StdioServerParameters, stdio_client
+            from mcp.types import PaginatedRequestParams
 
             over = asyncio.Event()
             parameters = StdioServerParameters(command=command, args=args, env=env)
@@ -66,7 +66,7 @@ class _Server:
                 ClientSession(*streams) as session,
             ):
                 await session.initialize()
-                self.tools = (await session.list_tools()).tools
+                await self._list_tools(session, PaginatedRequestParams)
                 self._begun.set_result((asyncio.get_running_loop(), over, session))
                 await over.wait()
         except ImportError:
@@ -77,6 +77,14 @@ class _Server:
             if not self._begun.done():
                 text = f"The MCP server `{command}` did not start: {type(error).__name__}: {error}"
                 self._begun.set_exception(ConnectionError(text))
+
+    async def _list_tools(self, session: Any, parameters: Any) -> None:
+        """Read the server's tools from all pages, until a page has no further cursor or one that was read."""
+        self.tools, cursors = list[Any](), list[Any]([None])
+        while cursors.count(cursors[-1]) == 1:
+            page = await session.list_tools(params=parameters(cursor=cursors[-1]))
+            self.tools += page.tools
+            cursors.append(page.next_cursor)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call a tool of the server and return its text. Cancelling the caller cancels the call."""
@@ -97,44 +105,14 @@ class _Server:
 
 
 def _method(tool: Any, server: _Server) -> Any:
-    """Return a method that calls an MCP tool. transformers makes the tool's schema from the method."""
-    from transformers.utils.chat_template_utils import parse_google_format_docstring as parse
+    """Return a method that calls an MCP tool, with the server's schema, whose names need not be Python's."""
 
     async def method(_env: Any, /, **arguments: Any) -> str:
         return await server.call(tool.name, arguments)
 
-    schema, arguments = tool.input_schema, list[str]()
-    head, listed, _ = parse(tool.description or tool.name)
-    parameters = [inspect.Parameter("_env", inspect.Parameter.POSITIONAL_ONLY)]
-    for name, each in schema.get("properties", {}).items():
-        text = each.get("description") or (listed or {}).get(name) or each.get("title") or name
-        if not _is_plain(each):
-            shared = {"$defs": schema["$defs"]} if "$ref" in str(each) else {}
-            text = f"{text} JSON schema: {json.dumps(each | shared)}"
-        arguments.append(f"\n    {name}: {' '.join(text.split())}")
-        required = name in schema.get("required", ())
-        default = inspect.Parameter.empty if required else each.get("default")
-        kind = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": _hint(each)}
-        parameters.append(inspect.Parameter(name, default=default, **kind))
     method.__name__ = method.__qualname__ = tool.name
-    method.__doc__ = (head or tool.name) + ("\n\nArgs:" if arguments else "") + "".join(arguments)
-    method.__annotations__ = {p.name: p.annotation for p in parameters[1:]}
-    method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    method.__doc__ = tool.description or tool.name
+    schema = {"type": "object", "properties": {}, **tool.input_schema}
+    function = {"name": tool.name, "description": method.__doc__, "parameters": schema}
+    method.json_schema = {"type": "function", "function": function}  # type: ignore[attr-defined]
     return method
-
-
-def _is_plain(schema: dict[str, Any]) -> bool:
-    inner = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])]
-    return set(schema) <= PLAIN and schema.get("type") != "object" and all(map(_is_plain, inner))
-
-
-def _hint(schema: dict[str, Any]) -> Any:
-    """Return the Python type hint of a JSON schema, or `Any` if there is none."""
-    kind, either = schema.get("type"), schema.get("anyOf")
-    if isinstance(kind, list):
-        either = [{**schema, "type": each} for each in kind]
-    if either or "enum" in schema:
-        return Union[tuple(map(_hint, either))] if either else Literal[tuple(schema["enum"])]  # noqa: UP007
-    if kind == "array":
-        return list[_hint(schema.get("items", {}))]  # type: ignore[misc]
-    return None if kind == "null" else TYPES.get(str(kind), Any)

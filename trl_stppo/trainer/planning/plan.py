@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import isclass
+from inspect import isclass, isfunction, ismethod
 from typing import Any
 
 from transformers import ProcessorMixin
 
+from ...envs.base import tool_names, tool_schema
 from ...paths import check_name
 from ...rollout.environments import Factories, split_environments
 from .._trl import get_config_model_id
@@ -83,6 +84,27 @@ class RolloutPlan:
     user_func: Callable[..., dict[str, Any]] | None = None
     agent: Callable[..., Any] | None = None
 
+    def __post_init__(self) -> None:
+        standalone = [(f"`tools[{i}]`", tool) for i, tool in enumerate(self.standalone_tools)]
+        for probe in [self.probes[name] for name in self.tools] or [None]:
+            places: dict[str, str] = {}
+            methods = () if probe is None else tool_names(probe)
+            owned = [(f"`{type(probe).__name__}.{n}`", getattr(probe, n)) for n in methods]
+            for place, tool in [*standalone, *owned]:
+                if not (isfunction(tool) or ismethod(tool)):
+                    raise TypeError(f"{place} is {tool!r:.70}, not a function.")
+                try:
+                    tool_schema(tool)
+                except Exception as error:
+                    text = f"{place} cannot be described to the model: {error}"
+                    raise ValueError(text) from error
+                if tool.__name__ in places:
+                    where = f"{places[tool.__name__]} and {place}"
+                    raise ValueError(
+                        f"{where} are tools of one name, {tool.__name__!r}; rename one."
+                    )
+                places[tool.__name__] = place
+
     @property
     def plays_environment(self) -> bool:
         """Return whether episodes use environments, tools or an agent; False for plain prompts."""
@@ -121,16 +143,13 @@ def plan_rollout(
             f"`environment_factory`, a `rollout_func` or `tools`."
         )
     text, tool_environments, probes = split_environments(environment_factory)
-    plan = RolloutPlan(
-        text, tool_environments, probes, list(tools or []), rollout_func, agent=agent
-    )
-    for i, tool in enumerate(plan.standalone_tools):
-        if not callable(tool):
-            raise TypeError(f"`tools[{i}]` is {tool!r:.70}, not a function.")
     if rollout_func is not None and (environment_factory or tools):
         raise ValueError("`rollout_func` was given beside `environment_factory` or `tools`.")
     if text and tools:
         raise ValueError("`tools` and a text `environment_factory` were both given.")
+    plan = RolloutPlan(
+        text, tool_environments, probes, list(tools or []), rollout_func, agent=agent
+    )
     for name in () if plan.plays_environment else ENGINE_LIMITS:
         if getattr(args, name) is not None:
             raise ValueError(

@@ -76,6 +76,9 @@ def test_environments_and_tools_can_be_trusted_with_control_tokens(kind, trusted
 
 
 def test_a_tool_that_is_not_trusted_makes_its_environment_not_trusted(monkeypatch):
+    def shout() -> str:
+        """Shout."""
+
     monkeypatch.setattr(Echo, "trusted_text", True)
-    engine = build(Echo, standalone=[print])
+    engine = build(Echo, standalone=[shout])
     assert not engine.drivers[None].trusted_text

@@ -56,6 +56,9 @@ class Tools:
         """Go.\n\nArgs:\n    x: where to."""
         return f"went {x}"
 
+    def hush(self) -> str:
+        """Be quiet."""
+
     def _hidden(self, x: str) -> str:
         return "never"
 
@@ -112,6 +115,7 @@ def test_asynchronous_calls_run_together_after_the_synchronous_ones():
     ({"type": "custom", "name": "look"}, ("look", "Unsupported tool call type: custom")),
     ({"type": "custom"}, ("unknown", "Unsupported tool call type: custom")),
     ({"name": "look", "arguments": {}}, ("look", "Unsupported tool call type: None")),
+    (requested("hush", y=1), ("hush", "got an unexpected keyword argument 'y'")),
     (requested("look", y=1), ("look", "got an unexpected keyword argument 'y'")),
     (
         {"type": "function", "function": {"name": "look", "arguments": "x"}},
@@ -151,7 +155,7 @@ def test_parsing_is_told_the_turn_and_what_was_before_it():
 
     _, played = answers("!look a]", parse=read)
     row = played.only.prompt_ids + played.only.ids
-    names = ["ask", "fail", "fail_later", "give", "look", "step"]
+    names = ["ask", "fail", "fail_later", "give", "hush", "look", "step"]
     assert seen == [(row[8:16], row[:8], names), (row[-4:], row[:-4], names)]
 
 

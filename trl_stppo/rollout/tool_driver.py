@@ -52,11 +52,11 @@ def is_valid(
     return (stopped is not None or renderer.ended(ids)) and bool(said.strip() or len(ids) < 2)
 
 
-def _fits(call: dict[str, Any], tools: list[dict[str, Any]]) -> bool:
+def _fits(call: dict[str, Any], tools: list[dict[str, Any]], *, strict: bool = False) -> bool:
     offered = {tool.get("name"): tool for tool in (tool.get("function", tool) for tool in tools)}
     schema, given = offered.get(call["name"], {}).get("parameters") or {}, call["arguments"]
     known, needed = schema.get("properties") or {}, schema.get("required") or ()
-    takes_all = schema.get("additionalProperties", not known)
+    takes_all = schema.get("additionalProperties", not (known or strict))
     fits = isinstance(given, dict) and {*needed} <= {*given} and (takes_all or {*given} <= {*known})
     return call["name"] in offered and fits
 
@@ -88,11 +88,8 @@ class ToolDriver(Driver):
         self._methods = [] if probe is None else tool_names(probe)
         self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
         self._standalone = {tool.__name__: tool for tool in standalone}
-        functions = [*standalone, *(getattr(probe, n) for n in self._methods)]
-        self.tools = [*map(tool_schema, functions)]
-        # The schema of a tool without hints describes its arguments better than its signature.
-        hinted = [function for function in functions if not hasattr(function, "json_schema")]
-        self._signatures = {tool.__name__: inspect.signature(tool) for tool in hinted}
+        methods = [getattr(probe, name) for name in self._methods]
+        self.tools = [*map(tool_schema, [*standalone, *methods])]
 
     def opening(self, episode: Episode, seed: int) -> Call | None:
         """Return the call that resets the environment with all columns of the row."""
@@ -188,7 +185,7 @@ class ToolDriver(Driver):
                 malformed = True
                 answer(name, None, ValueError(f"Tool {name} not found."))
                 continue
-            tool, fits = tools[name], self._takes(request["function"])
+            tool, fits = tools[name], _fits(request["function"], self.tools, strict=True)
             malformed |= not fits
             call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
             # A call that does not fit runs at once, so that it fails with Python's own message.
@@ -215,15 +212,6 @@ class ToolDriver(Driver):
             tool_calls=len(requests),
             tool_failures=failures,
         )
-
-    def _takes(self, call: dict[str, Any]) -> bool:
-        """Return whether the arguments of a call fit its tool."""
-        if call["name"] not in self._signatures:
-            return _fits(call, self.tools)
-        try:
-            return bool(self._signatures[call["name"]].bind(**call["arguments"]))
-        except TypeError:
-            return False
 
     def _new_turn_reward(self, episode: Episode) -> float | None:
         """Return the sum of the turn rewards appended since the last turn, or None without turn rewards."""

@@ -1,5 +1,8 @@
 """The settings: aliases, batch arithmetic, defaults that follow, and what a parser makes of them."""
 
+import dataclasses
+import json
+
 import pytest
 import yaml
 from transformers import training_args
@@ -151,3 +154,39 @@ def test_a_run_on_the_cpu_is_in_float32_unless_bf16_is_set(
     assert cls(output_dir="out", report_to="none", **options).bf16 is bf16
     said = [record for record in caplog.records if "`bf16`" in record.getMessage()]
     assert len(said) == (not bf16)
+
+
+@pytest.mark.parametrize("cls", [*CONFIGS, STGRPOConfig])
+@pytest.mark.parametrize("given", [
+    {}, {"num_mini_batches": 2, "gradient_accumulation_steps": 4}, {"generation_batch_size": 64},
+    {"steps_per_generation": 2}, {"total_episodes": 64}, {"stop_token": "eos"},
+])  # fmt: skip
+def test_a_copy_of_a_configuration_is_equal(cls, given):
+    args = cls(**PLAIN, **given)
+    dictionary = args.to_dict()
+    copies = [
+        dataclasses.replace(args, seed=7), cls(**dictionary), cls(**json.loads(args.to_json_string())),
+    ]  # fmt: skip
+    assert copies[0].seed == 7
+    for copy in copies:
+        assert {**copy.to_dict(), "seed": args.seed} == dictionary
+
+
+def test_whole_numbers_are_floats_where_generation_wants_floats():
+    given = {"generation_kwargs": {"min_p": 0}, "eval_generation_kwargs": {"temperature": 2}}
+    args = STPPOConfig(**PLAIN, temperature=2, repetition_penalty=2, **given)
+    values = [args.temperature, args.repetition_penalty, args.generation_kwargs["min_p"]]
+    values.append(args.eval_generation_kwargs["temperature"])
+    assert [type(value) for value in values] == [float] * 4
+
+
+def test_vllms_names_are_for_vllm():
+    given = {
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "generation_kwargs": {"stop": ["a"]},
+    }
+    assert STPPOConfig("out", use_vllm=True, **given).generation_kwargs == {"stop": ["a"]}
+    with pytest.raises(ValueError, match="`generation_kwargs` has stop="):
+        STPPOConfig("out", **given)

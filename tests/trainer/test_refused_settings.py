@@ -57,6 +57,10 @@ REFUSED = [
         {"generation_kwargs": {name: 3}}
         for name in ("max_new_tokens", "max_tokens", "eos_token_id")
     ),
+    *(
+        {"generation_kwargs": {name: 3}}
+        for name in ("stop", "stop_strings", "stop_token_ids", "logit_bias", "seed", "n")
+    ),
     *({"eval_generation_kwargs": {"temperature": value}} for value in (-1.0, NAN)),
     {"eval_generation_kwargs": {"top_p": 0.0}},
     *({"eval_generation_kwargs": {"top_k": value}} for value in (-1, "3")),
@@ -78,6 +82,9 @@ REFUSED = [
     {"temperature": 0.0},
     *({"top_p": value} for value in (0.0, 1.5)),
     {"top_k": -1},
+    *({"min_p": value} for value in (-0.1, 2.0)),
+    {"repetition_penalty": 0.0},
+    {"max_completion_length": None},
     {"cliprange": -0.1},
     {"epsilon_high": -0.1},
     {"delta": 1.2},
@@ -94,6 +101,19 @@ REFUSED = [
 # settings, words of the message: two fields that exclude each other, and what a field of another type takes
 TOGETHER = [
     ({"stop_token": "eos", "stop_token_id": 5}, "`stop_token` and `stop_token_id`"),
+    *(
+        ({"generation_kwargs": {wrong: 1.5}}, f"{wrong}=1.5: set `{right}`")
+        for wrong, right in (
+            ("frequency_penalty", "repetition_penalty"),
+            ("min_tokens", "min_new_tokens"),
+            ("min_new_token", "min_new_tokens"),
+            ("topk", "top_k"),
+        )
+    ),
+    (
+        {"generation_batch_size": 16, "steps_per_generation": 4},
+        "`generation_batch_size=16` contradicts `steps_per_generation=4`",
+    ),
     ({"stop_token_id": 5, "use_vllm": True}, "`stop_token_id` .* `use_vllm"),
     ({"importance_sampling_level": "turn"}, "`importance_sampling_level='turn'`"),
     ({"critic_learning_rate": "1e-5"}, r"`critic_learning_rate='1e-5'.* 1\.0e-5"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
+
+from transformers import GenerationConfig
 
 from ..core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
 from ._trl import GRPOConfig
@@ -76,6 +79,13 @@ OF_TURNS = {
     ),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }
+# Key that is vLLM's, or needs a tokenizer -> what generation with transformers has instead.
+OF_VLLM = {
+    **dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`"),
+    "logit_bias": "`sequence_bias` in it",
+}
+# Settings that generation takes as floats alone.
+FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # Level and form of the sampler's correction; TRL has no turn level.
 SAMPLER_CORRECTIONS = tuple(
     f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
@@ -90,6 +100,11 @@ LIMITS = {
     *("target_kl", "off_policy_mask_threshold"),
     *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
 }
+
+
+def as_floats(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with floats in place of whole numbers, as YAML gives them, for `FLOATS`."""
+    return {k: float(v) if k in FLOATS and isinstance(v, int) else v for k, v in settings.items()}
 
 
 def check_finite(config: GRPOConfig) -> None:
@@ -141,10 +156,16 @@ def check_refused(config: GRPOConfig) -> None:
         raise ValueError(
             f"`metric_for_best_model={config.metric_for_best_model!r}` does not exist. Use 'episode/score'."
         )
-    for name in {*(config.generation_kwargs or {})} & {*OF_TURNS}:
-        raise ValueError(
-            f"`generation_kwargs` has {name}={config.generation_kwargs[name]!r}: set {OF_TURNS[name]}."
-        )
+    known = vars(GenerationConfig())
+    for name, value in (config.generation_kwargs or {}).items():
+        instead = OF_TURNS.get(name)
+        if not (config.use_vllm or instead) and (name in OF_VLLM or name not in known):
+            near = difflib.get_close_matches(name, known, 1)
+            instead = OF_VLLM.get(
+                name, f"`{near[0]}` in it" if near else "a name of GenerationConfig"
+            )
+        if instead:
+            raise ValueError(f"`generation_kwargs` has {name}={value!r}: set {instead}.")
     if config.stop_token not in (None, "eos"):
         raise ValueError(f"`stop_token={config.stop_token!r}`: allowed are None and 'eos'.")
     if config.stop_token is not None and config.stop_token_id is not None:
@@ -171,9 +192,11 @@ RANGES: Ranges = {
     "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
     "epsilon": (lambda v: v is None or v >= 0, "epsilon (cliprange) >= 0"),
     "max_completion_length": (
-        lambda v: v is None or v >= 1,
-        "max_completion_length (response_length) >= 1 or None",
+        lambda v: v is not None and v >= 1,
+        "max_completion_length (response_length) >= 1",
     ),
+    "min_p": (lambda v: v is None or 0 <= v <= 1, "0 <= min_p <= 1 or None"),
+    "repetition_penalty": (lambda v: v > 0, "repetition_penalty > 0"),
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
     "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),

@@ -13,7 +13,7 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 
 from ..redaction import redacted
 from ._trl import GRPOConfig, SingleGeneration
-from .config_checks import check_finite, check_values
+from .config_checks import as_floats, check_finite, check_values
 from .options import ALIASES, option, takes_ignored
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,11 @@ class KeepsSecrets:
 
     def to_dict(self) -> dict[str, Any]:
         """Return upstream's dictionary of settings without secrets, for trackers and TensorBoard."""
-        return self._without_secrets().to_dict()
+        # Upstream hides every setting whose name ends in `_token`, but this one is no secret.
+        return {
+            **self._without_secrets().to_dict(),
+            "stop_token": getattr(self, "stop_token", None),
+        }
 
     def __str__(self) -> str:
         return self._without_secrets().__str__()
@@ -263,7 +267,17 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         if vars(self)["bf16"] is None and (self.use_cpu or not accelerated):
             self.bf16 = False
             logger.warning("`bf16` is not set, and no accelerator computes: the run is in float32.")
+        # A copy of a configuration has both, which upstream refuses.
+        given = self.generation_batch_size
+        if self.steps_per_generation is not None:
+            self.__dict__["generation_batch_size"] = None
         super().__post_init__()
+        if given not in (None, self.generation_batch_size):
+            raise ValueError(
+                f"`generation_batch_size={given}` contradicts `steps_per_generation="
+                f"{self.steps_per_generation}`, which means {self.generation_batch_size}. Set only one."
+            )
+        self.__dict__.update(as_floats(self.__dict__))
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:
             self.metric_for_best_model, self.greater_is_better = "episode/score", True
@@ -274,9 +288,10 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             self.logging_steps = self.steps_per_rollout
         self._resolve_critic()
         self._resolve_overlap()
-        if isinstance(self.eval_generation_kwargs, dict):
-            given = self.eval_generation_kwargs.items()
-            self.eval_generation_kwargs = {k: v for k, v in given if v is not None} or None
+        for name in ("generation_kwargs", "eval_generation_kwargs"):
+            if isinstance(kwargs := vars(self)[name], dict):
+                kept = {key: value for key, value in kwargs.items() if value is not None}
+                setattr(self, name, as_floats(kept) or None)
         check_values(self)
 
     def _resolve_critic(self) -> None:

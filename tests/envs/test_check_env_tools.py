@@ -32,7 +32,7 @@ def odd_hint(self, where: pytest.Config) -> str:
 
 
 @pytest.mark.parametrize(("tool", "message"), [
-    (no_docstring, r"Faulty\.look cannot be described .*docstring"),
+    (no_docstring, r"Faulty\.look` cannot be described .*docstring"),
     (half_described, "'when'"),
     pytest.param(odd_hint, "cannot be described to the model", marks=REFUSES_CLASSES),
 ])  # fmt: skip

@@ -156,7 +156,7 @@ def renderer_of(template: Template, kind: str) -> ChatRenderer | None:
             chosen = prepare_tool_tokenizer(tokenizer)
         except ValueError:
             return None
-    return own.with_template(chosen) if chosen else own
+    return own.with_options(chat_template=chosen) if chosen else own
 
 
 def turns(renderer: ChatRenderer | None, kind: str, ends: tuple[str, ...]) -> Iterator[Turn]:

@@ -102,7 +102,7 @@ REFUSED = [
 TOGETHER = [
     ({"stop_token": "eos", "stop_token_id": 5}, "`stop_token` and `stop_token_id`"),
     *(
-        ({"generation_kwargs": {wrong: 1.5}}, f"{wrong}=1.5: set `{right}`")
+        ({"generation_kwargs": {wrong: 1.5}}, f"{wrong}=1.5: set {right}")
         for wrong, right in (
             ("frequency_penalty", "repetition_penalty"),
             ("min_tokens", "min_new_tokens"),

@@ -90,20 +90,20 @@ def tool_names(env: Any) -> list[str]:
     return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]
 
 
-def tool_schema(tool: Any) -> dict[str, Any]:
-    """Return the schema that describes a tool to the model: its `json_schema`, or else one made of its hints.
-
-    Raises:
-        ValueError: it cannot be described, or it has an argument that a call by name cannot give.
-    """
+def tool_schema(tool: Any, place: str = "tools") -> dict[str, Any]:
+    """Return the schema that a model reads of a tool: its `json_schema`, or else one made of its hints."""
     from transformers.utils import get_json_schema
 
-    if (own := getattr(tool, "json_schema", None)) is not None:
-        return dict(own)
-    for parameter in inspect.signature(tool).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise ValueError(f"a call gives arguments by name, so none for {parameter}")
-    return dict(get_json_schema(tool))
+    if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
+        raise EnvironmentContractError(f"`{place}` is {tool!r:.70}, not a function.")
+    try:
+        for each in inspect.signature(tool).parameters.values():
+            if each.kind is each.VAR_POSITIONAL and not hasattr(tool, "json_schema"):
+                raise TypeError(f"a call gives arguments by name, so none for {each}")
+        return dict(getattr(tool, "json_schema", None) or get_json_schema(tool))
+    except Exception as error:
+        what = f"`{place}` cannot be described to the model: {error}"
+        raise EnvironmentContractError(what) from error
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -172,10 +172,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
 
 
 def result_text(name: str, result: Any) -> str:
-    """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON.
-
-    A result that is neither text, a number nor JSON, such as a generator, raises EnvironmentContractError.
-    """
+    """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON."""
     text = result if isinstance(result, str) else joined_text(result) if result else None
     if text is None:
         try:

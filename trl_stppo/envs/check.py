@@ -5,6 +5,7 @@ Violations raise errors, and usual mistakes give warnings.
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import itertools
 import warnings
@@ -47,12 +48,8 @@ class HandPlayer:
         # Keep two threads, because a new thread may get the id of an ended thread.
         self._runner, self._made = asyncio.Runner(), list[Any]()
         # They have an event loop, as the threads of a training have.
-        options: Any = {
-            "initializer": asyncio.set_event_loop,
-            "initargs": [self._runner.get_loop()],
-        }
-        threads = [ThreadPoolExecutor(1, **options) for _ in range(2)]
-        self._threads = itertools.cycle(threads)
+        begin = functools.partial(asyncio.set_event_loop, self._runner.get_loop())
+        self._threads = itertools.cycle([ThreadPoolExecutor(1, "", begin) for _ in range(2)])
 
     def make(self, factory: Any) -> Any:
         """Return a new instance, which `close` closes."""
@@ -298,11 +295,7 @@ def _check_tools(env: Any) -> None:
     if not tools_of(env):
         raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
     for tool in tools_of(env):
-        try:
-            tool_schema(getattr(env, tool))
-        except Exception as error:
-            what = f"{name}.{tool} cannot be described to the model ({error})."
-            raise EnvironmentContractError(what) from error
+        tool_schema(getattr(env, tool), f"{name}.{tool}")
 
 
 def _results(episode: Episode) -> list[Any]:

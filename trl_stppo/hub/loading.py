@@ -17,8 +17,9 @@ from .settings import AgentSettings
 INCOMPLETE: Any = getattr(errors, "IncompleteSnapshotError", ())
 ADAPTER_CONFIG = "adapter_config.json"
 _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-# These files are not downloaded: folders, a second copy of the weights, the trainer's state.
-_NOT = ("*/*", "consolidated*.safetensors", "trainer_state.json")
+# These files are not downloaded: folders except `additional_chat_templates`, a second copy of the weights,
+# the trainer's state.
+_NOT = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors", "trainer_state.json")
 
 
 def policy_folder(

@@ -182,7 +182,8 @@ class AgentDriver(Driver):
     def opening(self, episode: Episode, seed: int) -> Call:
         """Make the agent's session, and return the call that starts the agent."""
         address = ADDRESS if self._endpoint is None else self._endpoint.address
-        contexts = AgentContexts(episode, self._renderer, self._limits)
+        renderer = self._renderer.for_row(episode.columns)
+        contexts = AgentContexts(episode, renderer, self._limits)
         # Copy the row, because an agent may append to its messages.
         row = copy.deepcopy(episode.columns)
         session = AgentSession(self._agent, row, address, contexts, self._warn)

@@ -8,6 +8,7 @@ environment is trusted.
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile, zip_longest
@@ -46,11 +47,19 @@ class ChatRenderer:
         self.eos_token_ids = set(eos_token_ids)
         self.template = {"chat_template": chat_template, **(template_kwargs or {})}
         self.control = ControlTokens(tokenizer, self.template)
+        self._of_rows: dict[str, ChatRenderer] = {}
 
-    def with_template(self, chat_template: str) -> ChatRenderer:
-        """Return a renderer with another chat template."""
-        options = {**self.template, "chat_template": chat_template}
+    def with_options(self, **options: Any) -> ChatRenderer:
+        """Return a renderer with other values of `template`."""
+        options = {**self.template, **options}
         return ChatRenderer(self.tokenizer, [*self.eos_token_ids], template_kwargs=options)
+
+    def for_row(self, row: dict[str, Any]) -> ChatRenderer:
+        """Return the renderer of a row's episode, with the settings in its column `chat_template_kwargs`."""
+        given = (row.get("chat_template_kwargs") or {}).items()
+        # Arrow adds the settings of other rows, with None as their value.
+        own = {name: value for name, value in given if value is not None}
+        return self._of_rows.setdefault(repr(own), self.with_options(**own)) if own else self
 
     def prompt_ids(
         self,
@@ -210,6 +219,16 @@ class ChatRenderer:
     def _template_name(self) -> str:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
         return f"{name!r}{' (given as `chat_template`)' if self.template['chat_template'] else ''}"
+
+
+def with_one_template(tokenizer: Any, *, tools: bool) -> Any:
+    """Return the tokenizer; of several named chat templates a copy keeps that for `tools`, or `default`."""
+    named = getattr(tokenizer, "chat_template", None)
+    if not isinstance(named, dict):
+        return tokenizer
+    tokenizer, name = copy.copy(tokenizer), "tool_use" if tools else "default"
+    tokenizer.chat_template = named.get(name) or named.get("default") or named
+    return tokenizer
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:

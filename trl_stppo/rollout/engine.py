@@ -282,7 +282,7 @@ class _Rollout:
         self._fail(episode, StopReason.ENV_ERROR, f"The prompt of {name} {why}")
 
     def _prompt_ids(self, episode: Episode, opening: str = "") -> list[int]:
-        driver, render = self._driver(episode), self._renderer.prompt_ids
+        driver, render = self._driver(episode), self._renderer.for_row(episode.columns).prompt_ids
         trusted = driver.trusted_text
         return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
 
@@ -392,7 +392,7 @@ class _Rollout:
         most = (room + 1) * MAX_CHARS_PER_TOKEN
         shown = [{**m, "content": m["content"][:most]} for m in messages]
         try:
-            ids = self._renderer.observation_ids(
+            ids = self._renderer.for_row(episode.columns).observation_ids(
                 shown,
                 last=episode.ids[-1],
                 conversational=episode.conversational,

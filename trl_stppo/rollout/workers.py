@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
@@ -158,8 +158,8 @@ class EnvironmentCalls:
                 self._abandon(self._running[key])
             self._finished = deque(result for result in self._finished if result.key != key)
 
-    def run_async(self, coroutine: Awaitable[Any]) -> Any:
-        """Await a coroutine on the event loop, block this worker thread, and return the result.
+    def run_async(self, work: Awaitable[Any]) -> Any:
+        """Await on the event loop, block this worker thread, and return the result.
 
         It is cancelled if its call is abandoned.
         """
@@ -169,7 +169,7 @@ class EnvironmentCalls:
                 self._loop = asyncio.new_event_loop()
                 DaemonThread(_serve, "environment-loop", self._loop).start()
             loop = self._loop
-            future = asyncio.run_coroutine_threadsafe(caught(lambda: coroutine), loop)
+            future = asyncio.run_coroutine_threadsafe(caught(lambda: work), loop)
             if call is not None:
                 call.loop, call.future = loop, future
                 if call.abandoned:
@@ -184,10 +184,10 @@ class EnvironmentCalls:
                     self._drop_loop(loop)
             # Without `close`, Python warns that the coroutine was never awaited.
             if (
-                inspect.iscoroutine(coroutine)
-                and inspect.getcoroutinestate(coroutine) == "CORO_CREATED"
+                isinstance(work, Coroutine)
+                and inspect.getcoroutinestate(work) == inspect.CORO_CREATED
             ):
-                coroutine.close()
+                work.close()
             raise
         if call is not None:
             call.loop = None

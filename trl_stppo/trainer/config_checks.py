@@ -79,11 +79,8 @@ OF_TURNS = {
     ),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }
-# Key that is vLLM's, or needs a tokenizer -> what generation with transformers has instead.
-OF_VLLM = {
-    **dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`"),
-    "logit_bias": "`sequence_bias` in it",
-}
+# The same without vLLM, where texts that stop a turn would need the tokenizer.
+WITHOUT_VLLM = dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`")
 # Settings that generation takes as floats alone.
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # Level and form of the sampler's correction; TRL has no turn level.
@@ -156,14 +153,12 @@ def check_refused(config: GRPOConfig) -> None:
         raise ValueError(
             f"`metric_for_best_model={config.metric_for_best_model!r}` does not exist. Use 'episode/score'."
         )
-    known = vars(GenerationConfig())
+    known, refused = vars(GenerationConfig()), OF_TURNS | ({} if config.use_vllm else WITHOUT_VLLM)
     for name, value in (config.generation_kwargs or {}).items():
-        instead = OF_TURNS.get(name)
-        if not (config.use_vllm or instead) and (name in OF_VLLM or name not in known):
+        instead = refused.get(name)
+        if not (instead or config.use_vllm or name in known):
             near = difflib.get_close_matches(name, known, 1)
-            instead = OF_VLLM.get(
-                name, f"`{near[0]}` in it" if near else "a name of GenerationConfig"
-            )
+            instead = near[0] if near else "a name of GenerationConfig"
         if instead:
             raise ValueError(f"`generation_kwargs` has {name}={value!r}: set {instead}.")
     if config.stop_token not in (None, "eos"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
@@ -32,7 +33,7 @@ from .loop.player import play_rows, raise_first
 from .loop.rewards import add_totals, score
 from .loop.rollout import Rollout
 from .planning.data import check_eval_dataset
-from .planning.plan import RolloutPlan
+from .planning.plan import RolloutPlan, fitted_tokenizer
 from .setup.players import agent_template, assemble, growing_template
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,9 @@ class Player:
     ) -> None:
         text, tool_factories, probes = split_environments(environment_factory)
         self.rollout = RolloutPlan(text, tool_factories, probes, list(tools or []), agent=agent)
+        if isinstance(getattr(speaker.tokenizer, "chat_template", None), dict):
+            speaker = copy.copy(speaker)
+            speaker.tokenizer = fitted_tokenizer(speaker.tokenizer, self.rollout)
         self._speaker, self._wrap = speaker, wrap_backend
         template, self._broken = None, None
         if self.rollout.plays_environment:

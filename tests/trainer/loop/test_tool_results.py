@@ -40,7 +40,7 @@ def tokenizer_of(template):
     return tokenizer
 
 
-def played(folder, monkeypatch, template, says, tool=None, rows=None, **options):
+def played(folder, monkeypatch, template, says, tool=None, rows=None, arguments=(), **options):
     """The episodes of a model that says the same in every turn."""
     tokenizer = tokenizer_of(template)
 
@@ -51,13 +51,13 @@ def played(folder, monkeypatch, template, says, tool=None, rows=None, **options)
     monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 8192}
-    arguments = {
+    given = {
         "processing_class": tokenizer, "model": Qwen2ForCausalLM(tiny_config(tokenizer, **small)),
         "train_dataset": rows or prompts(4), "tools": tool and [tool],
         "reward_funcs": lambda completions, **kwargs: [0.0] * len(completions),
     }  # fmt: skip
     sizes = {"max_completion_length": 4000, "max_steps": 1, "per_device_train_batch_size": 2}
-    trainer = build(folder, Scripted, arguments=arguments, **sizes, **options)
+    trainer = build(folder, Scripted, arguments={**given, **dict(arguments)}, **sizes, **options)
     trainer.train()
     return trainer.episodes, tokenizer
 

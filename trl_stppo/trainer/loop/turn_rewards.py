@@ -180,7 +180,9 @@ class TurnRewardFuncs:
         rewards: list[float | None] = []
         for start in range(0, len(turns), self._batch_size):
             batch = turns[start : start + self._batch_size]
-            texts = [_text(tokenizer, turn, self._template_kwargs) for turn in batch]
+            rows = (turn.columns.get("chat_template_kwargs") or {} for turn in batch)
+            options = [{**self._template_kwargs, **own} for own in rows]
+            texts = [_text(tokenizer, *each) for each in zip(batch, options, strict=True)]
             inputs = tokenizer(
                 text=texts,
                 return_tensors="pt",

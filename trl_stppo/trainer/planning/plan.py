@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import isclass, isfunction, ismethod
+from inspect import isclass
 from typing import Any
 
 from transformers import ProcessorMixin
 
 from ...envs.base import tool_names, tool_schema
 from ...paths import check_name
+from ...rollout.chat import with_one_template
 from ...rollout.environments import Factories, split_environments
-from .._trl import get_config_model_id
+from .._trl import check_tool_template, get_config_model_id
 from ..ppo_config import PPOConfig
 
 ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
@@ -85,25 +86,15 @@ class RolloutPlan:
     agent: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        standalone = [(f"`tools[{i}]`", tool) for i, tool in enumerate(self.standalone_tools)]
+        standalone = {f"tools[{i}]": tool for i, tool in enumerate(self.standalone_tools)}
         for probe in [self.probes[name] for name in self.tools] or [None]:
-            places: dict[str, str] = {}
-            methods = () if probe is None else tool_names(probe)
-            owned = [(f"`{type(probe).__name__}.{n}`", getattr(probe, n)) for n in methods]
-            for place, tool in [*standalone, *owned]:
-                if not (isfunction(tool) or ismethod(tool)):
-                    raise TypeError(f"{place} is {tool!r:.70}, not a function.")
-                try:
-                    tool_schema(tool)
-                except Exception as error:
-                    text = f"{place} cannot be described to the model: {error}"
-                    raise ValueError(text) from error
-                if tool.__name__ in places:
-                    where = f"{places[tool.__name__]} and {place}"
-                    raise ValueError(
-                        f"{where} are tools of one name, {tool.__name__!r}; rename one."
-                    )
-                places[tool.__name__] = place
+            places, owner = dict[str, str](), type(probe).__name__
+            names = [] if probe is None else tool_names(probe)
+            methods = {f"{owner}.{name}": getattr(probe, name) for name in names}
+            for place, tool in (standalone | methods).items():
+                name = tool_schema(tool, place)["function"]["name"]
+                if (other := places.setdefault(name, place)) != place:
+                    raise ValueError(f"`{other}` and `{place}` are tools of one name, {name!r}.")
 
     @property
     def plays_environment(self) -> bool:
@@ -193,6 +184,15 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
             f"`processing_class`, given or loaded, is a {type(processing_class).__name__}: images are not "
             f"supported. Pass AutoTokenizer.from_pretrained({model_name(model) or '<its name>'!r})."
         )
+
+
+def fitted_tokenizer(tokenizer: Any, rollout: RolloutPlan) -> Any:
+    """Return the tokenizer with one chat template, which must render tools if there are any."""
+    tools = bool(rollout.tools or rollout.standalone_tools)
+    tokenizer = with_one_template(tokenizer, tools=tools or rollout.agent is not None)
+    if tools:
+        check_tool_template(tokenizer)
+    return tokenizer
 
 
 def model_name(model: Any) -> str:

@@ -147,6 +147,11 @@ def build_engines(
         env_timeout_seconds=args.env_timeout_seconds,
     )
     reader, endpoint = renderer(host, tokenizer), args.agent_endpoint
+    if is_conversational(host.train_dataset) and (split := reader.control.split_tokens):
+        logger.warning(
+            "The chat template of %r writes %s, which this tokenizer reads as several ordinary tokens: the "
+            "template is another model's.", tokenizer.name_or_path, ", ".join(split),
+        )  # fmt: skip
     engine = assemble(rollout, reader, limits, agent_endpoint=endpoint)
     if "max_completion_length" in held_out:
         limits = dataclasses.replace(
@@ -210,7 +215,7 @@ def growing_template(renderer: ChatRenderer) -> str | None:
     if tokenizer.chat_template is None or renderer.preserves_turns():
         return None
     template = training_template(tokenizer)
-    if template is not None and renderer.with_template(template).preserves_turns():
+    if template is not None and renderer.with_options(chat_template=template).preserves_turns():
         return template
     logger.warning(
         "The chat template of %r renders earlier turns differently once others follow. An episode keeps the "

@@ -13,9 +13,9 @@ from transformers import AutoProcessor
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from .. import _trl_vllm
-from .._trl import check_tool_template, replaced
+from .._trl import replaced
 from ..planning.data import DataPlan
-from ..planning.plan import RolloutPlan, check_tokenizer, model_name
+from ..planning.plan import RolloutPlan, check_tokenizer, fitted_tokenizer, model_name
 from ..planning.rewards import RewardPlan
 from ..ppo_config import PPOConfig
 from ..sharding import runtime
@@ -109,12 +109,10 @@ class RunPlan:
         tokenizer = tokenizer_of(
             self.model, self.processing_class, self.args, data.messages, data.plain
         )
-        if self.rollout.tools or self.rollout.standalone_tools:
-            check_tool_template(tokenizer)
         return {
             "args": self.args,
             "model": self.model,
-            "processing_class": tokenizer,
+            "processing_class": fitted_tokenizer(tokenizer, self.rollout),
             "quantization_config": self.quantization_config,
             # Pass a copy, because upstream appends the functions of environments.
             "reward_funcs": list(self.rewards.funcs),

@@ -20,16 +20,18 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from trl import ModelConfig
 
-from ..envs.check import check_env
+from ..envs.check import DEFAULT_ACTIONS, check_env
 from ..errors import EnvironmentContractError
 from ..generation.slots import supports
 from ..hub.loading import load_tokenizer
 from ..redaction import redacted
+from ..rollout.chat import ChatRenderer
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from ..watch.runs import duration
 from . import agents
+from .env_check import play_agent
 from .flags import TrainArguments, given
 from .usage import UsageError
 
@@ -115,8 +117,9 @@ def look(run: Plan, found: Findings) -> None:
     name, revision = str(model_args.model_name_or_path), model_args.model_revision
     # Without a tokenizer here count characters: a text rarely has more tokens than characters.
     counter: Callable[[str], int] = len
+    tokenizer = None
     with suppress(Exception):
-        load_tokenizer(name, revision, local_files_only=True)
+        tokenizer = load_tokenizer(name, revision, local_files_only=True)
         counter = agents.token_counter(name, revision)
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
@@ -126,6 +129,10 @@ def look(run: Plan, found: Findings) -> None:
     rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:
         return
+    if tokenizer is not None:
+        tokenizer = found.check(plan.fitted_tokenizer, tokenizer, rollout)
+        if agent is not None:
+            found.check(_render, agent, run, tokenizer)
     if not rollout.brings_rewards and not rewards:
         found.problems.append("There is no reward: set `environment`, `agent` or `reward_funcs`.")
     if run.train is not None:
@@ -144,6 +151,18 @@ def _play(factory: Any, run: Plan, found: Findings) -> None:
             if not isinstance(error.__cause__, OSError):
                 raise
             found.notes.append(str(error))
+
+
+def _render(agent: Any, run: Plan, tokenizer: Any) -> None:
+    """Render the calls that an agent makes in two rows, as far as made-up answers lead it."""
+    options = {"template_kwargs": run.config.chat_template_kwargs}
+    reader = ChatRenderer(tokenizer, [tokenizer.eos_token_id], **options)
+    for row in islice(run.train or (), 2):
+        requests: list[Any] = []
+        with suppress(EnvironmentContractError):
+            play_agent(agent, row, DEFAULT_ACTIONS, 20, requests.append)
+        for each in requests:
+            reader.for_row(row).prompt_ids(each.messages, each.tools)
 
 
 def how_trained(run: Plan) -> str:

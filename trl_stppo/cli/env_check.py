@@ -19,7 +19,7 @@ import contextlib
 import inspect
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,8 +107,17 @@ def is_agent(named: Any) -> bool:
     return False
 
 
-def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tuple[str, list[str]]:
-    """Play one episode of an agent; return a line with its calls and result, and a list of warnings."""
+def play_agent(
+    agent: Any,
+    row: Any,
+    actions: Sequence[str],
+    steps: int,
+    heard: Callable[[AgentRequest], object] = lambda request: None,
+) -> tuple[str, list[str]]:
+    """Play one episode of an agent; return a line with its calls and result, and a list of warnings.
+
+    `heard` gets each call.
+    """
     calls, found = EnvironmentCalls(), list[str]()
     tools, unknown = dict[str, None](), dict[str, None]()
     # Nothing reads the contexts here, because no turn is sampled.
@@ -118,6 +127,7 @@ def play_agent(agent: Any, row: Any, actions: Sequence[str], steps: int) -> tupl
     async def playing() -> Any:
         event = await session.start()
         while isinstance(event, AgentRequest):
+            heard(event)
             word, number = actions[session.turns % len(actions)], session.turns + 1
             session.turns, session.names[f"chatcmpl-{number}"] = number, session.turns
             if number > steps + 1:

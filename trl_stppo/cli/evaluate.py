@@ -43,7 +43,7 @@ from ..hub.loading import adapter_base, load_tokenizer, policy_folder
 from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
 from ..redaction import redacted
-from ..rollout.reward_funcs import name_of
+from ..rollout.reward_funcs import name_of, numbered
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
@@ -262,7 +262,8 @@ def evaluate(
         on_rollout=watch,
         wrap_backend=None if wrapper is None else wrapper(agent, name),
     )
-    titles = {name_of(each): getattr(each, "title", name_of(each)) for each in functions}
+    names = numbered([*map(name_of, functions)])
+    titles = {n: getattr(each, "title", n) for n, each in zip(names, functions, strict=True)}
     figures = {data: figures_of(part, titles) for data, part in metrics.items()}
     return with_mean(figures), watch.outcomes
 

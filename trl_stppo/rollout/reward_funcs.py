@@ -50,12 +50,15 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
 
     async def asynchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
-        rewards = checked(await func(**selected), func, len(kept)) if kept else []
+        with noted(func):
+            rewards = checked(await func(**selected), func, len(kept)) if kept else []
         return _spread(rewards, kept, kwargs)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, current.episodes)
-        return _spread(checked(func(**selected), func, len(kept)) if kept else [], kept, kwargs)
+        with noted(func):
+            rewards = checked(func(**selected), func, len(kept)) if kept else []
+        return _spread(rewards, kept, kwargs)
 
     wrapper = functools.update_wrapper(asynchronous if is_async(func) else synchronous, func)
     wrapper.__name__ = name_of(func)
@@ -73,8 +76,29 @@ def is_function(func: Any) -> bool:
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """Return the name of a user's reward function or tool."""
+    """Return the name of a user's reward function or tool; of a partial, that of its function."""
+    if isinstance(func, functools.partial):
+        return name_of(func.func)
     return getattr(func, "__name__", type(func).__name__)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number behind each that came up before: `f`, `f_2`."""
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    return [f"{n}_{k}" if k > 1 else n for n, k in zip(names, counts, strict=True)]
+
+
+@contextmanager
+def noted(func: Callable[..., Any]) -> Iterator[None]:
+    """Context manager that adds a reward function's name to its errors."""
+    try:
+        yield
+    except Exception as error:
+        note = f"in the reward function `{name_of(func)}`"
+        error.add_note(note)
+        # A TimeoutError has no text, and asyncio drops its notes.
+        error.args = error.args or (note,)
+        raise
 
 
 def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from ..hub.pushing import failed_creation
+from ..rollout.reward_funcs import numbered
 from ..rollout.workers import RolloutInterrupted
 from . import display
 from ._trl import check_overrides, profiling_decorator, small_tiles
@@ -151,6 +152,7 @@ class AgentTrainer(Bridge):
         self.reward_funcs: list[Any] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names
         )
+        self.reward_func_names = numbered(self.reward_func_names)
         self._rewards = EpisodeRewards(
             self.call_reward_funcs,
             self.reward_func_names,

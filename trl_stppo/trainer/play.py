@@ -25,7 +25,7 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Limits
-from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, turn_sums
+from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, numbered, turn_sums
 from ._trl import prepare_tool_tokenizer
 from .evaluation.metrics import EvaluationRun
 from .loop.log import played_episodes
@@ -272,7 +272,7 @@ class Player:
         check_eval_dataset(rows, self.rollout)
         every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
         batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
-        run = EvaluationRun([name_of(function) for function in functions])
+        run = EvaluationRun(numbered([name_of(function) for function in functions]))
         factors, ends = [*weights, 1.0, 1.0], set(self.renderer.eos_token_ids)
         state, failure, has_rewards = PartialState(), None, False
         set_seed(seed[0] + state.process_index)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from ...rollout.record import check_reward
-from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of
+from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of, noted, numbered
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..planning.rewards import check_scores
@@ -135,6 +135,7 @@ class TurnRewardFuncs:
             total, count = sums.get(name, (0.0, 0))
             sums[name] = total + value, count + 1
 
+        names = numbered([*map(_name, self.funcs)])
         for i, func in enumerate(self.funcs):
             more = {"trainer_state": trainer_state, "log_metric": log_metric}
             rewards = self._rewards(i, func, turns, environments, more) if turns else []
@@ -142,7 +143,7 @@ class TurnRewardFuncs:
                 if reward is not None:
                     table[turn.episode][turn.number] += reward
                 if reward is not None and turn.episode not in rollout.repeated:
-                    log_metric(f"rewards/{_name(func)}/turn_mean", reward)
+                    log_metric(f"rewards/{names[i]}/turn_mean", reward)
 
     def _rewards(
         self,
@@ -168,9 +169,10 @@ class TurnRewardFuncs:
         if environments is not None:
             arguments["environments"] = [environments[turn.episode] for turn in turns]
         check_columns(func, arguments, columns)
-        rewards = func(**arguments)
-        if inspect.isawaitable(rewards):
-            rewards = self._run_async(_awaited(rewards))
+        with noted(func):
+            rewards = func(**arguments)
+            if inspect.isawaitable(rewards):
+                rewards = self._run_async(rewards)
         scores = checked(rewards, func, len(turns))
         if len(scores) != len(turns):
             raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
@@ -226,7 +228,3 @@ def _name(func: Callable[..., Any]) -> str:
     if isinstance(func, nn.Module):
         return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
     return name_of(func)
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -262,6 +263,22 @@ def test_the_first_episodes_are_shown(words, capsys):
     (figures,) = results.values()
     assert all("score" in part.splitlines()[0] and len(part) > 100 for part in parts[1:])
     assert figures["mean of data sets"]["episodes"] == 4
+
+
+def test_the_first_episode_of_each_row_is_shown_before_a_repetition(capsys):
+    def episode(text):
+        context = SimpleNamespace(prompt_ids=[text], ids=[])
+        return SimpleNamespace(success=None, stop_reason="end", num_turns=1, contexts=[context])
+
+    names = [(row, number) for row in range(3) for number in range(2)]
+    episodes = [episode(f"row {row}, {number}") for row, number in names]
+    rollout = SimpleNamespace(names=names, episodes=episodes, totals=[0.0] * 6)
+    agent = SimpleNamespace(tokenizer=SimpleNamespace(decode="".join))
+    watch = evaluate.Watch(4, 0, agent, "a")
+    watch(rollout)
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("row")]
+    assert shown == ["row 0, 0", "row 1, 0", "row 2, 0", "row 0, 1"]
+    assert len(watch.outcomes) == 6
 
 
 def test_a_saved_agent_keeps_what_no_flag_sets(tmp_path):

@@ -90,3 +90,23 @@ def test_what_breaks_the_contract_is_one_line(play) -> None:
     assert code == 1
     assert "'what'" in shown
     assert "Traceback" not in shown
+
+
+class Arrows:
+    """Shows signs that an old console lacks."""
+
+    def reset(self, **row: Any):
+        return "Go \u2192 or \u2603.", {}
+
+    def step(self, action: str):
+        return "\u2713", 1.0, True, False, {"valid_action": True}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_console_that_lacks_a_sign_shows_its_number(encoding, monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", console)
+    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
+    assert main(["env", "play", "test_play_env:Arrows", "--row", '{"prompt": "p"}']) == 0
+    console.flush()
+    assert b"\\u2713" in console.buffer.getvalue()

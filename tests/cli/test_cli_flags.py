@@ -1,5 +1,6 @@
 """Flags and files: what is read, and wrong words with exit code 2 and the name that is wrong."""
 
+import dataclasses
 import os
 
 import pytest
@@ -8,6 +9,7 @@ from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.flags import TrainArguments, wants_dry_run
 from trl_stppo.cli.main import main
+from trl_stppo.cli.usage import hint
 
 CPU = ("--use_cpu", "true", "--bf16", "false")
 RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:d")
@@ -116,3 +118,16 @@ def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert wants_dry_run(words.split()) is wanted
     assert parse_flags(TrainArguments, [*words.split(), *CPU])[0].dry_run is wanted
+
+
+@pytest.mark.parametrize(("name", "right"), [
+    ("lora_rank", "`lora_r`"), ("use_lora", "`use_peft`"), ("gae_lambda", "`lam`"),
+    ("actor_learning_rate", "`learning_rate`"), ("num_epochs", "`num_train_epochs`"),
+    ("mini_batch_size", "`num_mini_batches`"), ("ppo_mini_batch_size", "`num_mini_batches`"),
+    ("train_batch_size", "`per_device_train_batch_size`"), ("dataset", "`dataset_name`"),
+    ("enable_thinking", "`chat_template_kwargs`"), ("warmup_ratio", "`warmup_steps` below 1"),
+])  # fmt: skip
+def test_names_of_other_libraries_lead_to_ours(name, right):
+    known = {spec.name for spec in dataclasses.fields(STPPOConfig)}
+    assert right in hint(name, known)
+    assert right.split("`")[1] in known | {"lora_r", "use_peft", "dataset_name"}

@@ -63,7 +63,7 @@ def test_a_step_of_the_backend_that_takes_long_is_reported_once(monkeypatch):
     fake = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
     monkeypatch.setattr("trl_stppo.rollout.engine.time", fake)
     play(engine, says(["ab]", "c]", "d]"]), [{}])
-    assert reports == [(0, 1)]
+    assert reports == [(0, 1, 0)]
 
 
 class Long(Echoing):

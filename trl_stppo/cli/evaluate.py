@@ -208,7 +208,9 @@ class Watch:
         if time.monotonic() - self._spoke > QUIET_SECONDS and played < self._total:
             self._spoke = time.monotonic()
             print(f"{self._label}: {played} of {self._total} episodes", flush=True)
-        pairs = pairs[: self._left]
+        # Show the first episode of each row before a repetition.
+        order = sorted(range(len(pairs)), key=lambda n: rollout.names[n][1])
+        pairs = [pairs[n] for n in order[: self._left]]
         self._left -= len(pairs)
         for episode, score in pairs:
             ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"

@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 128 + n signal n.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import os
 import signal
@@ -53,6 +54,9 @@ PACKAGES = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line (default: `sys.argv`) and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    # Text of an environment may have characters that the console lacks.
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return guarded(lambda: _dispatch(words))
 
 

@@ -18,6 +18,13 @@ GONE = {
         ("overwrite_output_dir", "group_by_length", "save_safetensors"), "leave it out"
     ),
     **dict.fromkeys(("max_length", "max_seq_length"), "`max_completion_length` limits an episode"),
+    # Names of other libraries, see docs/migration.md.
+    **{"lora_rank": "set `lora_r`", "use_lora": "set `use_peft`", "gae_lambda": "set `lam`"},
+    **{"actor_learning_rate": "set `learning_rate`", "warmup_ratio": "set `warmup_steps` below 1"},
+    **{"enable_thinking": "set `chat_template_kwargs`", "dataset": "set `dataset_name`"},
+    **dict.fromkeys(("mini_batch_size", "ppo_mini_batch_size"), "set `num_mini_batches`"),
+    **{"num_epochs": "set `num_train_epochs`", "stage": "leave it out"},
+    "train_batch_size": "set `per_device_train_batch_size`",
 }
 
 

@@ -60,8 +60,8 @@ class RolloutEngine:
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
         self.failures_in_a_row = 0
-        # Called in a long rollout with the number of ended episodes and the number of all episodes.
-        self.on_progress: Callable[[int, int], None] = lambda ended, episodes: None
+        # Called in a long rollout with the numbers of ended episodes, of all episodes, and of turns.
+        self.on_progress: Callable[[int, int, int], None] = lambda ended, episodes, turns: None
         # Newest answer of a turn with a failed tool call, and warnings that are given once.
         self.tool_error, self.warned = "", set[str]()
 
@@ -158,7 +158,7 @@ class _Rollout:
     ) -> None:
         self._engine, self._limits, self._label = engine, engine.limits, label
         self._renderer, self._backend, self._seeds = renderer, backend, seeds
-        self._waiting = deque(episodes)
+        self._waiting, self._episodes = deque(episodes), episodes
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, Proceed] = {}
         # Row -> the agent's context for which the backend keeps the attention's keys and values.
@@ -177,7 +177,8 @@ class _Rollout:
                 if elapsed > report:
                     report = 2 * max(report, elapsed)
                     if left:
-                        self._engine.on_progress(number - left, number)
+                        turns = sum(episode.num_turns for episode in self._episodes)
+                        self._engine.on_progress(number - left, number, turns)
         finally:
             # After an exception some episodes still run, so release what they hold.
             for row, episode in self._running.items():

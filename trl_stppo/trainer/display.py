@@ -40,10 +40,10 @@ def install_callbacks(
     lines.task = names
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
 
-    def on_progress(what: str, ended: int, episodes: int) -> None:
+    def on_progress(what: str, *counts: int) -> None:
         # The user may have removed the callback since construction.
         if lines in handler.callbacks:
-            lines.on_rollout(what, ended, episodes)
+            lines.on_rollout(what, *counts)
 
     for what, engine in engines.items():
         engine.on_progress = partial(on_progress, what)

@@ -101,9 +101,9 @@ class ProgressLines(TrainerCallback):
             for line in self._introduction(args, state):
                 self._say(redacted(line))
 
-    def on_rollout(self, what: str, ended: int, episodes: int) -> None:
-        """Print how many episodes of a long rollout have ended; `what`: rollout or evaluation."""
-        self._say(f"  {what}: {ended} of {episodes} episodes have ended")
+    def on_rollout(self, what: str, ended: int, episodes: int, turns: int) -> None:
+        """Print how far the batch of a long rollout or evaluation is; `what`: rollout or evaluation."""
+        self._say(f"  {what} batch: {ended} of {episodes} episodes have ended, after {turns} turns")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print the optimizer steps of a long update."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from timeit import timeit
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -116,8 +116,7 @@ def look(run: Plan, found: Findings) -> None:
         found.check(agents.check_splits, args, config, run.train, held_out)
     name, revision = str(model_args.model_name_or_path), model_args.model_revision
     # Without a tokenizer here count characters: a text rarely has more tokens than characters.
-    counter: Callable[[str], int] = len
-    tokenizer = None
+    counter, tokenizer = cast(agents.Counter, len), None
     with suppress(Exception):
         tokenizer = load_tokenizer(name, revision, local_files_only=True)
         counter = agents.token_counter(name, revision)
@@ -155,8 +154,7 @@ def _play(factory: Any, run: Plan, found: Findings) -> None:
 
 def _render(agent: Any, run: Plan, tokenizer: Any) -> None:
     """Render the calls that an agent makes in two rows, as far as made-up answers lead it."""
-    options = {"template_kwargs": run.config.chat_template_kwargs}
-    reader = ChatRenderer(tokenizer, [tokenizer.eos_token_id], **options)
+    reader = ChatRenderer(tokenizer, [], template_kwargs=run.config.chat_template_kwargs)
     for row in islice(run.train or (), 2):
         requests: list[Any] = []
         with suppress(EnvironmentContractError):

@@ -94,12 +94,9 @@ def tool_schema(tool: Any, place: str = "tools") -> dict[str, Any]:
     """Return the schema that a model reads of a tool: its `json_schema`, or else one made of its hints."""
     from transformers.utils import get_json_schema
 
-    if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
-        raise EnvironmentContractError(f"`{place}` is {tool!r:.70}, not a function.")
     try:
-        for each in inspect.signature(tool).parameters.values():
-            if each.kind is each.VAR_POSITIONAL and not hasattr(tool, "json_schema"):
-                raise TypeError(f"a call gives arguments by name, so none for {each}")
+        if inspect.getfullargspec(tool).varargs:
+            raise TypeError("a call gives arguments by name, so none for `*args`")
         return dict(getattr(tool, "json_schema", None) or get_json_schema(tool))
     except Exception as error:
         what = f"`{place}` cannot be described to the model: {error}"

@@ -8,7 +8,6 @@ environment is trusted.
 
 from __future__ import annotations
 
-import copy
 from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile, zip_longest
@@ -219,16 +218,6 @@ class ChatRenderer:
     def _template_name(self) -> str:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
         return f"{name!r}{' (given as `chat_template`)' if self.template['chat_template'] else ''}"
-
-
-def with_one_template(tokenizer: Any, *, tools: bool) -> Any:
-    """Return the tokenizer; of several named chat templates a copy keeps that for `tools`, or `default`."""
-    named = getattr(tokenizer, "chat_template", None)
-    if not isinstance(named, dict):
-        return tokenizer
-    tokenizer, name = copy.copy(tokenizer), "tool_use" if tools else "default"
-    tokenizer.chat_template = named.get(name) or named.get("default") or named
-    return tokenizer
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:

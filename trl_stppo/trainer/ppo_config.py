@@ -43,10 +43,7 @@ class KeepsSecrets:
     def to_dict(self) -> dict[str, Any]:
         """Return upstream's dictionary of settings without secrets, for trackers and TensorBoard."""
         # Upstream hides every setting whose name ends in `_token`, but this one is no secret.
-        return {
-            **self._without_secrets().to_dict(),
-            "stop_token": getattr(self, "stop_token", None),
-        }
+        return {**self._without_secrets().to_dict(), "stop_token": vars(self)["stop_token"]}
 
     def __str__(self) -> str:
         return self._without_secrets().__str__()
@@ -273,10 +270,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             self.__dict__["generation_batch_size"] = None
         super().__post_init__()
         if given not in (None, self.generation_batch_size):
-            raise ValueError(
-                f"`generation_batch_size={given}` contradicts `steps_per_generation="
-                f"{self.steps_per_generation}`, which means {self.generation_batch_size}. Set only one."
-            )
+            steps = f"`steps_per_generation={self.steps_per_generation}`"
+            raise ValueError(f"`generation_batch_size={given}` contradicts {steps}: set one only.")
         self.__dict__.update(as_floats(self.__dict__))
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:

@@ -7,7 +7,8 @@ from datasets import Dataset
 
 from tests.kit.builders import prompts
 from tests.trainer.loop.test_tool_results import CALL, played, search, tokenizer_of
-from trl_stppo.rollout.chat import ChatRenderer, with_one_template
+from trl_stppo.rollout.chat import ChatRenderer
+from trl_stppo.trainer.planning.plan import RolloutPlan, fitted_tokenizer
 
 USER = [{"role": "user", "content": "Hi."}]
 BARE = (
@@ -65,10 +66,10 @@ def test_without_tools_the_default_is_the_template(several, tmp_path, monkeypatc
 
 def test_the_users_tokenizer_keeps_its_templates():
     tokenizer = named("qwen2_5")
-    assert with_one_template(tokenizer, tools=False).chat_template == BARE
+    assert fitted_tokenizer(tokenizer, RolloutPlan()).chat_template == BARE
     assert isinstance(tokenizer.chat_template, dict)
     tokenizer.chat_template = BARE
-    assert with_one_template(tokenizer, tools=True) is tokenizer
+    assert fitted_tokenizer(tokenizer, RolloutPlan()) is tokenizer
 
 
 def test_a_rows_settings_hold_for_its_whole_episode(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,6 @@ from transformers import ProcessorMixin
 
 from ...envs.base import tool_names, tool_schema
 from ...paths import check_name
-from ...rollout.chat import with_one_template
 from ...rollout.environments import Factories, split_environments
 from .._trl import check_tool_template, get_config_model_id
 from ..ppo_config import PPOConfig
@@ -187,9 +187,11 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
 
 
 def fitted_tokenizer(tokenizer: Any, rollout: RolloutPlan) -> Any:
-    """Return the tokenizer with one chat template, which must render tools if there are any."""
+    """Return the tokenizer, or a copy with one of its named chat templates, which must render the tools."""
     tools = bool(rollout.tools or rollout.standalone_tools)
-    tokenizer = with_one_template(tokenizer, tools=tools or rollout.agent is not None)
+    if isinstance(named := getattr(tokenizer, "chat_template", None), dict):
+        tokenizer, name = copy.copy(tokenizer), "tool_use" if tools or rollout.agent else "default"
+        tokenizer.chat_template = named.get(name) or named.get("default") or named
     if tools:
         check_tool_template(tokenizer)
     return tokenizer

@@ -110,3 +110,23 @@ def test_a_template_that_cannot_render_tools_is_a_problem(
     code, shown = dry_run(*words, "--output_dir", str(tmp_path / "run"), *flags)
     assert code == int(problem is not None), shown
     assert problem is None or problem in shown
+
+
+@pytest.mark.parametrize(("flags", "told"), [
+    (["--dtype", "bfloat16", "--learning_rate", "1e-6"], True),
+    (["--dtype", "bfloat16", "--learning_rate", "1e-6", "--use_peft", "true"], False),
+    (["--learning_rate", "1e-6"], False),
+])  # fmt: skip
+def test_the_dry_run_tells_it(flags, told, dry_run):
+    code, shown = dry_run("--config", DEMO, *flags)
+    assert (
+        code,
+        "note: for weights of the usual size, a step of `learning_rate=1e-06`" in shown,
+    ) == (0, told)
+
+
+@pytest.mark.parametrize(("engine", "told"), [("DEEPSPEED", False), ("FSDP", True)])
+def test_the_dry_run_knows_engines_with_float32_copies(engine, told, dry_run, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
+    flags = ["--dtype", "bfloat16", "--learning_rate", "1e-6", "--bf16", "false"]
+    assert ("does not move" in dry_run("--config", DEMO, *flags)[1]) is told

@@ -29,6 +29,7 @@ from ..rollout.chat import ChatRenderer
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
+from ..trainer.precision import SAMPLE, WAYS_OUT, rounded_away
 from ..watch.runs import duration
 from . import agents
 from .env_check import play_agent
@@ -69,12 +70,18 @@ class Findings:
 def run(words: Sequence[str]) -> int:
     """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
+    engines = [name for name in ENGINES if os.environ.get(name) == "true"]
     if not torch.cuda.is_available() and given(words, "use_cpu").get("use_cpu") is None:
         words = [*words, "--use_cpu", "true"]
     with alone(processes):
         plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)
         look(plan_of_run, found)
-        rows = resolved(plan_of_run)
+        model = shape_of(plan_of_run)
+        rows = resolved(plan_of_run, model)
+    # DeepSpeed takes steps with float32 copies of the weights; FSDP2 does in mixed precision.
+    masters = bool(engines) and (plan_of_run.config.bf16 or engines == ["ACCELERATE_USE_DEEPSPEED"])
+    if not masters and (facts := rounding(plan_of_run, model)) is not None:
+        found.notes.append(f"for weights of the usual size, {facts}. {WAYS_OUT}")
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
@@ -183,6 +190,18 @@ def shape_of(run: Plan) -> Any:
     return None
 
 
+def rounding(run: Plan, model: Any) -> str | None:
+    """Describe which weights steps do not move, judged by the size of a new model's weights."""
+    named = agents.model_options(run.model_args, run.config.model_init_kwargs).get("dtype")
+    own = getattr(model, "dtype", torch.float32)
+    dtype = getattr(torch, str(named or "float32").removeprefix("torch."), own)
+    size = getattr(getattr(model, "config", None), "initializer_range", 0.02)
+    usual, lora = (size * torch.randn(SAMPLE)).to(dtype), run.model_args.use_peft
+    critic = run.trainer_class.has_critic and (run.args.value_model_name_or_path or not lora)
+    full = {"learning_rate": not lora, "critic_learning_rate": critic}
+    return rounded_away({f: [(usual, getattr(run.config, f))] for f in full if full[f]})
+
+
 def passes(run: Plan, model: Any) -> str:
     """Describe whether forward passes of a model would be packed."""
     if run.config.torch_compile:
@@ -226,7 +245,7 @@ def length_of(run: Plan, model: Any, rollouts: float) -> str:
     )
 
 
-def resolved(run: Plan) -> dict[str, str]:
+def resolved(run: Plan, model: Any) -> dict[str, str]:
     """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
     args, config = run.args, run.config
     episodes, group = config.generation_batch_size, config.num_generations
@@ -242,7 +261,6 @@ def resolved(run: Plan) -> dict[str, str]:
         critic += f", learning rate {config.critic_learning_rate:g}"
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
-    model = shape_of(run)
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
     return {
         "variant": f"{config.variant}: {ratio}",

@@ -43,6 +43,7 @@ from .planning import plan
 from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
+from .precision import MovedWeights, check_precision
 from .publisher import Publisher, repo_name
 from .recorder import TraceRecorder
 from .rollouts import OverlappedSource, RolloutSource, StalePolicies
@@ -181,6 +182,8 @@ class AgentTrainer(Bridge):
     def _build_models(self, run: RunPlan) -> None:
         args, accelerator = run.args, self.accelerator
         self.critic = critic = models.install_models(self, run.reference, run.critic)
+        self._rounded_away = check_precision(self)
+        self.add_callback(MovedWeights(self))
         trained = [parameter for _, parameter in policy_parameters(self.model, critic)]
         self._stale = StalePolicies(trained, args.rollout_staleness)
         stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]
@@ -223,8 +226,8 @@ class AgentTrainer(Bridge):
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         names = partial(task, policy, self.train_dataset, run.rollout)
         reporting = engines if self.accelerator.is_main_process else {}
-        why_padded = self._forward.why_padded
-        display.install_callbacks(self.callback_handler, names, why_padded, reporting)
+        notes = self._forward.why_padded, self._rounded_away
+        display.install_callbacks(self.callback_handler, names, notes, reporting)
         ending = Ending(
             self.accelerator,
             self.critic,

@@ -19,12 +19,13 @@ from ..watch.metrics_file import MetricsFile
 def install_callbacks(
     handler: CallbackHandler,
     names: Callable[[], dict[str, str]],
-    why_padded: str | None,
+    notes: tuple[str | None, str | None],
     engines: Mapping[str, RolloutEngine],
 ) -> None:
     """Write the log to a file, and print lines in place of upstream's progress bar and dictionaries.
 
-    `names` returns the names of model, environment and data set; `engines` report their progress.
+    `names` returns the names of model, environment and data set. `notes` say why passes are padded, and which
+    weights steps do not move. `engines` report their progress.
     """
     shield_integrations(handler.callbacks)
     handler.add_callback(MetricsFile(names))
@@ -38,6 +39,7 @@ def install_callbacks(
     if lines is None:
         handler.add_callback(lines := ProgressLines())
     lines.task = names
+    why_padded, lines.rounding = notes
     lines.passes = "packed" if why_padded is None else f"padded. {why_padded}"
 
     def on_progress(what: str, *counts: int) -> None:

@@ -263,7 +263,9 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         accelerated = is_torch_bf16_gpu_available() or is_torch_xla_available()
         if vars(self)["bf16"] is None and (self.use_cpu or not accelerated):
             self.bf16 = False
-            logger.warning("`bf16` is not set, and no accelerator computes: the run is in float32.")
+            logger.warning(
+                "`bf16` is not set, and no accelerator computes: passes have the weights' dtype."
+            )
         # A copy of a configuration has both, which upstream refuses.
         given = self.generation_batch_size
         if self.steps_per_generation is not None:

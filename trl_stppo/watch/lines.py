@@ -79,6 +79,7 @@ class ProgressLines(TrainerCallback):
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
         self.passes = ""
+        self.rounding: str | None = None
         self._steps = 1
         # Numbers of rollouts and of log entries that have a line.
         self._lines = self._logged = 0
@@ -189,6 +190,8 @@ class ProgressLines(TrainerCallback):
         yield f"{rates}; {kind}{to_zero}{kls}"
         if self.passes:
             yield f"forward passes: {self.passes}"
+        if self.rounding:
+            yield f"! rounding: {self.rounding}"
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
 

@@ -1,0 +1,120 @@
+"""Trained weights in half precision: does a step of the learning rate's size move them?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from .bridge import Bridge
+from .optimizers import policy_parameters
+from .sharding.runtime import is_sharded, sharding_name
+
+logger = logging.getLogger(__name__)
+# Number of values that are read of each tensor.
+SAMPLE = 4096
+# Smallest share of unmoved weights to warn of.
+MANY = 0.1
+MOVED = "policy/moved_share"
+OWNERS = {"learning_rate": "policy", "critic_learning_rate": "critic"}
+WAYS_OUT = (
+    "Such a step is below half the distance to the next number. Adam's steps have about this size, SGD's are "
+    "mostly smaller. Load float32 weights (`dtype: float32`) and set `bf16: true`, or train LoRA, whose "
+    "adapters are float32."
+)
+
+
+def _sampled(weight: Tensor) -> Tensor:
+    """Return a copy of evenly spaced values of a tensor."""
+    return weight.detach().flatten()[:: 1 + weight.numel() // SAMPLE].clone()
+
+
+def _share(weights: Sequence[Tensor], flags: Sequence[Tensor]) -> float:
+    """Return the share of the weights' values that flags of sampled values stand for."""
+    sums = [w.numel() * float(flag.float().mean()) for w, flag in zip(weights, flags, strict=True)]
+    return sum(sums) / sum(w.numel() for w in weights)
+
+
+def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | None:
+    """Say how many weights in half precision do not move by steps of their rates' sizes; None if few.
+
+    `rated` has weights and their rates, by the field that sets the rate.
+    """
+    found = []
+    for field, pairs in rated.items():
+        kinds = {str(w.dtype).removeprefix("torch.") for w, _ in pairs if w.dtype.itemsize == 2}
+        few = [(_sampled(weight), rate) for weight, rate in pairs if kinds]
+        stays = [(values.float() + rate).to(values.dtype) == values for values, rate in few]
+        if any(rate for _, rate in few) and (share := _share([w for w, _ in pairs], stays)) >= MANY:
+            found.append(
+                f"a step of `{field}={pairs[0][1]:g}` does not move {share:.0%} of the {OWNERS[field]}'s "
+                f"weights, stored in {' and '.join(sorted(kinds))}"
+            )
+    return "; ".join(found) or None
+
+
+def check_precision(host: Bridge) -> str | None:
+    """Warn of trained weights that steps do not move, and return that; refuse what ends in NaN."""
+    engine, mixed = sharding_name(host.accelerator), host.accelerator.mixed_precision != "no"
+    # These engines take steps with float32 copies of the weights.
+    if engine.startswith("ZeRO") or (engine.startswith("FSDP") and mixed):
+        return None
+    args, given, critic = host.args, host.optimizer, host.critic.parameters()
+    policy = [weight for _, weight in policy_parameters(host.model, host.critic)]
+    groups = given.param_groups if given else []
+    rates = {id(weight): group["lr"] or 0.0 for group in groups for weight in group["params"]}
+    if any(weight.dtype == torch.float16 for weight in (*policy, *critic)):
+        kind, options = host.get_optimizer_cls_and_kwargs(args, host.model)
+        _check_eps(given or kind([*policy, *critic], **options), given is not None)
+    parts = {"learning_rate": policy, "critic_learning_rate": critic}
+    rated = {
+        f: [(w, rates.get(id(w), getattr(args, f))) for w in parts[f]] for f in parts if parts[f]
+    }
+    if (facts := rounded_away(rated)) is not None:
+        logger.warning("Rounding: %s. %s", facts, WAYS_OUT)
+    return facts
+
+
+def _check_eps(optimizer: Any, given: bool) -> None:
+    """Refuse an optimizer that divides in float16 by an eps that is 0 there."""
+    name = type(optimizer).__name__
+    field = "optimizers" if given else "adam_epsilon" if "Adam" in name else "optim"
+    for group in optimizer.param_groups:
+        eps, narrow = group.get("eps"), any(w.dtype == torch.float16 for w in group["params"])
+        # A fused step computes in float32, and so do the optimizers of other packages.
+        narrow &= type(optimizer).__module__.startswith("torch.optim") and not group.get("fused")
+        if narrow and eps is not None and not torch.tensor(eps, dtype=torch.float16):
+            raise ValueError(
+                f"`{field}`: {name} has eps={eps:g}, which is 0 in float16, the dtype of trained weights. "
+                f"Load them in float32, or set 1e-07 or more."
+            )
+
+
+class MovedWeights(TrainerCallback):
+    """Logs once, after the first step that has a gradient and a rate, which share of its weights moved."""
+
+    def __init__(self, host: Bridge) -> None:
+        self._host, self._metrics = host, host.next_metrics["train"]
+        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._done = False
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep some values of each of the policy's weights, and whether their gradients are not 0."""
+        known = [self._metrics, *state.log_history] if not self._done else []
+        self._done |= any(MOVED in entry for entry in known) or is_sharded(self._host.accelerator)
+        if not self._done and kwargs["optimizer"].param_groups[0]["lr"]:
+            named = policy_parameters(self._host.model, self._host.critic)
+            trained = [(w, _sampled(w.grad) != 0) for _, w in named if w.grad is not None]
+            self._before = [(w, _sampled(w), pulled) for w, pulled in trained if pulled.any()]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compare the values after the step."""
+        if self._before:
+            weights, _, pulled = zip(*self._before, strict=True)
+            moved = [(_sampled(w) != v) & p for w, v, p in self._before]
+            self._metrics[MOVED] += [_share(weights, moved) / _share(weights, pulled)]
+            self._before = []

@@ -29,6 +29,7 @@ from ._trl import check_overrides, profiling_decorator, small_tiles
 from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
+from .checkpoints.reference import marks_of
 from .checkpoints.run_state import RunState
 from .describe import adapter_of, critic_of, task
 from .evaluation.evaluator import Evaluator
@@ -217,6 +218,7 @@ class AgentTrainer(Bridge):
             self.train_dataset,
             self._run_state,
             lambda: self._trace.finish(),
+            marks_of(self),
             trainer=self.config_class.__name__,
             critic=critic_of(self.critic),
             adapter=adapter_of(policy),

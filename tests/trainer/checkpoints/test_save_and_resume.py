@@ -191,6 +191,7 @@ def test_tied_weights_are_not_called_missing(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
 
     def arguments():
+        torch.manual_seed(0)
         return {"model": Qwen2ForCausalLM(tiny_config(char_tokenizer(), tie_word_embeddings=True))}
 
     train(tmp_path, arguments=arguments(), save_strategy="steps", save_steps=2)

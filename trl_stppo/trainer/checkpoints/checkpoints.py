@@ -23,6 +23,7 @@ from ..describe import algorithm_settings
 from ..disk import RunLock
 from ..ppo_config import PPOConfig
 from ..sharding.runtime import is_sharded, sharding_name
+from .reference import Marks, check_reference
 from .run_state import RunState
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
             raise CheckpointError(
                 f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
             )
+    check_reference(folder, saved.get("reference"), present["reference"])
     trained_by = saved["identity"].get("engine") or ""
     for field, now in present["split"].items():
         was = saved["split"].get(field)
@@ -92,7 +94,7 @@ class Checkpoints:
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     `finish_trace` writes the record of an update that a run has not completed. `identity` names trainer,
-    critic and adapter; a checkpoint with others is refused.
+    critic and adapter; a checkpoint with others, or of a run with another `reference` policy, is refused.
     """
 
     def __init__(
@@ -102,10 +104,11 @@ class Checkpoints:
         rows: Any,
         state: RunState,
         finish_trace: Callable[[], None],
+        reference: Marks | None,
         **identity: Any,
     ) -> None:
         self._args, self._accelerator, self._rows = args, accelerator, rows
-        self._finish_trace, self._identity = finish_trace, identity
+        self._finish_trace, self._identity, self._reference = finish_trace, identity, reference
         self._state, self._is_stream = state, not hasattr(rows, "__len__")
         # The checkpoint that this run wrote last or resumed from.
         self.last: Path | None = None
@@ -176,6 +179,7 @@ class Checkpoints:
                 "epochs": args.num_iterations,
                 "mini_batches": micro_batches // args.gradient_accumulation_steps,
             },
+            "reference": self._reference,
             # A resumed run may change these, with a warning: sums are then rounded in another order.
             "split": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
             "settings": algorithm_settings(args),

@@ -1,0 +1,81 @@
+"""Marks by which a checkpoint knows the reference policy of its run again."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from ...errors import CheckpointError
+from ...models.adapters import REFERENCE
+from ..bridge import Bridge
+from ..sharding.runtime import shards_weights
+
+logger = logging.getLogger(__name__)
+# Name of a tensor -> its dtype, its shape and some of its values.
+Marks: TypeAlias = dict[str, list[Any]]
+# Number of values of each tensor.
+VALUES = 4
+
+
+def marks_of(host: Bridge) -> Marks | None:
+    """Return the marks of a run's reference policy, or None without a KL.
+
+    A checkpoint holds a reference that `sync_ref_model` moves, and a reference adapter. Quantised weights and
+    shards have no values to compare.
+    """
+    args, policy = host.args, host.accelerator.unwrap_model(host.model)
+    if args.kl_coef == 0.0 and args.beta == 0.0:
+        return None
+    if args.sync_ref_model:
+        return {"sync_ref_model": ["", [], []]}
+    apart = host.accelerator.unwrap_model(host.ref_model) if host.ref_model is not None else None
+    # Without a model of its own the reference is the policy without its trained adapters.
+    named = [
+        (n, p) for n, p in (apart or policy).named_parameters() if apart or not p.requires_grad
+    ]
+    marks: Marks = {}
+    for name, weight in named:
+        known = weight.is_floating_point() and not shards_weights(host.accelerator)
+        few = (
+            weight.detach().flatten()[:: 1 + weight.numel() // VALUES] if known else torch.empty(0)
+        )
+        kept = [] if REFERENCE in name.split(".") else few.double().tolist()
+        shape = [*getattr(weight, "ds_shape", weight.shape)]
+        marks[name] = [str(weight.dtype).removeprefix("torch."), shape, kept]
+    return marks
+
+
+def check_reference(folder: Path, was: Marks | None, now: Marks | None) -> None:
+    """Refuse a checkpoint of a run with another reference policy; warn of another dtype."""
+    if was is None or now is None:
+        return
+    names = {**was, **now}
+    other = next(
+        (n for n in names if n not in was or n not in now or not _same(was[n], now[n])), None
+    )
+    if other is not None:
+        raise CheckpointError(
+            f"`{folder}` comes from a run with another reference policy: they differ in {other!r}. Pass the "
+            f"`model` (or `ref_model`) that the run began with; its policy comes from the checkpoint."
+        )
+    if was != now:
+        logger.warning(
+            "%s: the reference policy has another dtype, so the run will not equal the uninterrupted one.",
+            folder,
+        )
+
+
+def _same(was: list[Any], now: list[Any]) -> bool:
+    """Return whether tensors with these marks are equal, except for the rounding of their dtypes."""
+    kinds = [getattr(torch, each[0], torch.float64) for each in (was, now)]
+    values = [torch.tensor(each[2], dtype=torch.float64) for each in (was, now)]
+    if was[1] != now[1] or not all(map(len, values)):
+        return bool(was[1] == now[1])
+    coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps)
+    # float16 and bfloat16 numbers have been rounded differently before.
+    rounded = {*kinds} == {torch.float16, torch.bfloat16}
+    one, two = (each.to(coarse).double() for each in values)
+    return torch.allclose(one, two, rtol=2**-7 * rounded, atol=2**-24 * rounded)

@@ -48,7 +48,7 @@ from .precision import MovedWeights, check_precision
 from .publisher import Publisher, repo_name
 from .recorder import TraceRecorder
 from .rollouts import OverlappedSource, RolloutSource, StalePolicies
-from .setup import models, players
+from .setup import models, players, readers
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
@@ -134,23 +134,24 @@ class AgentTrainer(Bridge):
             )
         models.check_sharding(self, critic, reference, turn_reward_funcs)
         models.install_stop_token(self)
-        self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_models(run)
+        self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_run(run)
         self._build_loop()
 
     def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
-        self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             turn_funcs,
             tokenizers,
-            self._player.engine.calls,
+            lambda call: self._player.engine.calls.run_async(call),
             self.text_tokenizer,
             self.accelerator,
             template_kwargs=self.chat_template_kwargs,
             batch_size=run.args.forward_batch_size,
             trust_remote_code=run.args.trust_remote_code,
         )
+        context = readers.check_readers(self, run.rewards, self._turn_reward_funcs)
+        self._player = players.build_player(self, run.rollout, run.evaluation, context)
         self.reward_funcs: list[Any] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names
         )

@@ -31,6 +31,7 @@ class Bridge(GRPOTrainer):
     critic: Critic
     # Upstream sets these attributes without types.
     _tokenizer: Any
+    reward_processing_classes: list[Any]
     _signature_columns: Any
     _finish_current_push: Any
     _last_loaded_step: int

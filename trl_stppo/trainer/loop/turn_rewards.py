@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of, noted, numbered
-from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..planning.rewards import check_scores
 from .rollout import Rollout
@@ -85,7 +84,7 @@ class TurnRewardFuncs:
         self,
         funcs: Any,
         processing_classes: Any,
-        calls: EnvironmentCalls,
+        run_async: Callable[..., Any],
         tokenizer: Any,
         accelerator: Any,
         *,
@@ -105,10 +104,10 @@ class TurnRewardFuncs:
             )
         self._tokenizer, self._accelerator = tokenizer, accelerator
         self._template_kwargs, self._batch_size = template_kwargs, batch_size
-        self._run_async = calls.run_async
+        self._run_async = run_async
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
-            check_scores(func, f"turn_reward_funcs[{i}]")
+            check_scores(func, f"turn_reward_funcs[{i}]", trust=trust_remote_code)
             if isinstance(func, str | nn.Module):
                 model, self._tokenizers[i] = _loaded(func, classes[i], trust=trust_remote_code)
                 self.funcs[i] = accelerator.prepare_model(model.eval(), evaluation_mode=True)
@@ -116,6 +115,11 @@ class TurnRewardFuncs:
                 raise ValueError(
                     f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed: functions, models, names."
                 )
+
+    def models(self) -> list[tuple[str, Any, Any]]:
+        """Return the reward models with their fields and tokenizers."""
+        own = self._tokenizers.items()
+        return [(f"turn_reward_funcs[{i}]", self.funcs[i], tokenizer) for i, tokenizer in own]
 
     def add_rewards(
         self, rollout: Rollout, environments: list[Any] | None, trainer_state: Any
@@ -202,12 +206,6 @@ def _loaded(model: Any, tokenizer: Any, *, trust: bool) -> tuple[Any, Any]:
     """Load a reward model and its tokenizer if they are not given as instances."""
     options = {"trust_remote_code": trust}
     if isinstance(model, str):
-        kind = (AutoConfig.from_pretrained(model, **options).architectures or [""])[0]
-        if kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-            raise ValueError(
-                f"`turn_reward_funcs`: {model!r} is a {kind}, whose scores would be random; must be a "
-                f"sequence classifier, or a function."
-            )
         model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **options)
     if tokenizer is None:
         tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config), **options)

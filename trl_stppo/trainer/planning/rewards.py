@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedModel
+import transformers
+from transformers import AutoConfig
 
 from ...paths import check_name
 from ...rollout.reward_funcs import (
@@ -22,12 +24,15 @@ from .._trl import trl_rewards
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
+GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
 
 @dataclass
 class RewardPlan:
     """All reward functions of a run, in GRPOTrainer's form."""
 
     funcs: list[Any] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
     # Index of the function that returns the sum of turn rewards. The score excludes this sum. The log shows
     # it, and GRPOTrainer needs at least one function.
@@ -44,14 +49,26 @@ class RewardPlan:
         return [*funcs[:own], *(final_rewards_of(name, self.current) for name in names[own:])]
 
 
-def check_scores(model: Any, name: str) -> None:
-    """Refuse a model that generates text instead of scores, and the name of a missing folder."""
+def check_scores(model: Any, name: str, *, trust: bool) -> None:
+    """Refuse a model without a trained head that gives one score, and the name of a missing folder."""
     check_name(name, model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if isinstance(base, PreTrainedModel) and base.can_generate():
+    config, kind, named = getattr(base, "config", None), type(base).__name__, isinstance(model, str)
+    if named:
+        with suppress(OSError, ValueError):
+            config = AutoConfig.from_pretrained(model, trust_remote_code=trust)
+            kind = (config.architectures or [""])[0]
+    if config is None:
+        return
+    # A configuration without labels has two by default, and a name is loaded with one.
+    labels = (
+        config.to_diff_dict().get("id2label", [0]) if named else getattr(config, "id2label", [0])
+    )
+    other = "SequenceClassification" not in kind and hasattr(transformers, kind)
+    if other or kind.endswith(GENERATE) or len(labels) != 1:
         raise ValueError(
-            f"`{name}` is a {type(base).__name__}, which gives one logit per token, not a score. Pass a "
-            f"sequence-classification model with num_labels=1, or a function."
+            f"`{name}` is a {kind} with num_labels={len(labels)}, without a head that was trained to score. "
+            f"Pass a sequence-classification model with num_labels=1, or a function."
         )
 
 
@@ -87,20 +104,22 @@ def plan_rewards(
             f"`remove_unused_columns=True` removes `{'`, `'.join(columns)}`, which environments, agents and "
             f"reward functions take; leave it out."
         )
-    check_scores(reward_model, "reward_model")
+    fields = [f"reward_funcs[{i}]" for i in range(len(funcs))]
     for i, func in enumerate(funcs):
-        check_scores(func, f"reward_funcs[{i}]")
         if isinstance(func, str) and hasattr(trl_rewards, func):
             raise ValueError(
                 f"`reward_funcs[{i}]={func!r}` is not a model; pass the function trl.rewards.{func}."
             )
+        check_scores(func, fields[i], trust=args.trust_remote_code)
         if columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []
             check_columns(func, [*GIVEN, *environments, *columns], columns)
     if reward_model is not None:
+        check_scores(reward_model, "reward_model", trust=args.trust_remote_code)
+        fields.append("reward_model")
         funcs.append(reward_model)
         classes.append(tokenizer)
-    plan = RewardPlan(processing_classes=classes)
+    plan = RewardPlan(fields=fields, processing_classes=classes)
     plan.funcs = [guarded(func, plan.current) for func in funcs]
     may_reward = bool(rollout.tools or rollout.user_func or scores_turns)
     if rollout.text or rollout.agent or (may_reward and not funcs and not rollout.scores_episodes):

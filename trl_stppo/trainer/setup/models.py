@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,10 +29,8 @@ from .._trl import (
     prepare_frozen,
 )
 from ..bridge import Bridge
-from ..planning.data import rows_with_prompts
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
-from .players import renderer
 
 
 def loading_options(args: PPOConfig) -> dict[str, Any]:
@@ -204,7 +202,6 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -> Critic:
     """Install the reference policy on GRPOTrainer; build and return the critic."""
-    check_vocabulary(host)
     keep_trainable(host.model)
     install_reference(host, reference)
     for model in (host.model, host.ref_model):
@@ -221,31 +218,6 @@ def install_models(host: Bridge, reference: ReferencePlan, given: GivenCritic) -
         with TemporaryDirectory() as folder:
             host.model.generation_config.save_pretrained(folder)
     return build_critic(host, given)
-
-
-def check_vocabulary(host: Bridge) -> None:
-    """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
-    tokenizer, rows = host.processing_class, host.model.config.get_text_config().vocab_size
-    text = written(host) if len(tokenizer) > rows else ""
-    for number in range(rows, len(tokenizer)):
-        token = tokenizer.convert_ids_to_tokens(number)
-        known = tokenizer.added_tokens_decoder.get(number)
-        if known is None or not known.special or token == tokenizer.pad_token or token in text:
-            raise ValueError(
-                f"`processing_class` has the token {token!r}, number {number}, but `model` has {rows} rows; "
-                f"resize it."
-            )
-
-
-def written(host: Bridge) -> str:
-    """Return the text of the chat template and of the first prompt."""
-    chat = renderer(host, host.processing_class)
-    text = chat.control.template_text
-    # A stream cannot be indexed, and a template may refuse the first row.
-    with suppress(Exception):
-        (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
-        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
-    return text
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:

@@ -20,7 +20,6 @@ from ...rollout.openai_wire import AgentEndpoint
 from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
 from .._trl import (
-    max_context_tokens,
     overrides,
     prepare_tool_tokenizer,
     read_message,
@@ -36,8 +35,10 @@ from ..planning.plan import RolloutPlan
 logger = logging.getLogger(__name__)
 
 
-def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
-    """Build the player of episodes with the engines of training and evaluation."""
+def build_player(
+    host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan, context: int | None
+) -> EpisodePlayer:
+    """Build the player of episodes, of `context` tokens at most, with its engines."""
     # Copy the tokenizer for an overlap, because two threads must not change its state.
     args, accelerator, tokenizer = host.args, host.accelerator, host.text_tokenizer
     tokenizer = copy.deepcopy(tokenizer) if args.rollout_overlap else tokenizer
@@ -66,7 +67,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
         assert host.rollout_func is not None
         return host.rollout_func(prompts, host)
 
-    engines = build_engines(host, tokenizer, rollout, evaluation)
+    engines = build_engines(host, tokenizer, rollout, evaluation, context)
     return EpisodePlayer(
         sampler,
         *engines,
@@ -124,7 +125,11 @@ def why_not_ahead(host: Bridge, sampler: TurnSampler) -> str | None:
 
 
 def build_engines(
-    host: Bridge, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
+    host: Bridge,
+    tokenizer: Any,
+    rollout: RolloutPlan,
+    evaluation: RolloutPlan,
+    context: int | None,
 ) -> tuple[RolloutEngine, RolloutEngine]:
     """Build one rollout engine for training and one for evaluation, with separate environments."""
     if rollout.agent is not None:
@@ -142,7 +147,7 @@ def build_engines(
         max_completion_tokens=args.max_completion_length,
         max_turns=args.max_turns,
         max_turn_tokens=args.max_turn_tokens,
-        max_context_tokens=max_context_tokens(host),
+        max_context_tokens=context,
         max_tool_rounds=args.max_tool_calling_iterations,
         env_timeout_seconds=args.env_timeout_seconds,
     )

@@ -1,0 +1,107 @@
+"""The models of a run, compared with the tokens that they will read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ...hub.loading import load_tokenizer
+from ...models.critic import SeparateCritic
+from .._trl import get_config_model_id, max_context_tokens
+from ..bridge import Bridge
+from ..loop.turn_rewards import TurnRewardFuncs
+from ..planning.data import rows_with_prompts
+from ..planning.rewards import RewardPlan
+from .players import renderer
+
+logger = logging.getLogger(__name__)
+# Tokens that a reward model's template and tokenizer may add to an episode.
+MARGIN = 16
+SCORERS = ("reward_funcs", "reward_model", "turn_reward_funcs")
+
+
+def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> int | None:
+    """Refuse models that cannot read what they will get; return the shortest context, in tokens."""
+    unwrap, reads = host.accelerator.unwrap_model, host.text_tokenizer
+    policy = unwrap(host.model)
+    readers = [("model", policy, reads), ("ref_model", host.ref_model, reads)]
+    if isinstance(host.critic, SeparateCritic):
+        readers.append(("value_model", host.critic.model, reads))
+    judges = zip(rewards.fields, host.reward_funcs, host.reward_processing_classes, strict=False)
+    scorers = [judge for judge in (*judges, *turns.models()) if isinstance(judge[1], nn.Module)]
+    shortest = max_context_tokens(host)
+    for field, wrapped, tokenizer in (*readers, *scorers):
+        if wrapped is None:
+            continue
+        model = unwrap(wrapped)
+        _check_rows(field, model, tokenizer, lambda: _written(host))
+        if get_config_model_id(model.config) != get_config_model_id(policy.config):
+            _check_words(field, model, tokenizer)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if not isinstance(context, int):
+            continue
+        if field.partition("[")[0] in SCORERS:
+            model.register_forward_pre_hook(
+                partial(_check_length, field, context), with_kwargs=True
+            )
+            context -= MARGIN
+        if shortest is None or context < shortest:
+            logger.warning("`%s` reads so few tokens that no episode exceeds %s.", field, context)
+            shortest = context
+    return shortest
+
+
+def _check_rows(field: str, model: Any, tokenizer: Any, written: Callable[[], str]) -> None:
+    """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
+    rows = model.config.get_text_config().vocab_size
+    text = written() if len(tokenizer) > rows else ""
+    for number in range(rows, len(tokenizer)):
+        token = tokenizer.convert_ids_to_tokens(number)
+        known = tokenizer.added_tokens_decoder.get(number)
+        if known is None or not known.special or token == tokenizer.pad_token or token in text:
+            raise ValueError(
+                f"`{field}` has {rows} rows, but its `processing_class` has the token {token!r}, number "
+                f"{number}; resize the model."
+            )
+
+
+def _check_words(field: str, model: Any, tokenizer: Any) -> None:
+    """Refuse a model whose own tokenizer, if it can be found, has other words under the same numbers."""
+    name, own = get_config_model_id(model.config), {}
+    if name and name != tokenizer.name_or_path:
+        # A folder may have no tokenizer.
+        with suppress(Exception):
+            own = load_tokenizer(name).get_vocab()
+    added = tokenizer.added_tokens_decoder
+    words = {number: word for word, number in own.items()}
+    for word, number in tokenizer.get_vocab().items():
+        if number not in added and words.get(number, word) != word:
+            raise ValueError(
+                f"`{field}` has its own vocabulary: token {number} is {words[number]!r} in {name!r}, but "
+                f"{word!r} in the tokens that it will read."
+            )
+
+
+def _check_length(field: str, context: int, module: Any, args: Any, inputs: dict[str, Any]) -> None:
+    """Refuse a longer row than a reward model, which tokenizes texts by itself, can read."""
+    if (tokens := inputs["input_ids"].shape[1]) > context:
+        raise ValueError(
+            f"`{field}` reads at most {context} tokens, and an episode has {tokens}: set a smaller "
+            f"`max_completion_length`."
+        )
+
+
+def _written(host: Bridge) -> str:
+    """Return the text of the chat template and of the first prompt."""
+    chat = renderer(host, host.processing_class)
+    text = chat.control.template_text
+    # A stream cannot be indexed, and a template may refuse the first row.
+    with suppress(Exception):
+        (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
+        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
+    return text

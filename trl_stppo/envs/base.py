@@ -95,7 +95,9 @@ def tool_schema(tool: Any, place: str = "tools") -> dict[str, Any]:
     from transformers.utils import get_json_schema
 
     try:
-        if inspect.getfullargspec(tool).varargs:
+        # `signature` looks through decorators, whose functions often have `*args`.
+        kinds = [each.kind for each in inspect.signature(tool).parameters.values()]
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
             raise TypeError("a call gives arguments by name, so none for `*args`")
         return dict(getattr(tool, "json_schema", None) or get_json_schema(tool))
     except Exception as error:

@@ -5,8 +5,9 @@ import functools
 import pytest
 
 from tests.kit.builders import build, logs, prompts, train
-from tests.kit.fakes import CountEnv
-from trl_stppo import STPPOTrainer
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
+from trl_stppo import Agent, STPPOTrainer
+from trl_stppo.hub.settings import AgentSettings
 
 
 def base(completions, value, **kwargs):
@@ -24,6 +25,14 @@ def test_partials_have_the_name_of_their_function_and_equal_names_are_numbered(t
     assert {name: logs(trainer)[name] for name in means} == means
     evaluated = trainer.evaluate()
     assert {name: evaluated[f"eval_{name}"] for name in means} == means
+
+
+def test_an_agents_evaluation_numbers_them_too():
+    tokenizer = char_tokenizer()
+    agent = Agent(tiny_policy(tokenizer), tokenizer, AgentSettings(max_completion_length=4))
+    functions = twice("reward_funcs")["reward_funcs"]
+    figures = agent.evaluate(None, {"rows": prompts(2)}, functions)["rows"]
+    assert (figures["rewards/base/mean"], figures["rewards/base_2/mean"]) == (1.0, 3.0)
 
 
 def test_equal_names_of_turn_rewards_are_numbered_too(tmp_path):

@@ -1,5 +1,6 @@
 """What tools return, and calls that no parser survives, with TRL's own templates."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -29,6 +30,19 @@ def search(q: str) -> list:
 def blocks(q: str) -> list:
     """Search.\n\nArgs:\n    q: query."""
     return [{"type": "text", "text": "passage one"}]
+
+
+async def _search(q: str) -> str:
+    """Search.\n\nArgs:\n    q: query."""
+    return f"found {q}"
+
+
+@functools.wraps(_search)
+def decorated(*args, **kwargs):
+    return _search(*args, **kwargs)
+
+
+decorated.__name__ = "search"
 
 
 def tokenizer_of(template):
@@ -64,9 +78,10 @@ def played(folder, monkeypatch, template, says, tool=None, rows=None, arguments=
 
 @pytest.mark.parametrize(("template", "says", "tool", "shown"), [
     ("qwen3", CALL, search, '["passage one", {"title": "two"}]'),
+    ("qwen3", CALL, decorated, "found x"),
     ("qwen3_5_think", XML, blocks, "passage one"),
 ])  # fmt: skip
-def test_the_model_reads_a_list(template, says, tool, shown, tmp_path, monkeypatch):
+def test_the_model_reads_what_a_tool_gives(template, says, tool, shown, tmp_path, monkeypatch):
     says = says.replace("search", tool.__name__)
     episodes, tokenizer = played(tmp_path, monkeypatch, template, says, tool, max_turns=2)
     for episode in episodes:

@@ -133,11 +133,3 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path):
     ):
         assert part in str(caught.value)
     assert saved(tmp_path) == ["checkpoint-4"]
-
-
-def test_weights_in_float16_are_named_as_the_cause(tmp_path):
-    model = tiny_policy(char_tokenizer(), dtype=torch.float16)
-    with pytest.raises(NonFiniteError, match="float16, where Adam's eps is 0"):
-        build_playing(
-            tmp_path, arguments={"model": model}, optim="adamw_torch", max_steps=4
-        ).train()

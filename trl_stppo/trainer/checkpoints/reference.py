@@ -34,7 +34,9 @@ def marks_of(host: Bridge) -> Marks | None:
     apart = host.accelerator.unwrap_model(host.ref_model) if host.ref_model is not None else None
     # Without a model of its own the reference is the policy without its trained adapters.
     named = [
-        (n, p) for n, p in (apart or policy).named_parameters() if apart or not p.requires_grad
+        (n, p)
+        for n, p in (policy if apart is None else apart).named_parameters()
+        if apart is not None or not p.requires_grad
     ]
     marks: Marks = {}
     for name, weight in named:

@@ -276,10 +276,6 @@ class Ending(TrainerCallback):
         good = f"the last good checkpoint is {last or 'none'}"
         if not self.unsaved and last is not None:
             good = f"they come from {last}, which is not a good checkpoint"
-        if any(weight.dtype == torch.float16 for weight in self._model.parameters()):
-            good += (
-                ". The model is in float16, where Adam's eps is 0: load it in float32 or bfloat16"
-            )
         raise NonFiniteError(
             f"Weights are not finite after step {step}, first in the {found}; they are not saved, and {good}."
         )

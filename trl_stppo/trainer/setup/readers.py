@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from ...hub.loading import load_tokenizer
 from ...models.critic import SeparateCritic
@@ -72,11 +73,12 @@ def _check_rows(field: str, model: Any, tokenizer: Any, written: Callable[[], st
 
 def _check_words(field: str, model: Any, tokenizer: Any) -> None:
     """Refuse a model whose own tokenizer, if it can be found, has other words under the same numbers."""
-    name, own = get_config_model_id(model.config), {}
+    own: dict[str, int] = {}
+    name = get_config_model_id(model.config)
     if name and name != tokenizer.name_or_path:
-        # A folder may have no tokenizer.
+        # A folder may have no tokenizer, for which transformers makes up one of some families.
         with suppress(Exception):
-            own = load_tokenizer(name).get_vocab()
+            own = load_tokenizer(name).get_vocab() if get_tokenizer_config(name) else {}
     added = tokenizer.added_tokens_decoder
     words = {number: word for word, number in own.items()}
     for word, number in tokenizer.get_vocab().items():

@@ -272,10 +272,10 @@ def test_the_first_episode_of_each_row_is_shown_before_a_repetition(capsys):
 
     names = [(row, number) for row in range(3) for number in range(2)]
     episodes = [episode(f"row {row}, {number}") for row, number in names]
-    rollout = SimpleNamespace(names=names, episodes=episodes, totals=[0.0] * 6)
+    rollout = SimpleNamespace(names=names, episodes=episodes)
     agent = SimpleNamespace(tokenizer=SimpleNamespace(decode="".join))
     watch = evaluate.Watch(4, 0, agent, "a")
-    watch(rollout)
+    watch(rollout, SimpleNamespace(totals=[0.0] * 6))
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("row")]
     assert shown == ["row 0, 0", "row 1, 0", "row 2, 0", "row 0, 1"]
     assert len(watch.outcomes) == 6

@@ -47,7 +47,7 @@ def test_an_update_equals_the_trainers(tmp_path):
     )
     trainer.train()
     _, kept, *_ = trainer.kept[0]
-    scores = torch.tensor(trainer.rollouts[0].totals, dtype=torch.float64)
+    scores = torch.tensor(trainer.scored[0].totals, dtype=torch.float64)
 
     tokenizer = char_tokenizer()
     policy, critic = float64_policy(tokenizer).eval(), float64_value_model(tokenizer).eval()

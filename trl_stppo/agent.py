@@ -227,7 +227,7 @@ class Agent:
         greedy: bool = True,
         parallel: int = 32,
         repetitions: int = 1,
-        on_rollout: Callable[[Any], None] | None = None,
+        on_rollout: Callable[[Any, Any], None] | None = None,
         **options: Any,
     ) -> dict[str, dict[str, float]]:
         """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
@@ -242,7 +242,7 @@ class Agent:
             greedy: see `run_many`.
             parallel: episodes at once, per process.
             repetitions: episodes per row.
-            on_rollout: function that gets each rollout of this process, with rewards.
+            on_rollout: function that gets each rollout of this process, and its rewards.
             **options: arguments of `player`, such as `tools`, `agent` and `wrap_backend`.
 
         Returns:

@@ -64,10 +64,10 @@ def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
     play = trainer._evaluator.play
 
     def watched(rows):
-        rollout = play(rows)
-        named = zip(rollout.names, rollout.episodes, strict=True)
+        played, scored = play(rows)
+        named = zip(played.names, played.episodes, strict=True)
         kept.update({name[0]: e.ids for name, e in named})
-        return rollout
+        return played, scored
 
     trainer._evaluator.play = watched
     trainer.evaluate()

@@ -100,12 +100,13 @@ def logs(trainer: PPOTrainer) -> dict[str, float]:
 class KeepingLoop(TrainingLoop):
     """Keeps each rollout, and mode, batch, turns, scores and targets of each."""
 
-    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+    def log_rollout(self, played, scored, batch, turns, kl, targets, seconds):
         host = self.host
         mode = "train" if host.model.training else "eval"
-        host.kept = [*getattr(host, "kept", []), (mode, batch, turns, scores, targets)]
-        host.rollouts = [*getattr(host, "rollouts", []), rollout]
-        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+        host.kept = [*getattr(host, "kept", []), (mode, batch, turns, scored.scores, targets)]
+        host.rollouts = [*getattr(host, "rollouts", []), played]
+        host.scored = [*getattr(host, "scored", []), scored]
+        super().log_rollout(played, scored, batch, turns, kl, targets, seconds)
 
 
 class Keeps:

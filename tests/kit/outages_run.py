@@ -5,6 +5,7 @@ it has seen.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     )
     watches.trainer, watches.spoils = trainer, case.startswith("weights") and rank == 1
     if "to learn from" in case and (rank == 1 or case.startswith("nobody")):
-        original = trainer._rewards.scores
+        original = trainer._rewards.score
 
-        def scores(*args: Any) -> Any:
-            values, scored = original(*args)
-            return values, scored & (trainer.state.global_step != 2)
+        def score(*args: Any) -> Any:
+            scored = original(*args)
+            return replace(scored, counts=scored.counts & (trainer.state.global_step != 2))
 
-        trainer._rewards.scores = scores
+        trainer._rewards.score = score
     if case == "an error of rank 1 alone" and rank == 1:
         play = trainer._player.engine.run
 

@@ -411,7 +411,7 @@ def test_turn_reward_functions_get_each_call_with_its_own_messages(tmp_path):
 
     trainer = played(tmp_path, agent, arguments={"turn_reward_funcs": score})
     assert [p[-1]["content"] for p, _ in seen] == ["hi", "anew"] * 4
-    assert trainer.rollouts[-1].turn_rewards == [[0.5, 0.5]] * 4
+    assert trainer.scored[-1].turn_rewards == [[0.5, 0.5]] * 4
 
 
 def test_after_its_last_turn_an_agent_is_told_once_and_may_return_a_reward(tmp_path):

@@ -44,9 +44,9 @@ class Replay:
 
 
 class ReplayLoop(TrainingLoop):
-    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+    def log_rollout(self, played, scored, batch, turns, kl, targets, seconds):
         self.host.estimates, self.host.kl = targets, kl
-        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+        super().log_rollout(played, scored, batch, turns, kl, targets, seconds)
 
 
 class ReplayTrainer(STPPOTrainer):

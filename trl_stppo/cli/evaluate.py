@@ -200,9 +200,9 @@ class Watch:
         self._spoke = time.monotonic()
         self.outcomes: Outcomes = []
 
-    def __call__(self, rollout: Any) -> None:
+    def __call__(self, rollout: Any, scored: Any) -> None:
         """Print episodes of a rollout: how each ended, and its tokens as text."""
-        pairs = [*zip(rollout.episodes, rollout.totals, strict=True)]
+        pairs = [*zip(rollout.episodes, scored.totals, strict=True)]
         self.outcomes += [(episode.success, score) for episode, score in pairs]
         played = len(self.outcomes)
         if time.monotonic() - self._spoke > QUIET_SECONDS and played < self._total:

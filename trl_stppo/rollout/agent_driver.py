@@ -162,6 +162,7 @@ class AgentDriver(Driver):
     `endpoint` is for agents in other processes.
     """
 
+    calls_model = True
     trusted_text = False
 
     def __init__(
@@ -197,7 +198,7 @@ class AgentDriver(Driver):
         return starting
 
     def begin(self, episode: Episode) -> AgentRequest | None:
-        """Prepare the turn that answers the pending request. Return None if the messages cannot be used."""
+        """Implement `Driver.begin`: find the context that the request's messages continue."""
         session, request = episode.env, episode.env.pending
         session.error = None
         if request.tools and "tools" not in self._warned and not self._renderer.shows_tools:
@@ -214,7 +215,7 @@ class AgentDriver(Driver):
             return None
 
     def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
-        """Append a sampled turn. Return the call that answers the agent, and whether a stop string cut it."""
+        """Implement `Driver.answer`: cut the turn at a stop string, and answer with a message."""
         session, request, context = episode.env, episode.env.pending, episode.context
         decode = self._renderer.decode_action
         ids, stopped = cut_at(request.stop, result.ids, decode)
@@ -260,7 +261,7 @@ class AgentDriver(Driver):
         return proceeding, stopped is not None
 
     def refuse(self, episode: Episode, reason: StopReason) -> Call:
-        """Return the call that answers the pending request with an error, for the given reason."""
+        """Implement `Driver.refuse`: end the session after some refusals."""
         session, refused = episode.env, EPISODE_OVER
         if reason is StopReason.TOKEN_BUDGET:
             session.refused += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..envs.base import check_opening, check_step, readable, taken_columns
+from ..generation.protocol import TurnResult
 from .chat import Message
 from .contexts import AgentRequest
 from .environments import EnvironmentPool
@@ -70,8 +71,10 @@ class Driver:
     Attributes:
         trusted_text: whether observations may hold control tokens.
         type_name: the environment's class; None without an environment.
+        calls_model: whether the environment calls the model with messages of its own, and so begins contexts.
     """
 
+    calls_model = False
     tools: list[Any]
     trusted_text: bool
     type_name: str | None
@@ -88,6 +91,21 @@ class Driver:
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Return the call that plays the turn and returns an `Outcome`, or None if the turn has no action."""
         return None
+
+    def begin(self, episode: Episode) -> AgentRequest | None:
+        """Prepare the turn that answers the pending request. Return None if the messages cannot be used."""
+        raise NotImplementedError
+
+    def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool] | None:
+        """Append a sampled turn, or return None to leave it to the engine.
+
+        Return the call that answers the request, and whether a stop string cut the turn.
+        """
+        return None
+
+    def refuse(self, episode: Episode, reason: StopReason) -> Call:
+        """Return the call that answers the pending request with an error, for the given reason."""
+        raise NotImplementedError
 
     def scoring(self, episode: Episode) -> Call | None:
         """Return the call that scores the ended episode, or None if the environment has no score.

@@ -19,7 +19,6 @@ from ..envs.base import described
 from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..threads import DaemonThread
-from .agent_driver import AgentDriver
 from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Outcome
 from .environments import EnvironmentPool, close_environment
@@ -131,7 +130,7 @@ class RolloutEngine:
             self.warned.add("tools")
             text = "All %d tool calls of a rollout failed. The newest error: %s"
             logger.warning(text, called, self.tool_error)
-        agents = any(isinstance(driver, AgentDriver) for driver in self.drivers.values())
+        agents = any(driver.calls_model for driver in self.drivers.values())
         silent = sum(episode.trains and not episode.num_turns for episode in episodes)
         if agents and silent:
             text = "%d of %d episodes ended without a call of the agent that trains."
@@ -302,11 +301,11 @@ class _Rollout:
 
     def _proceed(self, episode: Episode, end: StopReason | None) -> None:
         """Request the turn that answers an agent's call from the backend, or refuse the call."""
-        agent = self._driver(episode)
-        assert isinstance(agent, AgentDriver)
-        request = None if end else agent.begin(episode)
+        driver = self._driver(episode)
+        request = None if end else driver.begin(episode)
         if request is None:
-            self._call(episode, self._played, agent.refuse(episode, end or StopReason.TOKEN_BUDGET))
+            reason = end or StopReason.TOKEN_BUDGET
+            self._call(episode, self._played, driver.refuse(episode, reason))
             return
         if self._held.get(episode.row) is not episode.context:
             self._backend.release(episode.row)
@@ -324,8 +323,8 @@ class _Rollout:
         if not 1 <= len(result.ids) <= limit:
             raise RuntimeError(f"The backend sampled {len(result.ids)} tokens of 1 to {limit}.")
         driver = self._driver(episode)
-        if isinstance(driver, AgentDriver):
-            answer, was_cut = driver.answer(episode, result)
+        if (answered := driver.answer(episode, result)) is not None:
+            answer, was_cut = answered
             if was_cut:
                 del self._held[episode.row]
             self._call(episode, self._played, answer)

@@ -285,7 +285,6 @@ class AgentTrainer(Bridge):
             self,
             source=self._source,
             player=self._player,
-            rewards=self._rewards,
             forward=self._forward,
             step=self._optimizer_step,
             guards=self._guards,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core import ClippedSurrogate, log_importance_ratio, turn_starts
 from ..rollout.contexts import OPENED
 from .batch import Batch, Targets, TurnBatch
-from .loop.rollout import Rollout
+from .loop.rollout import Played
 from .sums import NOISE, RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
@@ -104,7 +104,7 @@ def rollout_metrics(
     scores: Tensor,
     kl: Tensor | None,
     targets: Targets,
-    rollout: Rollout,
+    rollout: Played,
     seconds: float,
     gather: Gather,
     *,

@@ -30,8 +30,8 @@ from ._trl import prepare_tool_tokenizer
 from .evaluation.metrics import EvaluationRun
 from .loop.log import played_episodes
 from .loop.player import play_rows, raise_first
-from .loop.rewards import add_totals, score
-from .loop.rollout import Rollout
+from .loop.rewards import score
+from .loop.rollout import Played, Scored
 from .planning.data import check_eval_dataset
 from .planning.plan import RolloutPlan, fitted_tokenizer
 from .setup.players import agent_template, assemble, growing_template
@@ -197,7 +197,7 @@ class Player:
         seed: tuple[int, ...],
         *,
         names: Sequence[tuple[int, int]],
-    ) -> Rollout:
+    ) -> Played:
         """Play one episode per row, seeded by `seed` and its name; environments may supply the prompts."""
         texts = (row.get("prompt", "" if "input_ids" in row else None) for row in rows)
         if self._broken is not None and not all(isinstance(text, str) for text in texts):
@@ -205,7 +205,7 @@ class Player:
         backend = self._speaker.backend(sampling)
         played = backend if self._wrap is None else self._wrap(backend)
         with backend.running():
-            rollout, failure = play_rows(
+            raw = play_rows(
                 self._engine,
                 self.renderer,
                 played,
@@ -214,12 +214,12 @@ class Player:
                 owns_prompts=self.rollout.owns_prompts,
                 names=names,
             )
-        if failure is not None:
-            raise failure
-        return rollout
+        if raw.failure is not None:
+            raise raw.failure
+        return Played(*raw[:3], seed, names=names)
 
-    def add_rewards(self, rollout: Rollout, functions: Sequence[Callable[..., Any]]) -> None:
-        """Add the rewards of the functions and of the environment to the rollout, [B, F + 2].
+    def rewards(self, rollout: Played, functions: Sequence[Callable[..., Any]]) -> torch.Tensor:
+        """Return the rewards of the functions and of the environment, [B, F + 2].
 
         The last two columns are the environment's: the episode's reward, and the sum of its turn rewards.
         NaN stands for None.
@@ -250,7 +250,7 @@ class Player:
             columns.append([episode.final_reward for episode in episodes])
             columns.append(turn_sums(current, None)(**arguments))
         rewards = [[math.nan if r is None else r for r in column] for column in columns]
-        rollout.rewards = torch.tensor(rewards).T
+        return torch.tensor(rewards).T
 
     def evaluate(
         self,
@@ -263,7 +263,7 @@ class Player:
         missing_eos_penalty: float | None,
         repetitions: int,
         parallel: int,
-        on_rollout: Callable[[Rollout], None] | None = None,
+        on_rollout: Callable[[Played, Scored], None] | None = None,
     ) -> dict[str, float]:
         """Play the rows on all processes, and return their metrics. For the arguments see `Agent.evaluate`.
 
@@ -281,15 +281,20 @@ class Player:
                 rollout = self.play(
                     [dict(rows[row]) for row, _ in names], sampling, seed, names=names
                 )
-                self.add_rewards(rollout, functions)
-                penalty = run.reward_names, rollout.ended(ends), missing_eos_penalty
-                scores, scored = score(rollout, torch.tensor(factors), len(factors) - 1, *penalty)
-                has_rewards |= bool(scored.any())
-                add_totals(rollout, scores)
+                scored = score(
+                    rollout,
+                    self.rewards(rollout, functions),
+                    torch.tensor(factors),
+                    len(factors) - 1,
+                    run.reward_names,
+                    rollout.ended(ends),
+                    missing_eos_penalty,
+                )
+                has_rewards |= bool(scored.counts.any())
                 if on_rollout is not None:
-                    on_rollout(rollout)
+                    on_rollout(rollout, scored)
                 pad = self.renderer.tokenizer.pad_token_id
-                run.episodes += played_episodes(rollout, names, {*ends, pad}, factors)
+                run.episodes += played_episodes(rollout, scored, names, {*ends, pad}, factors)
         except (EnvironmentFailureError, NonFiniteError) as error:
             # `raise_first` raises the error on all processes, before they gather the metrics.
             failure = error

@@ -88,10 +88,10 @@ class PPOTrainer(AgentTrainer):
             )
             prompts, completions, scores = [], [], []
             for inputs in batches:
-                rollout = self._evaluator.play(inputs)
-                prompts += [self.decode(episode.prompt_ids) for episode in rollout.episodes]
-                completions += [self.decode(episode.ids) for episode in rollout.episodes]
-                scores += rollout.totals
+                played, scored = self._evaluator.play(inputs)
+                prompts += [self.decode(episode.prompt_ids) for episode in played.episodes]
+                completions += [self.decode(episode.ids) for episode in played.episodes]
+                scores += scored.totals
                 if sampling:
                     break
         if self.accelerator.is_main_process:

@@ -31,7 +31,7 @@ from ..rollout.engine import RolloutEngine
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
 from .batch import Batch
 from .loop.player import EpisodePlayer
-from .loop.rollout import Rollout
+from .loop.rollout import Played, Scored
 from .ppo_config import PPOConfig
 
 # Largest number of characters between the texts of two tokens, such as a space or a character that several
@@ -134,14 +134,14 @@ class TraceRecorder(TrainerCallback):
         self._start = gather_object([start])[0]
         self._first_step = self._step
 
-    def rollout(self, rollout: Rollout, batch: Batch, step: int) -> None:
+    def rollout(self, rollout: Played, scored: Scored, batch: Batch, step: int) -> None:
         """Begin the record of the rollout at optimizer step `step`, and number the rows of its batch."""
         if not self._share:
             return
         self._update, self._step = None, step
         with self._harmless():
             numbers = range(len(rollout.episodes))[: self._share]
-            records = self._begun(rollout, numbers, self._player.engine)
+            records = self._begun(rollout, scored, numbers, self._player.engine)
             # The first rows of the batch are the contexts of the first episodes.
             columns: dict[str, Any] = dict(batch)
             kept = {n: columns[n][: len(records)].clone() for n in self._columns if n in columns}
@@ -201,7 +201,7 @@ class TraceRecorder(TrainerCallback):
         record, self._update = self._update, None
         self._write(record)
 
-    def evaluated(self, rollout: Rollout, prefix: str, step: int) -> None:
+    def evaluated(self, rollout: Played, scored: Scored, prefix: str, step: int) -> None:
         """Record episodes of an evaluation batch, until this process has recorded its share."""
         if not self._share:
             return
@@ -211,7 +211,7 @@ class TraceRecorder(TrainerCallback):
                 self._evaluation = OpenRecord(self._header("eval", prefix))
             room = self._share - len(self._evaluation.episodes)
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
-            records = self._begun(rollout, numbers, self._player.eval_engine)
+            records = self._begun(rollout, scored, numbers, self._player.eval_engine)
             self._evaluation.episodes += self._complete(records, {}, {})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -222,14 +222,15 @@ class TraceRecorder(TrainerCallback):
     on_predict = on_evaluate
 
     def _begun(
-        self, rollout: Rollout, numbers: Sequence[int], engine: RolloutEngine
+        self, rollout: Played, scored: Scored, numbers: Sequence[int], engine: RolloutEngine
     ) -> list[dict[str, Any]]:
         """Return records of some episodes, one per context, with the values known before the update.
 
         A record's `ids` has the ids of prompt and completion.
         """
         first = self._accelerator.process_index * len(rollout.episodes)
-        scores, by_turn, records = rollout.rewards.tolist(), rollout.turn_rewards, []
+        scores, by_turn, records = scored.rewards.tolist(), scored.turn_rewards, []
+        totals = scored.totals
         for number in numbers:
             episode = rollout.episodes[number]
             row, versions = rollout.rows[episode.row], episode.policy_versions
@@ -242,7 +243,7 @@ class TraceRecorder(TrainerCallback):
                 "prompt_id": _prompt_id(row),
                 "columns": _short_columns(row),
                 "seed": None if rollout.seed is None else [*rollout.seed, *key],
-                "score": rollout.totals[number],
+                "score": totals[number],
                 "rewards": {name: None if math.isnan(value) else value for name, value in rewards},
                 "success": episode.success,
                 "terminated": episode.terminated,

@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from transformers import TrainerState
 
 from ..generation.protocol import Backend
+from ..rollout.episode import Episode
 from ..threads import DaemonThread
 from .guards.steps import Guards
 from .loop.player import EpisodePlayer, raise_first
 from .loop.rewards import EpisodeRewards
-from .loop.rollout import Rollout
+from .loop.rollout import Played, Raw, Scored, Sums
 from .planning.data import Row
 from .ppo_config import PPOConfig
 
@@ -107,8 +108,8 @@ class RolloutSource:
     guards: Guards
     stale: StalePolicies
 
-    def next(self, rows: list[Row], state: TrainerState) -> tuple[Rollout, Tensor]:
-        """Play one episode per row; return the rollout, and the rewards of all processes, [W * B, F].
+    def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
+        """Play one episode per row, and score the episodes; `weights`, [F], of the reward functions.
 
         Raises:
             RolloutInterrupted: a process has received a signal.
@@ -124,20 +125,14 @@ class RolloutSource:
             calls.resume()
         ending.abandon_rollout()
         self.guards.count_failures(rollout.episodes)
-        return rollout, self.rewards.add_rewards(rollout, state)
+        return rollout, self.rewards.score(rollout, weights, state)
 
-    def play(self, rows: list[Row], step: int) -> Rollout:
+    def play(self, rows: list[Row], step: int) -> Played:
         """Play one episode per row, now and on this thread."""
-        version = self.stale.version(step, self.args.steps_per_rollout)
+        version, seed = self.stale.version(step, self.args.steps_per_rollout), self.seed(step)
+        since = None if version is None else step
         with self.stale.past_weights():
-            rollout = self.player.play(rows, self.seed(step), version=version, training=True)
-        return rollout if version is None else self.aged(rollout, step)
-
-    def aged(self, rollout: Rollout, step: int) -> Rollout:
-        """Set the ages of a rollout's turns, in optimizer steps."""
-        versions = (v for episode in rollout.episodes for v in episode.policy_versions)
-        rollout.ages = [step - v for v in versions]
-        return rollout
+            return self.player.play(rows, seed, version=version, step=since, training=True)
 
     def seed(self, step: int) -> tuple[int, int, int]:
         """Return the seed of the rollout whose training begins at optimizer step `step`."""
@@ -153,7 +148,7 @@ class RolloutSource:
         yield
 
 
-class Flight(Future[tuple[Rollout, Exception | None]]):
+class Flight(Future[Raw]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
     def __init__(self, rows: list[Row], play: Callable[[], Any], device: torch.device) -> None:
@@ -246,13 +241,13 @@ class OverlappedSource(RolloutSource):
         if self._flight is not None:
             self._flight.join()
 
-    def next(self, rows: list[Row], state: TrainerState) -> tuple[Rollout, Tensor]:
-        """Return the rollout of these rows with its rewards, and start the next rollout."""
-        played = super().next(rows, state)
+    def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
+        """Return the rollout of these rows, scored, and start the next rollout."""
+        played = super().next(rows, weights, state)
         self._launch(state.global_step, state.max_steps)
         return played
 
-    def play(self, rows: list[Row], step: int) -> Rollout:
+    def play(self, rows: list[Row], step: int) -> Played:
         """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
         if not self._is_checked:
             self.player.sampler.check_ahead(self.stale.parameters)
@@ -261,7 +256,7 @@ class OverlappedSource(RolloutSource):
         if flight is None:
             return self._play_alone(rows, step)
         requested_at = time.perf_counter()
-        rollout, failure = flight.result()
+        raw = flight.result()
         # Reset only now, because `running` must find an unfinished rollout to interrupt it.
         self._flight = None
         if flight.rows != repr(rows):
@@ -271,21 +266,21 @@ class OverlappedSource(RolloutSource):
         # Turns fail on a restarted server, which lacks the weights, so play the rollout again.
         if any(gather_object([getattr(self._backend, "has_lost", False)])):
             return self._play_alone(rows, step)
-        raise_first(failure)
+        raise_first(raw.failure)
         now = time.perf_counter()
-        rollout = self.player.finish(rollout, self.player.sampler.vllm.figures_of(self._backend))
-        rollout.metric_sums |= {
+        sums = {
+            **self.player.sampler.vllm.figures_of(self._backend),
             "perf/rollout_wait_seconds": (now - requested_at, 1),
             "perf/rollout_idle_seconds": (max(0.0, requested_at - flight.ended), 1),
+            **self._overlap(raw.episodes, flight.seconds, now - requested_at, now),
         }
-        self._measure(rollout, flight.seconds, now - requested_at, now)
-        return self.aged(rollout, step)
+        return self.player.finish(raw, self.seed(step), sums, step=step)
 
-    def _play_alone(self, rows: list[Row], step: int) -> Rollout:
+    def _play_alone(self, rows: list[Row], step: int) -> Played:
         began = time.perf_counter()
         rollout = super().play(rows, step)
         self._collected_at = time.perf_counter()
-        self._alone = self._collected_at - began, _turns(rollout)
+        self._alone = self._collected_at - began, _turns(rollout.episodes)
         return rollout
 
     def _launch(self, now: int, max_steps: int) -> None:
@@ -301,17 +296,17 @@ class OverlappedSource(RolloutSource):
         self._flight = Flight(rows, play, device)
         self._jobs.put(self._flight.run)
 
-    def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
-        """Add `perf/overlap`, the saved time divided by the shorter of rollout and update time."""
+    def _overlap(self, episodes: list[Episode], seconds: float, waited: float, now: float) -> Sums:
+        """Return `perf/overlap`, the saved time divided by the shorter of rollout and update time."""
         period = None if self._collected_at is None else now - self._collected_at
         self._collected_at = now
         if period is None or self._alone is None:
-            return
+            return {}
         # Assume that rollout and update slow each other down by equal times.
-        alone = min(seconds, self._alone[0] * _turns(rollout) / max(1, self._alone[1]))
+        alone = min(seconds, self._alone[0] * _turns(episodes) / max(1, self._alone[1]))
         update = max(0.0, period - waited - (seconds - alone))
         saved = (2 * alone - seconds - waited) / max(1e-9, min(alone, update))
-        rollout.metric_sums["perf/overlap"] = min(1.0, max(0.0, saved)), 1
+        return {"perf/overlap": (min(1.0, max(0.0, saved)), 1)}
 
 
 def _play_all(jobs: SimpleQueue[Any]) -> None:
@@ -321,5 +316,5 @@ def _play_all(jobs: SimpleQueue[Any]) -> None:
         del play
 
 
-def _turns(rollout: Rollout) -> int:
-    return sum(episode.num_turns for episode in rollout.episodes)
+def _turns(episodes: list[Episode]) -> int:
+    return sum(episode.num_turns for episode in episodes)

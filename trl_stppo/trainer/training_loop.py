@@ -60,8 +60,7 @@ from .loop.forward import ForwardPasses
 from .loop.groups import group_targets
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
-from .loop.rewards import EpisodeRewards
-from .loop.rollout import Rollout
+from .loop.rollout import Played, Scored
 from .metrics import MiniBatchMetrics, rollout_metrics
 from .optimizers import policy_parameters
 from .planning.data import Row
@@ -89,7 +88,6 @@ class TrainingLoop:
     host: Bridge
     source: RolloutSource
     player: EpisodePlayer
-    rewards: EpisodeRewards
     forward: ForwardPasses
     step: Step
     guards: Guards
@@ -111,31 +109,29 @@ class TrainingLoop:
         """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
         with self.stale.keeping_present():
-            rollout, all_rewards = self.source.next(rows, self.host.state)
-            batch = self.player.collate(rollout)
+            played, scored = self.source.next(rows, self.host.reward_weights, self.host.state)
+            batch = self.player.collate(played)
             with self.stale.past_weights():
                 self.add_old_logprobs(batch)
             if self.region is not None and self.args.rollout_staleness > 0:
                 batch["start_per_token_logps"] = self.logprobs_under(self.host.model, batch)
             self._add_ref_logprobs(batch)
         with torch.no_grad():
-            scores, scored = self.rewards.scores(rollout, self.host.reward_weights)
             dtype = torch.promote_types(self.host.model.dtype, torch.float32)
             turns = build_turn_batch(
-                rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
+                played.episodes, scored.turn_rewards, batch["completion_mask"], dtype
             )
             batch["turn_index"] = turns.row_index
-            rollout.totals = turns.totals(scores).tolist()
             final_values = self.add_values(batch, turns)
             # Advantages need one row per episode, also if the episode has several contexts.
             joined = turns.join(batch)
-            joined["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            joined["loss_mask"] = turns.action_mask & scored.counts.unsqueeze(1)
             self._add_sampler_weights(joined)
             kl = self.kl_to_reference(joined)
-            targets = self.targets(joined, turns, scores, scored, kl, final_values)
+            targets = self.targets(joined, turns, scored.scores, scored.counts, kl, final_values)
         if self.region is not None:
             self.region.begin_update(targets.spread, trains=not self.is_warming_up)
-        count_cut_off_as_failed(rollout)
+        count_cut_off_as_failed(played)
         joined["values"], joined["returns"] = targets.values, targets.returns
         joined["advantages"], joined["value_mask"] = targets.advantages, targets.value_mask
         if self.weighing:
@@ -144,8 +140,8 @@ class TrainingLoop:
         self.guards.ending.abandon_rollout()
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
-        self.log_rollout(rollout, all_rewards, joined, turns, scores, kl, targets, seconds)
-        self.trace.rollout(rollout, batch, self.host.state.global_step)
+        self.log_rollout(played, scored, joined, turns, kl, targets, seconds)
+        self.trace.rollout(played, scored, batch, self.host.state.global_step)
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
@@ -284,27 +280,26 @@ class TrainingLoop:
 
     def log_rollout(
         self,
-        rollout: Rollout,
-        all_rewards: Tensor,
+        played: Played,
+        scored: Scored,
         batch: Batch,
         turns: TurnBatch,
-        scores: Tensor,
         kl: Tensor | None,
         targets: Targets,
         seconds: float,
     ) -> None:
-        """Log the rollout's metrics; `all_rewards`, [W * B, F], are the rewards of all processes."""
+        """Log the rollout's metrics."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         # Save before logging, so that the checkpoint has no metrics of this rollout.
-        self.guards.keep_best(rollout.episodes, rollout.totals)
+        self.guards.keep_best(played.episodes, scored.totals)
         weights, means = self.host.reward_weights, gather(shown.contiguous()).tolist()
-        log.write(rollout, all_rewards, weights, means, self.host.state, with_spread=has_critic)
+        log.write(played, scored, weights, means, self.host.state, with_spread=has_critic)
         figures = rollout_metrics(
-            batch, turns, scores, kl, targets, rollout, seconds, gather, values=has_critic
+            batch, turns, scored.scores, kl, targets, played, seconds, gather, values=has_critic
         )
         log.add(figures)
-        if rollout.ages is not None and (exact := self.player.sampler.is_exact) is not None:
+        if played.step is not None and (exact := self.player.sampler.is_exact) is not None:
             gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
             self.guards.watch_sampler(gap, exact=exact)
 

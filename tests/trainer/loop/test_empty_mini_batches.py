@@ -1,5 +1,6 @@
 """Mini-batches that have nothing to teach: no weight moves, and nothing is computed."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,17 +18,17 @@ def masked(*rollouts: int, episodes: slice = slice(None)):
     """Of these rollout batches, counted from 0, the episodes have no score."""
 
     def poison(trainer, due):
-        original, count = trainer._rewards.scores, []
+        original, count = trainer._rewards.score, []
 
-        def scores(*args):
-            values, scored = original(*args)
+        def score(*args):
+            scored = original(*args)
+            counts = scored.counts.clone()
             if len(count) in rollouts:
-                scored = scored.clone()
-                scored[episodes] = False
+                counts[episodes] = False
             count.append(1)
-            return values, scored
+            return replace(scored, counts=counts)
 
-        trainer._rewards.scores = scores
+        trainer._rewards.score = score
 
     return poison
 

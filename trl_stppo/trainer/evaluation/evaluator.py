@@ -11,15 +11,14 @@ from typing import Any
 
 from accelerate.utils import gather_object, set_seed
 from datasets import IterableDataset
-from torch import Tensor
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
 from ..guards.endings import random_states, set_random_states
 from ..loop.log import RolloutLog, played_episodes
 from ..loop.player import EpisodePlayer
-from ..loop.rewards import EpisodeRewards, add_totals
-from ..loop.rollout import EpisodeKey, Rollout
+from ..loop.rewards import EpisodeRewards
+from ..loop.rollout import EpisodeKey, Played, Scored
 from ..planning.data import Row, check_eval_dataset
 from ..planning.plan import RolloutPlan
 from ..recorder import TraceRecorder
@@ -125,7 +124,7 @@ class Evaluator:
             if aside.exists():
                 aside.rename(table)
 
-    def play(self, inputs: list[Row]) -> Rollout:
+    def play(self, inputs: list[Row]) -> tuple[Played, Scored]:
         """Play and score a batch of held-out rows; during an evaluation, also count its episodes."""
         rows, names = inputs, None
         # Held-out rows are named, training rows are not.
@@ -137,32 +136,31 @@ class Evaluator:
         seeds = (seed, 1, self.host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self.player.play(rows, seeds, names, training=training)
-            self._add_rewards(rollout)
-            return rollout
+            return rollout, self._score(rollout)
         counted = run.running_names(len(rows)) if names is None else names
         first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
         rollout = self.player.play(rows, seeds, names, repeated, training=training)
-        rewards = self._add_rewards(rollout)
-        self.log.table(rollout, rewards, [0.0] * len(rewards))
-        self.trace.evaluated(rollout, self.prefix or "predict", self.host.state.global_step)
-        self._count(run, rollout, counted)
-        return rollout
+        scored = self._score(rollout)
+        self.log.table(rollout, scored.everyone, [0.0] * len(scored.everyone))
+        self.trace.evaluated(rollout, scored, self.prefix or "predict", self.host.state.global_step)
+        self._count(run, rollout, scored, counted)
+        return rollout, scored
 
-    def _add_rewards(self, rollout: Rollout) -> Tensor:
-        """Add rewards and each episode's total to the rollout; return the rewards of all processes."""
-        all_rewards = self.rewards.add_rewards(rollout, self.host.state)
-        add_totals(rollout, self.rewards.scores(rollout, self.host.reward_weights)[0])
-        return all_rewards
+    def _score(self, rollout: Played) -> Scored:
+        return self.rewards.score(rollout, self.host.reward_weights, self.host.state)
 
-    def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
+    def _count(
+        self, run: EvaluationRun, rollout: Played, scored: Scored, names: list[EpisodeKey]
+    ) -> None:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
         host, weight = self.host, len(names) - len(rollout.repeated)
         for metric, values in self.host.pending_metrics.items():
             run.sums.append((metric, weight * sum(values) / len(values), weight))
         self.host.pending_metrics.clear()
-        run.sums += ((metric, *pair) for metric, pair in rollout.metric_sums.items())
-        run.episodes += played_episodes(rollout, names, host.end_ids, host.reward_weights.tolist())
+        run.sums += ((metric, *pair) for metric, pair in (rollout.sums | scored.sums).items())
+        weights = host.reward_weights.tolist()
+        run.episodes += played_episodes(rollout, scored, names, host.end_ids, weights)
 
 
 class NamedRows:

@@ -16,7 +16,7 @@ from transformers import TrainerState
 from ...rollout.episode import Episode
 from ...rollout.record import StopReason
 from ..sums import spread
-from .rollout import EpisodeKey, Rollout
+from .rollout import EpisodeKey, Played, Scored
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,18 @@ class PlayedEpisode:
 
 
 def played_episodes(
-    rollout: Rollout, names: Sequence[EpisodeKey], ends: set[int], weights: Sequence[float]
+    rollout: Played,
+    scored: Scored,
+    names: Sequence[EpisodeKey],
+    ends: set[int],
+    weights: Sequence[float],
 ) -> list[PlayedEpisode]:
     """Return the results of a played and scored batch, without episodes that only fill it up.
 
     `ends`: tokens that end an episode. `weights`: weights of the reward functions.
     """
-    ended, table, results = rollout.ended(ends), rollout.rewards.tolist(), []
+    ended, table, results = rollout.ended(ends), scored.rewards.tolist(), []
+    totals = scored.totals
     for i, (name, episode) in enumerate(zip(names, rollout.episodes, strict=True)):
         if i in rollout.repeated:
             continue
@@ -68,7 +73,7 @@ def played_episodes(
         results.append(
             PlayedEpisode(
                 name,
-                score=rollout.totals[i],
+                score=totals[i],
                 success=episode.success,
                 turns=episode.num_turns,
                 tokens=episode.num_sampled,
@@ -157,31 +162,34 @@ class RolloutLog:
 
     def write(
         self,
-        rollout: Rollout,
-        rewards: Tensor,
+        rollout: Played,
+        scored: Scored,
         weights: Tensor,
         advantages: Sequence[float],
         state: TrainerState,
         *,
         with_spread: bool,
     ) -> None:
-        """Add a rollout's metrics and completions to the log; `rewards`, [N, F], cover all processes."""
+        """Add a rollout's metrics and completions to the log."""
         if state.global_step == 0 and self.accelerator.is_main_process:
             warn_of_invalid(rollout.episodes)
-        self._episodes(rollout, weights, state)
-        totals = self._rewards(rewards, weights)
+        self._episodes(rollout, scored, weights, state)
+        totals = self._rewards(scored.everyone, weights)
         if with_spread:
             self._spread(totals)
-        self.table(rollout, rewards, advantages)
-        self._means(rollout.metric_sums)
+        self.table(rollout, scored.everyone, advantages)
+        self._means(rollout.sums | scored.sums)
         pending = self.pending_metrics
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
-    def _episodes(self, rollout: Rollout, weights: Tensor, state: TrainerState) -> None:
+    def _episodes(
+        self, rollout: Played, scored: Scored, weights: Tensor, state: TrainerState
+    ) -> None:
         """Add the metrics that evaluation has too, and the number of tokens seen."""
         names = [(number, 0) for number in range(len(rollout.episodes))]
-        every = gather_object(played_episodes(rollout, names, self.end_ids, weights.tolist()))
+        own = played_episodes(rollout, scored, names, self.end_ids, weights.tolist())
+        every = gather_object(own)
         self.add(episode_figures(every, uses_tools=self.uses_tools))
         state.num_input_tokens_seen += sum(e.prompt_tokens + e.tokens for e in every)
         self.metrics["num_tokens"] = [state.num_input_tokens_seen]
@@ -204,7 +212,7 @@ class RolloutLog:
             flat = spread(totals.view(-1, per_prompt), dim=1) == 0
             self.add({"frac_reward_zero_std": flat.float().mean().item()})
 
-    def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
+    def table(self, rollout: Played, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""
         logs = self.completions
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]

@@ -14,7 +14,6 @@ from accelerate.utils import gather_object
 from ...envs.base import described
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...generation.protocol import Backend
-from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
@@ -24,7 +23,7 @@ from .._trl import read_message
 from ..batch import Batch, collate
 from ..planning.data import Row, rows_with_prompts
 from ..sharding.runtime import is_sharded
-from .rollout import EpisodeKey, Rollout
+from .rollout import EpisodeKey, Played, Raw, Sums
 from .sampler import TurnSampler
 
 
@@ -59,12 +58,14 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
         version: int | None = None,
+        step: int | None = None,
         *,
         training: bool,
-    ) -> Rollout:
+    ) -> Played:
         """Play one episode per row; `version`: optimizer steps of an older policy that plays, or None.
 
         `names` identify an evaluation's episodes; `repeated`: indices of episodes that only pad its batch.
+        `step`: as in `Played`.
         """
         if self.rollout_func is not None:
             tokenizer, owns = self.renderer.tokenizer, self.owns_prompts
@@ -72,14 +73,12 @@ class EpisodePlayer:
             return self._play_by_func(self.rollout_func, rows, names, repeated)
         engine = self.engine if training else self.eval_engine
         with self.sampler.backend(version) as backend:
-            rollout, failure = self.run(engine, backend, inputs, seed, names)
-        raise_first(failure)
-        rollout.repeated = repeated
-        return self.finish(rollout, self.sampler.vllm.figures)
+            raw = self.run(engine, backend, inputs, seed, names)
+        raise_first(raw.failure)
+        sums = dict(self.sampler.vllm.figures)
+        return self.finish(raw, seed, sums, names=names, repeated=repeated, step=step)
 
-    def run_ahead(
-        self, backend: Any, inputs: list[Row], seed: tuple[int, ...]
-    ) -> tuple[Rollout, Exception | None]:
+    def run_ahead(self, backend: Any, inputs: list[Row], seed: tuple[int, ...]) -> Raw:
         """Play a training rollout; called on another thread."""
         with backend.running():
             return self.run(self.engine, backend, inputs, seed)
@@ -91,7 +90,7 @@ class EpisodePlayer:
         inputs: list[Row],
         seed: tuple[int, ...],
         names: list[EpisodeKey] | None = None,
-    ) -> tuple[Rollout, Exception | None]:
+    ) -> Raw:
         """Play the episodes with an engine by `play_rows`; error messages name training rows by index."""
         return play_rows(
             engine,
@@ -117,15 +116,14 @@ class EpisodePlayer:
         hashes = [hash(repr(row)) for row in known]
         return {found: number for number, found in reversed([*enumerate(hashes)])}
 
-    def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
-        """Complete a played rollout with environment types and metrics; not thread-safe."""
+    def finish(self, raw: Raw, seed: tuple[int, ...], sums: Sums, **more: Any) -> Played:
+        """Complete what an engine has played with environment types and metrics; not thread-safe."""
         # In an evaluation too, reward functions see the class names of training's environments.
-        for episode in rollout.episodes:
+        for episode in raw.episodes:
             episode.env_type = self.engine.drivers[episode.name].type_name
-        rollout.has_logprobs = self.sampler.tells_logprobs
-        rollout.has_contexts = any(isinstance(d, AgentDriver) for d in self.engine.drivers.values())
-        rollout.metric_sums |= figures
-        return rollout
+        rewrites = any(driver.calls_model for driver in self.engine.drivers.values())
+        more |= {"has_logprobs": self.sampler.tells_logprobs, "has_contexts": rewrites}
+        return Played(*raw[:3], seed, sums=sums, **more)
 
     def _play_by_func(
         self,
@@ -133,7 +131,7 @@ class EpisodePlayer:
         rows: list[Row],
         names: list[EpisodeKey] | None,
         repeated: frozenset[int],
-    ) -> Rollout:
+    ) -> Played:
         prompts = [row["prompt"] for row in rows]
         output = func(copy.deepcopy(prompts))
         read, ends = partial(read_message, self.renderer), [*self.renderer.eos_token_ids]
@@ -144,13 +142,19 @@ class EpisodePlayer:
                     rows[episode.row][key] = values
                 elif episode.row < len(values):
                     rows[episode.row][key] = values[episode.row]
-        logprobs = output["logprobs"] is not None
-        rollout = Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
-        rollout.has_contexts = output.get("episode_of") is not None
-        rollout.metric_sums |= self.sampler.vllm.figures
-        return rollout
+        return Played(
+            rows,
+            episodes,
+            Durations(),
+            None,
+            has_logprobs=output["logprobs"] is not None,
+            names=names,
+            repeated=repeated,
+            has_contexts=output.get("episode_of") is not None,
+            sums=dict(self.sampler.vllm.figures),
+        )
 
-    def collate(self, rollout: Rollout) -> Batch:
+    def collate(self, rollout: Played) -> Batch:
         """Convert a rollout's tokens to tensors on the device, with a row per context."""
         ended, pad = rollout.ended(self.end_ids), self.renderer.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
@@ -184,8 +188,8 @@ def play_rows(
     first_row: int = 0,
     names: Sequence[EpisodeKey] | None = None,
     label: Callable[[int], str] | None = None,
-) -> tuple[Rollout, Exception | None]:
-    """Play one episode per row, thread-safe; return the rollout, and the error that ended it or None.
+) -> Raw:
+    """Play one episode per row, thread-safe.
 
     For the other arguments see `RolloutEngine.run`; with `owns_prompts` rows may lack a prompt.
     """
@@ -202,10 +206,10 @@ def play_rows(
         played = engine.run(inputs, prompts, renderer, backend, seed, first_row, names, ids, label)
     except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
         failure = error
-    return Rollout(rows, *played, seed, False, names), failure
+    return Raw(rows, *played, failure)
 
 
-def count_cut_off_as_failed(rollout: Rollout) -> None:
+def count_cut_off_as_failed(rollout: Played) -> None:
     """Mark episodes that ran out of turns or tokens as failed, if their environments judge episodes."""
     if not rollout.has_environment:
         return

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...rollout.episode import Episode
 from ..planning.data import PLACEHOLDER_PROMPT
 from ..planning.rewards import RewardPlan
-from .rollout import Rollout
+from .rollout import Played, Scored, Sums
 from .turn_rewards import TurnRewardFuncs
 
 
@@ -38,8 +38,8 @@ class EpisodeRewards:
     missing_eos_penalty: float | None
     shows_environments: bool
 
-    def add_rewards(self, rollout: Rollout, trainer_state: Any) -> Tensor:
-        """Add all functions' rewards to the rollout; return the rewards of all processes, [W * B, F]."""
+    def score(self, rollout: Played, weights: Tensor, trainer_state: Any) -> Scored:
+        """Call all functions, and compute each episode's score; `weights`, [F], of the reward functions."""
         episodes = rollout.episodes
         if rollout.has_environment:
             self.columns["stop_reason"].extend(map(_ending, episodes))
@@ -55,21 +55,22 @@ class EpisodeRewards:
             rows = rollout.rows_of_episodes()
             all_rewards = self.call_funcs(environments, rows, prompts, completions, ids)
             first = self.process_index * len(ids)
-            rollout.rewards = all_rewards[first : first + len(ids)]
+            rewards = all_rewards[first : first + len(ids)]
+            by_turn, sums = None, Sums()
             if self.turn_funcs.funcs:
-                self.turn_funcs.add_rewards(rollout, environments, trainer_state)
-        return all_rewards
-
-    def scores(self, rollout: Rollout, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each episode's score and whether it has one, [B] and [B] bool (see `score`)."""
-        ended, turn_sum = rollout.ended(self.end_ids), self.plan.turn_sum
-        return score(rollout, weights, turn_sum, self.names, ended, self.missing_eos_penalty)
-
-
-def add_totals(rollout: Rollout, scores: Tensor) -> None:
-    """Add each episode's total reward to the rollout: its score, from `scores` [B], plus its turn rewards."""
-    turns = rollout.turn_rewards or [[]] * len(scores)
-    rollout.totals = [s + sum(own) for s, own in zip(scores.tolist(), turns, strict=True)]
+                by_turn, sums = self.turn_funcs.rewards(rollout, environments, trainer_state)
+        return score(
+            rollout,
+            rewards,
+            weights,
+            self.plan.turn_sum,
+            self.names,
+            rollout.ended(self.end_ids),
+            self.missing_eos_penalty,
+            everyone=all_rewards,
+            by_turn=by_turn,
+            sums=sums,
+        )
 
 
 def _ending(episode: Episode) -> str:
@@ -78,22 +79,31 @@ def _ending(episode: Episode) -> str:
 
 
 def score(
-    rollout: Rollout,
+    rollout: Played,
+    all_rewards: Tensor,
     weights: Tensor,
     turn_sum: int | None,
     names: Sequence[str],
     ended: Sequence[bool],
     missing_eos_penalty: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Return episode scores [B], in reward units without turn rewards, and [B] bool, True if scored.
+    *,
+    everyone: Tensor | None = None,
+    by_turn: list[list[float]] | None = None,
+    sums: Sums | None = None,
+) -> Scored:
+    """Score episodes by their rewards, [B, F].
 
     An episode without any reward, of functions or of turns, does not train. `ended`: for each episode,
     whether its last token ends a turn; `missing_eos_penalty` is subtracted from episodes without such an end.
+    `by_turn`: rewards by episode and turn; None: the episodes' own.
     """
-    rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
+    rewards, weights = all_rewards, weights.to(all_rewards.device)
+    has_turns = [by_turn is not None or e.has_turn_rewards for e in rollout.episodes]
+    if by_turn is None and any(has_turns):
+        by_turn = [episode.turn_rewards for episode in rollout.episodes]
     if turn_sum is not None:
         others = torch.arange(rewards.size(1), device=rewards.device) != turn_sum
-        if rollout.turn_rewards is None and not others.any():
+        if by_turn is None and not others.any():
             if not any(episode.num_turns for episode in rollout.episodes):
                 raise ValueError("No episode has a turn: no agent has called its client.")
             raise ValueError(
@@ -103,8 +113,8 @@ def score(
             )
         rewards, weights = rewards[:, others], weights[others]
     scored = ~rewards.isnan().all(dim=1)
-    if rollout.turn_rewards is not None:
-        scored = scored | torch.tensor(rollout.has_turn_rewards, device=rewards.device)
+    if by_turn is not None:
+        scored = scored | torch.tensor(has_turns, device=rewards.device)
     trains = [episode.trains for episode in rollout.episodes]
     scored = scored & torch.tensor(trains, device=rewards.device)
     scores = (rewards * weights).nansum(dim=1)
@@ -116,4 +126,5 @@ def score(
     if missing_eos_penalty is not None:
         cut = ~torch.tensor(ended, device=scores.device)
         scores = scores - missing_eos_penalty * cut
-    return scores, scored
+    everyone = all_rewards if everyone is None else everyone
+    return Scored(all_rewards, everyone, by_turn, scores, scored, sums or {})

@@ -1,12 +1,11 @@
-"""One rollout of one process: rows, episodes and rewards, before its tokens become tensors."""
+"""One rollout of one process, played and scored, before its tokens become tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ...rollout.episode import Context, Durations, Episode
@@ -14,46 +13,50 @@ from ..planning.data import Row
 
 # Row and repetition of an evaluation's episode.
 EpisodeKey = tuple[int, int]
+Sums = dict[str, tuple[float, float]]
 
 
-@dataclass
-class Rollout:
-    """Prompts, episodes and rewards of one process; `episodes[i]` belongs to `rows[episodes[i].row]`.
+class Raw(NamedTuple):
+    """What an engine has played, and the error that ended it, if any."""
+
+    rows: list[Row]
+    episodes: list[Episode]
+    durations: Durations
+    failure: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Played:
+    """Prompts and episodes of one process; `episodes[i]` belongs to `rows[episodes[i].row]`.
 
     Attributes:
-        rows: Dataset rows, each with a `prompt`, and with the columns that a `rollout_func`
-            returned.
+        rows: dataset rows, each with a `prompt`, and with the columns that a `rollout_func` returned.
         seed: seed of the rollout; None if a `rollout_func` played.
+        has_logprobs: whether the sampler gave log-probabilities.
         names: names of an evaluation's episodes, None in training.
-        repeated: Indices of episodes that only pad an evaluation batch.
-        rewards: [B, F], one column per reward function, NaN for None.
-        turn_rewards: Rewards per episode and turn, or None.
-        has_turn_rewards: For each episode, whether its turns have rewards, so that it needs no score.
-        totals: Score of each episode, turn rewards included.
-        ages: Optimizer steps since the weights that sampled each turn; None if the trained policy
-            itself samples.
-        metric_sums: Sum and count by name, of the metrics of vLLM and turn reward functions.
+        repeated: indices of episodes that only pad an evaluation batch.
+        step: optimizer steps at which training begins, if an older policy played; else None.
+        has_contexts: whether episodes may have several contexts.
+        sums: sum and count by name, of the metrics of playing.
     """
 
     rows: list[Row]
     episodes: list[Episode]
     durations: Durations
     seed: tuple[int, ...] | None
-    has_logprobs: bool
+    has_logprobs: bool = False
     names: Sequence[EpisodeKey] | None = None
     repeated: frozenset[int] = frozenset()
-    rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    turn_rewards: list[list[float]] | None = None
-    has_turn_rewards: list[bool] = field(default_factory=list)
-    totals: list[float] = field(default_factory=list)
-    ages: list[int] | None = None
+    step: int | None = None
     has_contexts: bool = False
-    metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    sums: Sums = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.has_turn_rewards = [episode.has_turn_rewards for episode in self.episodes]
-        if any(self.has_turn_rewards):
-            self.turn_rewards = [episode.turn_rewards for episode in self.episodes]
+    @property
+    def ages(self) -> list[int] | None:
+        """Return the optimizer steps since the weights that sampled each turn, None if they are new."""
+        if self.step is None:
+            return None
+        return [self.step - v for episode in self.episodes for v in episode.policy_versions]
 
     @property
     def has_environment(self) -> bool:
@@ -78,3 +81,30 @@ class Rollout:
     def ended(self, ends: set[int]) -> list[bool]:
         """Return for each episode whether its last token is in `ends`."""
         return [episode.last.ids[-1] in ends for episode in self.episodes]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rewards of the episodes of a `Played`.
+
+    Attributes:
+        rewards: [B, F], one column per reward function, NaN for None.
+        everyone: [W * B, F], of all processes.
+        turn_rewards: rewards per episode and turn, or None.
+        scores: [B], reward units, without turn rewards.
+        counts: [B] bool, whether an episode has a score or turn rewards, and trains.
+        sums: sum and count by name, of the metrics of turn reward functions.
+    """
+
+    rewards: Tensor
+    everyone: Tensor
+    turn_rewards: list[list[float]] | None
+    scores: Tensor
+    counts: Tensor
+    sums: Sums = field(default_factory=dict)
+
+    @property
+    def totals(self) -> list[float]:
+        """Return the score of each episode, turn rewards included."""
+        turns = self.turn_rewards or [[]] * len(self.scores)
+        return [s + sum(own) for s, own in zip(self.scores.tolist(), turns, strict=True)]

@@ -15,7 +15,7 @@ from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of, noted, numbered
 from .._trl import apply_chat_template, get_config_model_id
 from ..planning.rewards import check_scores
-from .rollout import Rollout
+from .rollout import Played, Sums
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Turn:
     columns: dict[str, Any]
 
 
-def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
+def turns_in_context(tokenizer: Any, rollout: Played) -> list[Turn]:
     """Return the turns of all episodes that train, each with its context."""
     turns = []
     for i, (episode, row) in enumerate(
@@ -121,18 +121,16 @@ class TurnRewardFuncs:
         own = self._tokenizers.items()
         return [(f"turn_reward_funcs[{i}]", self.funcs[i], tokenizer) for i, tokenizer in own]
 
-    def add_rewards(
-        self, rollout: Rollout, environments: list[Any] | None, trainer_state: Any
-    ) -> None:
-        """Add the functions' rewards to each turn's reward, and to the metrics of the rollout.
+    def rewards(
+        self, rollout: Played, environments: list[Any] | None, trainer_state: Any
+    ) -> tuple[list[list[float]], Sums]:
+        """Return the rewards by episode and turn, the episodes' own included, and metrics.
 
         Metrics leave out episodes that only pad the batch. `environments`: None if functions do not get them.
         """
         turns = turns_in_context(self._tokenizer, rollout)
         # Copy the lists, because the originals belong to the episodes.
-        table = [list(episode.turn_rewards) for episode in rollout.episodes]
-        rollout.turn_rewards, rollout.has_turn_rewards = table, [True] * len(table)
-        sums = rollout.metric_sums
+        table, sums = [list(episode.turn_rewards) for episode in rollout.episodes], Sums()
 
         # Upstream's log_metric would log these values only with the next rollout.
         def log_metric(name: str, value: float) -> None:
@@ -148,6 +146,7 @@ class TurnRewardFuncs:
                     table[turn.episode][turn.number] += reward
                 if reward is not None and turn.episode not in rollout.repeated:
                     log_metric(f"rewards/{names[i]}/turn_mean", reward)
+        return table, sums
 
     def _rewards(
         self,

@@ -153,7 +153,7 @@ def changed(**fields):
 
 
 @pytest.mark.parametrize(("model", "match"), [
-    (lambda: changed(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
+    (lambda: changed(layer_types=["full_attention", "chunked_attention"]), "chunked_attention"),
     (lambda: changed(is_encoder_decoder=True), "encoder-decoder"),
     (lambda: changed(_attn_implementation="flash_attention_2"), "flash_attention_2"),
     (lambda: changed(is_causal=False), "not causal"),
@@ -163,7 +163,7 @@ def changed(**fields):
     (lambda: prompt_tuned(), "virtual tokens"),
     (lambda: spread(), "several devices"),
     (lambda: recurrent(), "recurrent"),
-    (lambda: sliding(4), "sliding"),
+    (lambda: sliding(4, Own), "own code"),
 ])  # fmt: skip
 def test_models_that_are_refused(model, match: str) -> None:
     model = model()
@@ -189,14 +189,19 @@ def recurrent():
     return model
 
 
-def sliding(window: int | None):
+class Own(MistralForCausalLM):
+    """A model whose code is not transformers'."""
+
+
+def sliding(window: int | None, kind=MistralForCausalLM):
     config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 9}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
-    return MistralForCausalLM(MistralConfig(**config, **heads, sliding_window=window))
+    return kind(MistralConfig(**config, **heads, sliding_window=window))
 
 
 def test_models_that_are_accepted() -> None:
     assert supports(sliding(None)) is None
+    assert supports(sliding(4)) is None
     for kind in ("gpt2", "qwen2", "qwen3", "llama"):
         assert supports(tiny_model(kind)) is None
     # A window that is set but not used, as in the configurations of Qwen2.5.

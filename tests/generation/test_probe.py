@@ -6,6 +6,8 @@ import peft
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     GPTNeoConfig,
@@ -38,6 +40,12 @@ def llama(rope: dict | None = None, **options):
     return LlamaForCausalLM(LlamaConfig(rope_parameters=rope, **LAYERS, **options))
 
 
+def windowed(kind, **options):
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, sliding_window=8, **LAYERS, **options)
+    )
+
+
 WRONG = {
     "windows": lambda: neo(8),
     "wide windows": lambda: neo(100),
@@ -51,6 +59,13 @@ WRONG = {
 }
 RIGHT = {
     "llama": llama,
+    "a window": lambda: windowed("mistral", num_key_value_heads=2),
+    "a window in some layers": lambda: windowed(
+        "gemma3_text",
+        head_dim=8,
+        num_key_value_heads=2,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
     "short context": lambda: llama(max_position_embeddings=16),
     "eager": lambda: llama(attn_implementation="eager"),
     "yarn": lambda: llama(YARN, max_position_embeddings=256),

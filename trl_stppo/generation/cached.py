@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import NonFiniteError
 from .protocol import Backend, TurnRequest, TurnResult
 from .sampling import Sampler, SamplingSettings, turn_random
-from .slots import SlotCache, Span, additive, aligned, base_of, cache_argument, options_of, supports
+from .slots import SlotCache, Span, aligned, attention_mask, cache_argument, options_of, supports
 
 
 @dataclass(eq=False)
@@ -184,8 +184,6 @@ class CachedBackend(Backend):
         """Assign a free slot to each row without a slot. Return the cache, with room for all rows."""
         if self._cache is None:
             self._device = next(self.model.parameters()).device
-            eager = base_of(self.model).config._attn_implementation == "eager"
-            self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
             self._options = options_of(self.model, 1)
             self._cache = SlotCache(keep_ids=self.sampling.penalises, device=self._device)
         fresh = [row for row in rows if row.slot < 0]
@@ -294,12 +292,10 @@ class CachedBackend(Backend):
         cache.aim(Span(slots, places, longest, padded), tokens)
         # Padding attends to the first token, because attending to nothing would give NaN.
         seen = places.clamp(min=0) if padded else places
-        mask = torch.arange(longest, device=self._device) <= seen[:, None, :, None]
-        if self._mask_dtype is not None:
-            mask = additive(mask, self._mask_dtype)
+        distance = seen[:, None, :, None] - torch.arange(longest, device=self._device)
         output = self.model(
             input_ids=tokens,
-            attention_mask=mask,
+            attention_mask=attention_mask(self.model, distance >= 0, distance),
             position_ids=seen,
             use_cache=True,
             **{self._cache_argument: cache},

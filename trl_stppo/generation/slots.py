@@ -16,6 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 # Lengths are multiples of this number: attention kernels need aligned masks, allocators few sizes.
 ALIGNMENT = 16
+# Kinds of layers in configurations.
+FULL, SLIDING = "full_attention", "sliding_attention"
 GROWTH = 1.5
 
 
@@ -215,12 +217,11 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
     if getattr(base, "_is_stateful", False):
         return "The model has a recurrent state, which a key-value cache does not hold."
     kinds = getattr(config, "layer_types", getattr(config, "attention_layers", None))
-    others = sorted(set(kinds or ()) - {"full_attention", "global"})
+    others = sorted(set(kinds or ()) - {FULL, SLIDING, "global"})
     if others:
-        return f"The model has layers other than full attention: {', '.join(others)}."
-    sliding = getattr(config, "sliding_window", None) is not None
-    if kinds is None and sliding and getattr(config, "use_sliding_window", True):
-        return "The model's attention is limited to a sliding window."
+        return f"The model has layers of other kinds than full and sliding attention: {', '.join(others)}."
+    if window_of(config) is not None and not type(base).__module__.startswith("transformers."):
+        return "The model's own code limits its attention to a sliding window."
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         return "The model's rotary frequencies depend on the longest row of a batch (longrope)."
@@ -246,10 +247,30 @@ def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def additive(attends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a bool mask (True = attends) to the mask that "eager" attention adds to its scores."""
-    blocked = torch.finfo(dtype).min
-    return torch.zeros_like(attends, dtype=dtype).masked_fill_(~attends, blocked)
+def window_of(config: Any) -> int | None:
+    """Return the number of tokens to which sliding attention is limited, or None without a limit."""
+    used = getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if used else None
+
+
+def attention_mask(model: nn.Module, attends: Tensor, distance: Tensor) -> Any:
+    """Return a mask in the model's form: for "eager" added to scores, by kind of layer if there are two.
+
+    `attends`: bool, True where a token (next to last axis) attends to another (last axis), if no window
+    hides it. `distance`: by how many tokens the other is before it.
+    """
+    config, window = base_of(model).config, window_of(base_of(model).config)
+    near = attends if window is None else attends & (distance < window)
+    masks = {FULL: attends, SLIDING: near}
+    if getattr(config, "_attn_implementation", None) == "eager":
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        blocked = torch.finfo(dtype).min
+        masks = {
+            kind: torch.zeros_like(m, dtype=dtype).masked_fill_(~m, blocked)
+            for kind, m in masks.items()
+        }
+    kinds = set(getattr(config, "layer_types", None) or [SLIDING])
+    return masks if len(kinds) > 1 else masks[kinds.pop()]
 
 
 def base_of(model: nn.Module) -> Any:

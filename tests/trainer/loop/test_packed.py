@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.kit.builders import build, quick_config, train
 from tests.kit.fakes import char_tokenizer
 from tests.kit.surroundings import USE_CPU
+from tests.kit.tiers import quick
 from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo.generation import slots
 from trl_stppo.generation.slots import supports
 from trl_stppo.rollout.episode import Context
 from trl_stppo.trainer.batch import collate, take_rows
@@ -192,23 +194,51 @@ def test_a_training_by_packs_is_the_padded_one(tmp_path, monkeypatch):
     assert (runs[0][1] - runs[1][1]).norm() <= 1e-3 * moved
 
 
-@pytest.mark.parametrize(("kind", "options", "word"), [
-    ("mistral", {"sliding_window": 8}, "sliding window"),
-    ("gemma3_text", {}, "sliding"),
-    ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}, "sliding"),
-    ("llama", {"attention": "flex_attention"}, "flex_attention"),
-])  # fmt: skip
-def test_models_that_go_padded_by_their_configuration(kind, options, word):
-    attention = options.pop("attention", "sdpa")
-    model = policy(kind, **options)
-    model.config._attn_implementation = attention
-    assert word in supports(model)
+def test_an_attention_that_goes_padded():
+    model = policy()
+    model.config._attn_implementation = "flex_attention"
+    assert "flex_attention" in supports(model)
+
+
+MIXED = {"sliding_window": 8, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS = {
+    "gemma3_text": MIXED,
+    # Its softcapping needs "eager" attention.
+    "gemma2": {**MIXED, "attention": "eager"},
+    "mistral": {"sliding_window": 8},
+    "phi3": {"sliding_window": 8, "pad_token_id": 0},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8},
+    "olmo3": {**MIXED, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("longest", [8, 30])
+@pytest.mark.parametrize("kind", quick([*WINDOWS], "gemma3_text", "gemma2", "mistral"))
+def test_sliding_windows_hide_the_same_tokens_in_packs(kind, longest, tmp_path, monkeypatch):
+    """A window is a limit only for rows that are longer than it."""
+    trainer = trainer_of(tmp_path, policy(kind, **WINDOWS[kind]))
+    torch.nn.init.normal_(trainer.critic.head.weight)
+    forward, draw = trainer._forward, random.Random(0)
+    assert forward.why_padded is None
+    always(monkeypatch)
+    rows = [([3, 4, 5], [draw.randrange(3, 20) for _ in range(longest - 3 - n)]) for n in range(3)]
+    batch = batch_of(rows)
+    mask = batch["completion_mask"].bool()
+
+    def compute():
+        values = forward.values(batch)[:, :-1]
+        return forward.policy(trainer.model, batch)[0][mask].detach(), values[mask].detach()
+
+    packed, padded = both(forward, compute)
+    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=2e-5)
+    monkeypatch.setattr(slots, "window_of", lambda config: None)
+    gap = (compute()[0] - padded[0]).abs().max()
+    assert gap > 0.1 if longest > 8 else gap < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi3"])
 def test_families_that_go_packed(tmp_path, kind):
-    options = {"sliding_window": None} if kind in ("mistral", "phi3") else {}
-    options |= {"pad_token_id": 0} if kind == "phi3" else {}
+    options = {"pad_token_id": 0} if kind == "phi3" else {}
     assert trainer_of(tmp_path, policy(kind, **options))._forward.why_padded is None
 
 

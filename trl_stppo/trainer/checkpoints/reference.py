@@ -26,18 +26,17 @@ def marks_of(host: Bridge) -> Marks | None:
     A checkpoint holds a reference that `sync_ref_model` moves, and a reference adapter. Quantised weights and
     shards have no values to compare.
     """
-    args, policy = host.args, host.accelerator.unwrap_model(host.model)
+    args = host.args
     if args.kl_coef == 0.0 and args.beta == 0.0:
         return None
     if args.sync_ref_model:
         return {"sync_ref_model": ["", [], []]}
-    apart = host.accelerator.unwrap_model(host.ref_model) if host.ref_model is not None else None
     # Without a model of its own the reference is the policy without its trained adapters.
-    named = [
-        (n, p)
-        for n, p in (policy if apart is None else apart).named_parameters()
-        if apart is not None or not p.requires_grad
-    ]
+    shared = host.ref_model is None
+    model = host.accelerator.unwrap_model(
+        host.model if shared else host.ref_model, keep_torch_compile=False
+    )
+    named = [(n, p) for n, p in model.named_parameters() if not (shared and p.requires_grad)]
     marks: Marks = {}
     for name, weight in named:
         known = weight.is_floating_point() and not shards_weights(host.accelerator)

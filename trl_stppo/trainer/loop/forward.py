@@ -18,7 +18,7 @@ from ...rollout.episode import Context
 from .._trl import replaced, small_tiles
 from ..batch import Batch, collate, full_sequence
 from ..sharding import runtime
-from .packed import IGNORED, Costs, Rows, attention_mask, pack_logprobs
+from .packed import IGNORED, Costs, Rows, mask_of, pack_logprobs
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
@@ -102,7 +102,7 @@ class ForwardPasses:
         with critic.active():
             padded = critic.hidden_states(table, mask.long())[mask]
             packed = critic.hidden_states(
-                pack.input_ids, attention_mask(pack, base_of(critic.model)), pack.position_ids
+                pack.input_ids, mask_of(pack, base_of(critic.model)), pack.position_ids
             )[0, torch.cat(pack.places)]
         return (packed - padded) / padded.abs().max()
 
@@ -240,7 +240,7 @@ class ForwardPasses:
         packs = list(map(rows.build, rows.plan(costs, batch_size)))
         for pack in packs:
             with runtime.autocast(self.accelerator):
-                mask = attention_mask(pack, base)
+                mask = mask_of(pack, base)
                 hidden = critic.hidden_states(pack.input_ids, mask, pack.position_ids)
                 values.append(critic.score(hidden[:, rows.places(pack)])[0])
         return rows.put_back(packs, values) if packs else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...core.layout import group_rows, row_spans
 from ...core.packing import Pack, build_pack, plan_packs, shared_lengths
-from ...generation.slots import additive
+from ...generation.slots import attention_mask
 from ..batch import Batch, full_sequence
 
 # Cost of an operation of masked attention, relative to an operation of a matrix product. The CPU's cost was
@@ -117,12 +117,11 @@ class Rows:
         return build_pack(self.rows, pack, self._device)
 
 
-def attention_mask(pack: Pack, model: Any) -> Tensor:
-    """Return a pack's attention mask in the model's form: bool, or for "eager" attention an additive mask."""
-    if model.config.get_text_config()._attn_implementation != "eager":
-        return pack.attends
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    return additive(pack.attends, dtype)
+def mask_of(pack: Pack, model: Any) -> Any:
+    """Return a pack's attention mask in the model's form."""
+    positions = pack.position_ids[:, None]
+    distance = positions[..., None] - positions[..., None, :]
+    return attention_mask(model, pack.attends, distance)
 
 
 def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, labels: Tensor) -> Any:
@@ -141,7 +140,7 @@ def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, lab
     try:
         return model(
             input_ids=pack.input_ids,
-            attention_mask=attention_mask(pack, causal),
+            attention_mask=mask_of(pack, causal),
             position_ids=pack.position_ids,
             shift_labels=labels[None],
             fused_lm_head=True,

@@ -1,13 +1,18 @@
 """`trl-stppo new`: a folder that runs at once, and that the tutorial shows."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.kit.docs_kit import DOCS
+from tests.kit.fakes import char_tokenizer, tiny_policy
+from trl_stppo.cli.evaluation_tables import figures_of
 from trl_stppo.cli.main import main
 
 
@@ -51,7 +56,9 @@ def test_a_pretrained_model_gets_files_of_its_own(tmp_path, folder, capsys):
     said = (tmp_path / "theirs" / "warm_start.py").read_text()
     assert f"MODEL = {str(tmp_path / 'smol')!r}" in said
     compile(said, "warm_start.py", "exec")
-    assert "LoraConfig" in (tmp_path / "theirs" / "train.py").read_text()
+    train = (tmp_path / "theirs" / "train.py").read_text()
+    assert "run.yaml" in train
+    assert "STPPOConfig(" not in train, "every setting has one place"
 
 
 def test_the_settings_for_a_pretrained_model_would_start(tmp_path, dry_run, monkeypatch):
@@ -63,6 +70,37 @@ def test_the_settings_for_a_pretrained_model_would_start(tmp_path, dry_run, monk
     code, shown = dry_run("--config", "run.yaml")
     assert (code, "PROBLEM" in shown) == (0, False), shown
     assert "LoRA of rank" in shown
+
+
+@pytest.mark.long
+def test_script_and_command_make_the_same_run(tmp_path, monkeypatch, capsys):
+    """Weight for weight; and `evaluate` plays the episodes of the script's evaluation."""
+    tokenizer, folder = char_tokenizer(), tmp_path / "theirs"
+    assert main(["new", str(folder), "--model", "anyone/anything"]) == 0
+    tiny_policy(tokenizer).save_pretrained(folder / "runs/careless")
+    tokenizer.save_pretrained(folder / "runs/careless")
+    game = folder / "environment.py"
+    game.write_text(game.read_text().replace("0.0, False", "len(word) / 7, False"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "environment", raising=False)
+    few = ["--total_episodes", "96", "--max_completion_length", "60", "--use_cpu", "true"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *few, "--output_dir", "runs/script"])
+    scope = {}
+    exec((folder / "train.py").read_text(), scope)
+    words = ["--config", "run.yaml", *few]
+    assert main(["train", *words, "--output_dir", "runs/command"]) == 0
+    one, other = (
+        load_file(folder / "runs" / name / "adapter_model.safetensors")
+        for name in ("script", "command")
+    )
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+    assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
+    assert main(["evaluate", *words, "--output", "a.json"]) == 0
+    (found,) = json.loads(Path("a.json").read_text())["results"]["careless"].values()
+    figures = figures_of(scope["evaluations"][0], prefix="eval_")
+    assert {name: found[name] for name in figures} == figures
+    sys.modules.pop("environment", None)
 
 
 @pytest.mark.slow

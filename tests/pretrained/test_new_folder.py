@@ -17,13 +17,11 @@ pytestmark = [
 def test_the_files_train_the_model(tmp_path):
     folder = tmp_path / "mine"
     assert main(["new", str(folder), "--model", str(FOLDER)]) == 0
-    warm, train = folder / "warm_start.py", folder / "train.py"
+    warm, few = folder / "warm_start.py", ["--total_episodes", "48", "--num_generations_eval", "1"]
     warm.write_text(warm.read_text().replace("range(64)", "range(8)"))
-    few = train.read_text().replace("total_episodes=576", "total_episodes=48")
-    train.write_text(few.replace("num_generations_eval=5", "num_generations_eval=1"))
-    for name in ("warm_start.py", "train.py"):
+    for name, *flags in (["warm_start.py"], ["train.py", *few]):
         run = subprocess.run(
-            [sys.executable, name], cwd=folder, timeout=1200, capture_output=True, text=True
+            [sys.executable, name, *flags], cwd=folder, timeout=1200, capture_output=True, text=True
         )
         assert run.returncode == 0, run.stderr
     before, after = run.stdout.split("\nsuccess ")[1].split()[::2][:2]

@@ -239,9 +239,10 @@ def length_of(run: Plan, model: Any, rollouts: float) -> str:
         return "not known: on a GPU, the launch of kernels takes most of the sampling"
     seconds = seconds_per_rollout(run, model)
     total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
+    least = duration(seconds / (run.config.max_turns or 1))
     return (
-        f"about {duration(seconds)} per rollout batch{total}, if every episode has all its tokens and no two "
-        "begin alike; less with shorter episodes. Prompts and evaluations come on top"
+        f"about {least} (one turn each) to {duration(seconds)} (all tokens) per rollout batch{total}, if no "
+        "two episodes begin alike. Prompts and evaluations come on top"
     )
 
 

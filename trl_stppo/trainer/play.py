@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import GenerationConfig, TrainerState, set_seed
+from transformers import GenerationConfig, TrainerState
 
 from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.batched import BatchedBackend
@@ -29,7 +29,7 @@ from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, 
 from ._trl import prepare_tool_tokenizer
 from .evaluation.metrics import EvaluationRun
 from .loop.log import played_episodes
-from .loop.player import play_rows, raise_first
+from .loop.player import play_rows, raise_first, seed_batch
 from .loop.rewards import score
 from .loop.rollout import Played, Scored
 from .planning.data import check_eval_dataset
@@ -275,9 +275,9 @@ class Player:
         run = EvaluationRun(numbered([name_of(function) for function in functions]))
         factors, ends = [*weights, 1.0, 1.0], set(self.renderer.eos_token_ids)
         state, failure, has_rewards = PartialState(), None, False
-        set_seed(seed[0] + state.process_index)
         try:
             for names in batches[state.process_index :: state.num_processes]:
+                seed_batch(seed, names)
                 rollout = self.play(
                     [dict(rows[row]) for row, _ in names], sampling, seed, names=names
                 )

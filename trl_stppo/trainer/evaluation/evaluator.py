@@ -11,12 +11,13 @@ from typing import Any
 
 from accelerate.utils import gather_object, set_seed
 from datasets import IterableDataset
+from torch.utils.data import SequentialSampler
 
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
 from ..guards.endings import random_states, set_random_states
 from ..loop.log import RolloutLog, played_episodes
-from ..loop.player import EpisodePlayer
+from ..loop.player import EpisodePlayer, seed_batch
 from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Played, Scored
 from ..planning.data import Row, check_eval_dataset
@@ -74,7 +75,9 @@ class Evaluator:
         named = named_rows(rows, host.num_generations_eval)
         # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
-        with replaced(host, num_generations_eval=1), replaced(host.args, **options):
+        # `Agent.evaluate` plays in this order too, on which `generate` and environments may depend.
+        order = {"num_generations_eval": 1, "_get_eval_sampler": SequentialSampler}
+        with replaced(host, **order), replaced(host.args, **options):
             return wrapped(named)
 
     def loop(
@@ -131,6 +134,7 @@ class Evaluator:
         if COLUMN in inputs[0]:
             names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
             rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
+            seed_batch((self.host.args.seed, 1), names)
         seed, run, training = self.host.args.seed, self.run, self.host.model.training
         # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
         seeds = (seed, 1, self.host.state.global_step) if names is None else (seed, 1)

@@ -9,11 +9,12 @@ from functools import cached_property, partial
 from typing import Any
 
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, set_seed
 
 from ...envs.base import described
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...generation.protocol import Backend
+from ...generation.sampling import turn_random
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
@@ -207,6 +208,11 @@ def play_rows(
     except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
         failure = error
     return Raw(rows, *played, failure)
+
+
+def seed_batch(seed: tuple[int, ...], names: Sequence[EpisodeKey]) -> None:
+    """Seed the global random generators, which `generate` and environments may use, for named episodes."""
+    set_seed(turn_random((*seed, *names[0])).getrandbits(32))
 
 
 def count_cut_off_as_failed(rollout: Played) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import AutoProcessor
 
+from ...hub.loading import load_tokenizer
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from .. import _trl_vllm
@@ -145,17 +146,14 @@ class RunPlan:
 def tokenizer_of(
     model: Any, processing_class: Any, args: PPOConfig, messages: str | None, plain: str | None
 ) -> Any:
-    """Return the given tokenizer, or load the model's tokenizer as GRPOTrainer would."""
+    """Return the given tokenizer, or load the model's tokenizer."""
     if processing_class is None:
-        by_name = isinstance(model, str)
-        processing_class = AutoProcessor.from_pretrained(
-            model_name(model),
-            revision=(args.model_init_kwargs or {}).get("revision") if by_name else None,
-            truncation_side="left",
-            padding_side="left",
-            trust_remote_code=args.trust_remote_code,
-        )
-        check_tokenizer(processing_class, model)
+        by_name, name = isinstance(model, str), model_name(model)
+        revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
+        trust = {"trust_remote_code": args.trust_remote_code}
+        check_tokenizer(AutoProcessor.from_pretrained(name, revision=revision, **trust), model)
+        # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
+        processing_class = load_tokenizer(name, revision, **trust)
     if messages is not None:
         check_template(processing_class, f" of `{messages}`")
     if (

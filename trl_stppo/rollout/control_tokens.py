@@ -186,9 +186,10 @@ class ControlTokens:
     @property
     def split_tokens(self) -> list[str]:
         """Strings in the form of control tokens that the template writes and the tokenizer splits."""
-        if not (self.tokenizer.chat_template or self._template.get("chat_template")):
-            return []
-        text = self.rendered_text(_PROBES[0], **self._template)
+        text = ""
+        # A tokenizer of pre-tokenised rows may lack a template.
+        with suppress(Exception):
+            text = self.rendered_text(_PROBES[0], **self._template)
         written = dict.fromkeys(re.findall(r"<\|\w+\|>|<\w+_of_turn>", text))
         return [token for token in written if len(self._plain(token)) > 1]
 

@@ -89,6 +89,12 @@ def test_float16_with_an_eps_of_zero_is_refused(optim, tmp_path):
         build(tmp_path, STPPOTrainer, arguments={"model": policy(torch.float16)}, optim=optim)
 
 
+def test_an_optimizer_with_two_eps_is_not_refused(tmp_path):
+    model = policy(torch.float16)
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=FAST)
+    build(tmp_path, STPPOTrainer, arguments={"model": model, "optimizers": (optimizer, None)})
+
+
 @pytest.mark.parametrize("options", [
     {"optim": "adamw_torch", "adam_epsilon": 1e-4}, {"optim": "adamw_torch_fused"},
     {"optim": "adafactor"},

@@ -46,10 +46,12 @@ def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | N
     """
     found = []
     for field, pairs in rated.items():
-        kinds = {str(w.dtype).removeprefix("torch.") for w, _ in pairs if w.dtype.itemsize == 2}
-        few = [(_sampled(weight), rate) for weight, rate in pairs if kinds]
-        stays = [(values.float() + rate).to(values.dtype) == values for values, rate in few]
-        if any(rate for _, rate in few) and (share := _share([w for w, _ in pairs], stays)) >= MANY:
+        weights = [weight for weight, _ in pairs]
+        kinds = {str(w.dtype).removeprefix("torch.") for w in weights if w.dtype.itemsize == 2}
+        stays = [
+            (_sampled(w).float() + rate).to(w.dtype) == _sampled(w) for w, rate in pairs if kinds
+        ]
+        if stays and any(rate for _, rate in pairs) and (share := _share(weights, stays)) >= MANY:
             found.append(
                 f"a step of `{field}={pairs[0][1]:g}` does not move {share:.0%} of the {OWNERS[field]}'s "
                 f"weights, stored in {' and '.join(sorted(kinds))}"
@@ -63,34 +65,32 @@ def check_precision(host: Bridge) -> str | None:
     # These engines take steps with float32 copies of the weights.
     if engine.startswith("ZeRO") or (engine.startswith("FSDP") and mixed):
         return None
-    args, given, critic = host.args, host.optimizer, host.critic.parameters()
+    args, optimizer, critic = host.args, host.optimizer, host.critic.parameters()
     policy = [weight for _, weight in policy_parameters(host.model, host.critic)]
-    groups = given.param_groups if given else []
+    groups = optimizer.param_groups if optimizer else []
     rates = {id(weight): group["lr"] or 0.0 for group in groups for weight in group["params"]}
-    if any(weight.dtype == torch.float16 for weight in (*policy, *critic)):
-        kind, options = host.get_optimizer_cls_and_kwargs(args, host.model)
-        _check_eps(given or kind([*policy, *critic], **options), given is not None)
     parts = {"learning_rate": policy, "critic_learning_rate": critic}
-    rated = {
-        f: [(w, rates.get(id(w), getattr(args, f))) for w in parts[f]] for f in parts if parts[f]
-    }
+    rated = {f: [(w, rates.get(id(w), getattr(args, f))) for w in parts[f]] for f in parts}
+    if halves := [weight for weight in (*policy, *critic) if weight.dtype == torch.float16]:
+        kind, options = host.get_optimizer_cls_and_kwargs(args, host.model)
+        _check_eps(optimizer or kind(halves, **options), "optimizers" if optimizer else "optim")
     if (facts := rounded_away(rated)) is not None:
         logger.warning("Rounding: %s. %s", facts, WAYS_OUT)
     return facts
 
 
-def _check_eps(optimizer: Any, given: bool) -> None:
+def _check_eps(optimizer: Any, field: str) -> None:
     """Refuse an optimizer that divides in float16 by an eps that is 0 there."""
     name = type(optimizer).__name__
-    field = "optimizers" if given else "adam_epsilon" if "Adam" in name else "optim"
+    field = "adam_epsilon" if field == "optim" and "Adam" in name else field
     for group in optimizer.param_groups:
         eps, narrow = group.get("eps"), any(w.dtype == torch.float16 for w in group["params"])
         # A fused step computes in float32, and so do the optimizers of other packages.
         narrow &= type(optimizer).__module__.startswith("torch.optim") and not group.get("fused")
-        if narrow and eps is not None and not torch.tensor(eps, dtype=torch.float16):
+        if narrow and isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16):
             raise ValueError(
-                f"`{field}`: {name} has eps={eps:g}, which is 0 in float16, the dtype of trained weights. "
-                f"Load them in float32, or set 1e-07 or more."
+                f"`{field}`: {name} has eps={eps:g}, which is 0 in float16, the dtype of trained "
+                f"weights. Load them in float32, or set 1e-07 or more."
             )
 
 
@@ -103,18 +103,18 @@ class MovedWeights(TrainerCallback):
         self._done = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep some values of each of the policy's weights, and whether their gradients are not 0."""
-        known = [self._metrics, *state.log_history] if not self._done else []
+        """Keep some values of each of the policy's weights that has a gradient."""
+        known = [] if self._done else [self._metrics, *state.log_history]
         self._done |= any(MOVED in entry for entry in known) or is_sharded(self._host.accelerator)
         if not self._done and kwargs["optimizer"].param_groups[0]["lr"]:
             named = policy_parameters(self._host.model, self._host.critic)
-            trained = [(w, _sampled(w.grad) != 0) for _, w in named if w.grad is not None]
-            self._before = [(w, _sampled(w), pulled) for w, pulled in trained if pulled.any()]
+            pulled = [(w, _sampled(w.grad) != 0) for _, w in named if w.grad is not None]
+            self._before = [(w, _sampled(w), flags) for w, flags in pulled if flags.any()]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the values after the step."""
         if self._before:
             weights, _, pulled = zip(*self._before, strict=True)
-            moved = [(_sampled(w) != v) & p for w, v, p in self._before]
+            moved = [(_sampled(w) != before) & flags for w, before, flags in self._before]
             self._metrics[MOVED] += [_share(weights, moved) / _share(weights, pulled)]
             self._before = []

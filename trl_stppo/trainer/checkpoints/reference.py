@@ -37,15 +37,13 @@ def marks_of(host: Bridge) -> Marks | None:
         host.model if shared else host.ref_model, keep_torch_compile=False
     )
     named = [(n, p) for n, p in model.named_parameters() if not (shared and p.requires_grad)]
-    marks: Marks = {}
+    sharded, marks = shards_weights(host.accelerator), {}
     for name, weight in named:
-        known = weight.is_floating_point() and not shards_weights(host.accelerator)
-        few = (
-            weight.detach().flatten()[:: 1 + weight.numel() // VALUES] if known else torch.empty(0)
-        )
-        kept = [] if REFERENCE in name.split(".") else few.double().tolist()
+        few = weight.detach().flatten()[:: 1 + weight.numel() // VALUES]
+        known = weight.is_floating_point() and not sharded and REFERENCE not in name.split(".")
         shape = [*getattr(weight, "ds_shape", weight.shape)]
-        marks[name] = [str(weight.dtype).removeprefix("torch."), shape, kept]
+        kind = str(weight.dtype).removeprefix("torch.")
+        marks[name] = [kind, shape, few.double().tolist() if known else []]
     return marks
 
 
@@ -53,30 +51,25 @@ def check_reference(folder: Path, was: Marks | None, now: Marks | None) -> None:
     """Refuse a checkpoint of a run with another reference policy; warn of another dtype."""
     if was is None or now is None:
         return
-    names = {**was, **now}
-    other = next(
-        (n for n in names if n not in was or n not in now or not _same(was[n], now[n])), None
-    )
-    if other is not None:
+    pairs = {name: (was.get(name), now.get(name)) for name in (*was, *now)}
+    if other := next((name for name, pair in pairs.items() if not _same(*pair)), None):
         raise CheckpointError(
             f"`{folder}` comes from a run with another reference policy: they differ in {other!r}. Pass the "
             f"`model` (or `ref_model`) that the run began with; its policy comes from the checkpoint."
         )
     if was != now:
-        logger.warning(
-            "%s: the reference policy has another dtype, so the run will not equal the uninterrupted one.",
-            folder,
-        )
+        logger.warning("%s: the reference policy has another dtype, so its KL is rounded.", folder)
 
 
-def _same(was: list[Any], now: list[Any]) -> bool:
+def _same(was: list[Any] | None, now: list[Any] | None) -> bool:
     """Return whether tensors with these marks are equal, except for the rounding of their dtypes."""
-    kinds = [getattr(torch, each[0], torch.float64) for each in (was, now)]
-    values = [torch.tensor(each[2], dtype=torch.float64) for each in (was, now)]
-    if was[1] != now[1] or not all(map(len, values)):
-        return bool(was[1] == now[1])
+    if was is None or now is None or was[1] != now[1]:
+        return False
+    kinds = [getattr(torch, each[0], torch.float64) for each in (was, now) if each[2]]
+    if len(kinds) < 2:
+        return True
     coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps)
     # float16 and bfloat16 numbers have been rounded differently before.
-    rounded = {*kinds} == {torch.float16, torch.bfloat16}
-    one, two = (each.to(coarse).double() for each in values)
-    return torch.allclose(one, two, rtol=2**-7 * rounded, atol=2**-24 * rounded)
+    twice = {*kinds} == {torch.float16, torch.bfloat16}
+    one, two = (torch.tensor(e[2], dtype=torch.float64).to(coarse).double() for e in (was, now))
+    return torch.allclose(one, two, rtol=2**-7 * twice, atol=2**-24 * twice)

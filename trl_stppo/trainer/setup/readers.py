@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torch import nn
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from ...hub.loading import load_tokenizer
 from ...models.critic import SeparateCritic
@@ -23,33 +21,29 @@ from .players import renderer
 logger = logging.getLogger(__name__)
 # Tokens that a reward model's template and tokenizer may add to an episode.
 MARGIN = 16
-SCORERS = ("reward_funcs", "reward_model", "turn_reward_funcs")
+POLICYS_TOKENS = ("model", "ref_model", "value_model")
 
 
 def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> int | None:
     """Refuse models that cannot read what they will get; return the shortest context, in tokens."""
     unwrap, reads = host.accelerator.unwrap_model, host.text_tokenizer
-    policy = unwrap(host.model)
-    readers = [("model", policy, reads), ("ref_model", host.ref_model, reads)]
-    if isinstance(host.critic, SeparateCritic):
-        readers.append(("value_model", host.critic.model, reads))
+    critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
+    models = zip(POLICYS_TOKENS, (host.model, host.ref_model, critic), [reads] * 3, strict=True)
     judges = zip(rewards.fields, host.reward_funcs, host.reward_processing_classes, strict=False)
-    scorers = [judge for judge in (*judges, *turns.models()) if isinstance(judge[1], nn.Module)]
-    shortest = max_context_tokens(host)
-    for field, wrapped, tokenizer in (*readers, *scorers):
-        if wrapped is None:
+    shortest, own = max_context_tokens(host), get_config_model_id(unwrap(host.model).config)
+    for field, wrapped, tokenizer in (*models, *judges, *turns.models()):
+        model: Any = unwrap(wrapped) if isinstance(wrapped, nn.Module) else None
+        if not hasattr(getattr(model, "config", None), "get_text_config"):
             continue
-        model = unwrap(wrapped)
-        _check_rows(field, model, tokenizer, lambda: _written(host))
-        if get_config_model_id(model.config) != get_config_model_id(policy.config):
-            _check_words(field, model, tokenizer)
+        _check_rows(field, model, tokenizer, host)
+        if (name := get_config_model_id(model.config)) not in ("", own, tokenizer.name_or_path):
+            _check_words(field, name, tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if not isinstance(context, int):
             continue
-        if field.partition("[")[0] in SCORERS:
-            model.register_forward_pre_hook(
-                partial(_check_length, field, context), with_kwargs=True
-            )
+        if field not in POLICYS_TOKENS:
+            check = partial(_check_length, field, context)
+            model.register_forward_pre_hook(check, with_kwargs=True)
             context -= MARGIN
         if shortest is None or context < shortest:
             logger.warning("`%s` reads so few tokens that no episode exceeds %s.", field, context)
@@ -57,10 +51,10 @@ def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> 
     return shortest
 
 
-def _check_rows(field: str, model: Any, tokenizer: Any, written: Callable[[], str]) -> None:
+def _check_rows(field: str, model: Any, tokenizer: Any, host: Bridge) -> None:
     """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
-    rows = model.config.get_text_config().vocab_size
-    text = written() if len(tokenizer) > rows else ""
+    rows = getattr(model.config.get_text_config(), "vocab_size", len(tokenizer))
+    text = _written(host) if len(tokenizer) > rows else ""
     for number in range(rows, len(tokenizer)):
         token = tokenizer.convert_ids_to_tokens(number)
         known = tokenizer.added_tokens_decoder.get(number)
@@ -71,21 +65,16 @@ def _check_rows(field: str, model: Any, tokenizer: Any, written: Callable[[], st
             )
 
 
-def _check_words(field: str, model: Any, tokenizer: Any) -> None:
-    """Refuse a model whose own tokenizer, if it can be found, has other words under the same numbers."""
-    own: dict[str, int] = {}
-    name = get_config_model_id(model.config)
-    if name and name != tokenizer.name_or_path:
-        # A folder may have no tokenizer, for which transformers makes up one of some families.
-        with suppress(Exception):
-            own = load_tokenizer(name).get_vocab() if get_tokenizer_config(name) else {}
-    added = tokenizer.added_tokens_decoder
-    words = {number: word for word, number in own.items()}
+def _check_words(field: str, name: str, tokenizer: Any) -> None:
+    """Refuse a model whose own tokenizer, if it has one, has other words under the same numbers."""
+    words: dict[int, str] = {}
+    with suppress(Exception):
+        words = {number: word for word, number in load_tokenizer(name).get_vocab().items()}
     for word, number in tokenizer.get_vocab().items():
-        if number not in added and words.get(number, word) != word:
+        if number not in tokenizer.added_tokens_decoder and words.get(number, word) != word:
             raise ValueError(
                 f"`{field}` has its own vocabulary: token {number} is {words[number]!r} in {name!r}, but "
-                f"{word!r} in the tokens that it will read."
+                f"{word!r} in what it will read."
             )
 
 

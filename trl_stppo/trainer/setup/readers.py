@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils import cached_file
 
 from ...hub.loading import load_tokenizer
 from ...models.critic import SeparateCritic
@@ -69,6 +71,8 @@ def _check_words(field: str, name: str, tokenizer: Any) -> None:
     """Refuse a model whose own tokenizer, if it has one, has other words under the same numbers."""
     words: dict[int, str] = {}
     with suppress(Exception):
+        # Without this file transformers makes a tokenizer of the model's type.
+        cached_file(name, TOKENIZER_CONFIG_FILE)
         words = {number: word for word, number in load_tokenizer(name).get_vocab().items()}
     for word, number in tokenizer.get_vocab().items():
         if number not in tokenizer.added_tokens_decoder and words.get(number, word) != word:

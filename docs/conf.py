@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(Any|Callable|Iterable|Iterator|Mapping|Sequence|Tensor|Path|optional)"),
     (r"py:.*", r"PreTrained(Model|TokenizerBase)"),
     # Rollouts, and numbers or tensors, are described where they occur.
-    (r"py:.*", r"trl_stppo\.(core\.policy\.Scalar|trainer\.loop\.rollout\.Rollout)"),
+    (r"py:.*", r"trl_stppo\.(core\.policy\.Scalar|trainer\.loop\.rollout\.(Played|Scored))"),
     # The protocol of samplers, which scripts/verifier/ wraps.
     (r"py:.*", r"(trl_stppo\.generation\.protocol\.)?Backend"),
 ]

@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "critic of rank 1": {},
     "signal to rank 1": {},
     "signal to rank 1 in a rollout": {},
+    "signal to rank 1 at an update's end": {},
     "rank 0 never finite": {},
     "target_kl": {"target_kl": 1e-3},
     "the folder of another run": {},
@@ -48,7 +49,10 @@ def arrange(case: str, trainer: Any) -> None:
     elif case.startswith("signal to rank 1") and rank == 1:
         kill = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
         # An update has two steps.
-        trainer.add_callback(at_step("on_step_begin", AT - 1 + ("rollout" in case), kill))
+        event, step = "on_step_begin", AT - 1 + ("rollout" in case)
+        if "end" in case:
+            event = "on_optimizer_step"
+        trainer.add_callback(at_step(event, step, kill))
     elif case == "rank 0 never finite" and rank == 0:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan

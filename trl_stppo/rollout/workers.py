@@ -85,7 +85,7 @@ async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException
 
 
 class RolloutInterrupted(Exception):
-    """Error that ends a rollout on another thread because the run ends."""
+    """Error that ends a rollout because the run ends."""
 
 
 class EnvironmentCalls:
@@ -136,7 +136,7 @@ class EnvironmentCalls:
                     results = list(self._finished)
                     self._finished.clear()
                     return results
-                if not self._for_poller:
+                if not (self._for_poller or self._interrupted):
                     nearest = min((call.ends_at for call in self._running.values()), default=until)
                     self._change.wait(max(0.0, min(left, nearest - time.monotonic())))
 

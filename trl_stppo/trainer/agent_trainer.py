@@ -453,6 +453,10 @@ class AgentTrainer(Bridge):
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
+        # A callback may end the last epoch inside an update.
+        self._loop.look()
+        if self._run_state.save_waits:
+            self.save_checkpoint()
         return self._publisher.finish(super()._finalize_training, *args)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

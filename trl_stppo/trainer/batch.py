@@ -6,7 +6,7 @@ A batch's rows are contexts; an episode that never rewrote its context is one ro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
 import torch
@@ -145,6 +145,7 @@ class Targets:
         returns: regression targets; meaningful on `value_mask`.
         spread: standard deviation of the raw advantages over the tokens of all processes that train, in units
             of the rewards before whitening.
+        figures: metrics of the comparison within groups.
     """
 
     rewards: Tensor
@@ -154,6 +155,7 @@ class Targets:
     returns: Tensor
     value_mask: Tensor
     spread: float
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 def collate(

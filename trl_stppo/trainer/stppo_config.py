@@ -74,7 +74,8 @@ class STPPOConfig(PPOConfig):
         + ".",
     )
     desired_kl: float = option(
-        0.1, "Of 'trust_region': the largest KL of an update, in nats per turn, > 0."
+        0.1,
+        "Of 'trust_region': the KL that an update may have where there is most to gain, nats per turn, > 0.",
     )
 
     def __post_init__(self) -> None:

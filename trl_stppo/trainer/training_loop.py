@@ -101,21 +101,27 @@ class TrainingLoop:
         self.region = self.step.region
         # Micro-batches of the current mini-batch.
         self.window: list[Batch] = []
+        # Micro-batches of the policy's last step.
+        self.stepped: list[Batch] = []
         # `seconds` is the mini-batch's duration, including a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
 
     def rollout(self, rows: list[Row]) -> Batch:
         """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
-        started = time.perf_counter()
         with self.stale.keeping_present():
-            played, scored = self.source.next(rows, self.host.reward_weights, self.host.state)
-            batch = self.player.collate(played)
-            with self.stale.past_weights():
-                self.add_old_logprobs(batch)
-            if self.region is not None and self.args.rollout_staleness > 0:
-                batch["start_per_token_logps"] = self.logprobs_under(self.host.model, batch)
-            self._add_ref_logprobs(batch)
+            return self._rollout(rows)
+
+    def _rollout(self, rows: list[Row]) -> Batch:
+        """Implement `rollout`; state that checkpoints hold is changed last, as a signal may abandon it."""
+        started = time.perf_counter()
+        played, scored = self.source.next(rows, self.host.reward_weights, self.host.state)
+        batch = self.player.collate(played)
+        with self.stale.past_weights():
+            self.add_old_logprobs(batch)
+        if self.region is not None and self.args.rollout_staleness > 0:
+            batch["start_per_token_logps"] = self.logprobs_under(self.host.model, batch)
+        self._add_ref_logprobs(batch)
         with torch.no_grad():
             dtype = torch.promote_types(self.host.model.dtype, torch.float32)
             turns = build_turn_batch(
@@ -129,8 +135,6 @@ class TrainingLoop:
             self._add_sampler_weights(joined)
             kl = self.kl_to_reference(joined)
             targets = self.targets(joined, turns, scored.scores, scored.counts, kl, final_values)
-        if self.region is not None:
-            self.region.begin_update(targets.spread, trains=not self.is_warming_up)
         count_cut_off_as_failed(played)
         joined["values"], joined["returns"] = targets.values, targets.returns
         joined["advantages"], joined["value_mask"] = targets.advantages, targets.value_mask
@@ -141,6 +145,8 @@ class TrainingLoop:
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
         self.log_rollout(played, scored, joined, turns, kl, targets, seconds)
+        if self.region is not None:
+            self.region.begin_update(targets.spread, trains=not self.is_warming_up)
         self.trace.rollout(played, scored, batch, self.host.state.global_step)
         return batch
 
@@ -223,11 +229,9 @@ class TrainingLoop:
         """
         if final_values is None:
             group = self.host.num_generations
-            targets, figures = group_targets(
+            return group_targets(
                 turns, scores, scored, batch["loss_mask"], self.args, group, self.accelerator
             )
-            self.log.add(figures)
-            return targets
         args, index, loss_mask = self.args, turns.turn_index, batch["loss_mask"]
         values = batch["values"]
         raw_rewards = rewards = token_rewards(
@@ -293,6 +297,7 @@ class TrainingLoop:
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         # Save before logging, so that the checkpoint has no metrics of this rollout.
         self.guards.keep_best(played.episodes, scored.totals)
+        log.add(targets.figures)
         weights, means = self.host.reward_weights, gather(shown.contiguous()).tolist()
         log.write(played, scored, weights, means, self.host.state, with_spread=has_critic)
         figures = rollout_metrics(
@@ -572,13 +577,14 @@ class TrainingLoop:
         """Keep the policy's weights before a step, or take its last step back."""
         verdict, weights = self.guards.verdict, [parameter for _, parameter in self._policy]
         if taken:
+            self.stepped = self.window
             region.keep(weights, on_device=hasattr(self.host.model, "peft_config"))
         elif verdict is Verdict.TAKEN_BACK:
             region.take_back(weights)
-        elif verdict is Verdict.TARGET_KL:
-            region.end_update()
         else:
             region.refuse()
+            if verdict is Verdict.TARGET_KL:
+                region.end_update()
         self.log.set(region.figures())
 
     def after_step(self) -> None:
@@ -593,19 +599,18 @@ class TrainingLoop:
     def look(self) -> None:
         """Measure the KL after the last step by one pass over its mini-batch, if nothing has measured it."""
         region = self.region
-        if region is None or not region.is_unseen:
+        if region is None or region.has_ended:
             return
-        if region.looks:
+        if region.is_unseen and region.looks:
             region.start_mini_batch()
             with resharded(self.host.model):
-                for inputs in self.window:
+                for inputs in self.stepped:
                     rows = without_padding(inputs)
                     self.observe_kl(rows, self.logprobs_under(self.host.model, rows))
             region.measure(self.accelerator.reduce, self.accelerator.device)
-        if region.looks and region.exceeds:
-            region.take_back([parameter for _, parameter in self._policy])
-        else:
-            region.end_update()
+            if region.exceeds:
+                region.take_back([parameter for _, parameter in self._policy])
+        region.end_update()
         self.log.set(region.figures())
 
 

@@ -172,6 +172,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
 NOW = (
     "signal to rank 1",
     "signal to rank 1 in a rollout",
+    "signal to rank 1 at an update's end",
     "rank 0 never finite",
     "target_kl",
     "the folder of another run",
@@ -214,7 +215,7 @@ def test_both_skip_what_is_not_finite_on_one_and_tell_which(case, what, ranks):
         assert result["what"] == what, "each knows whose it was"
 
 
-@pytest.mark.parametrize("case", ["signal to rank 1", "signal to rank 1 in a rollout"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("signal")])
 def test_a_signal_to_one_stops_both_after_the_same_step(case, ranks):
     for result in ranks(case):
         assert len(result["weights"]) == 1 + 2

@@ -1,6 +1,8 @@
 """`trust_region`: what it measures, what it takes back, and what it leaves alone, through `train()`."""
 
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -453,3 +455,91 @@ def test_an_update_that_target_kl_stops_shortens_later_steps(tmp_path, monkeypat
     trainer.train()
     assert logged(trainer, "guard/kl_stopped_steps")[3] == 3
     assert logged(trainer, "step/factor")[:5] == pytest.approx([0.1] + [0.025] * 4)
+
+
+def test_target_kl_forbids_growth():
+    one = region()
+    mini_batch(one, 0.0)
+    mini_batch(one, 0.001, step=False)
+    one.refuse()
+    one.end_update()
+    assert one.factor == 0.1
+    assert one.has_ended
+
+
+@pytest.mark.parametrize("gradient_only", [True, False])
+def test_a_broken_critic_does_not_decide_on_the_policy(gradient_only, tmp_path):
+    """Its gradient in step 4 does not keep the ruin of step 3; its loss in step 4 takes nothing back."""
+    ruin = Ruin(*([3] if gradient_only else []))
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin], **RUN)
+    ruin.trainer, value_loss = trainer, trainer._loop.value_loss
+
+    def broken(inputs):
+        loss = value_loss(inputs)
+        if trainer.state.global_step + 1 == 4:
+            gradients = trainer._optimizer_step.critic_grads._grads
+            gradients[0] = gradients[0] * math.nan
+            loss = loss if gradient_only else loss * math.nan
+        return loss
+
+    trainer._loop.value_loss = broken
+    trainer.train()
+    if gradient_only:
+        assert ruin.verdicts[3] is Verdict.TAKEN_BACK
+        assert equal(ruin.before[2], ruin.after[3], "policy")
+    else:
+        assert ruin.verdicts[3] is Verdict.NOT_FINITE
+        assert equal(ruin.after[2], ruin.after[3], "policy")
+        assert logged(trainer, "step/taken_back")[-1] == 0
+    assert equal(ruin.after[2], ruin.after[3], "critic")
+
+
+def test_an_empty_mini_batch_at_the_end_hides_no_ruin(tmp_path):
+    ruin = Ruin(3)
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin], **{**RUN, "max_steps": 4})
+    ruin.trainer, open_window = trainer, trainer._loop.open_window
+
+    def empties(window):
+        if trainer.state.global_step == 3:
+            off = ("loss_mask", "value_mask")
+            window = [{**each, **{n: torch.zeros_like(each[n]) for n in off}} for each in window]
+        open_window(window)
+
+    trainer._loop.open_window = empties
+    trainer.train()
+    assert not equal(ruin.before[2], ruin.after[2], "policy")
+    assert equal(ruin.before[2], weights(trainer), "policy")
+
+
+def test_a_callback_that_ends_the_epoch_inside_an_update_leaves_no_ruin(tmp_path):
+    ruin = Ruin(2)
+    stop = at_step(
+        "on_step_end", 2, lambda: setattr(ruin.trainer.control, "should_epoch_stop", True)
+    )
+    options = {**RUN, "max_steps": 4, "save_strategy": "epoch"}
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin, stop], **options)
+    ruin.trainer = trainer
+    trainer.train()
+    assert equal(ruin.before[1], weights(trainer), "policy")
+    assert (tmp_path / f"checkpoint-{trainer.state.global_step}").is_dir()
+
+
+def test_a_signal_in_the_last_pass_of_a_rollout_leaves_the_state_before_it(tmp_path):
+    options = {**RUN, "learning_rate": 0.2, "rollout_staleness": 1, "max_steps": 12}
+    whole, _ = scripted_trainer(tmp_path / "whole", **options)
+    whole.train()
+    ended, _ = scripted_trainer(tmp_path / "ended", **options)
+    values = ended._loop.rollout_values
+
+    def interrupts(batch):
+        if ended.state.global_step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return values(batch)
+
+    ended._loop.rollout_values = interrupts
+    ended.train()
+    assert (ended.state.global_step, ended.stop_reason) == (8, "signal SIGTERM")
+    resumed, _ = scripted_trainer(tmp_path / "ended", **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert equal(weights(resumed), weights(whole), "")
+    assert resumed._loop.region.state == whole._loop.region.state

@@ -240,6 +240,11 @@ class RunState(TrainerCallback):
         """Return whether more optimizer steps will train on the rollout batch in the buffer."""
         return self._host.micro_step % self._host.args.micro_batches_per_rollout != 0
 
+    @property
+    def save_waits(self) -> bool:
+        """Return whether a save waits for the end of an update."""
+        return self._due[1]
+
     def postpone(self, control: TrainerControl) -> None:
         """Postpone an evaluation and a save that are due inside an update to the update's end."""
         evaluates, saves = self._due

@@ -79,6 +79,8 @@ class StopSignals:
         """Context manager of a rollout, in which the first signal calls `interrupt` at once."""
         self._interrupt = interrupt
         try:
+            if self.received is not None:
+                interrupt()
             yield
         finally:
             self._interrupt = None
@@ -179,6 +181,7 @@ class Ending(TrainerCallback):
         self.unsaved = False
         self.before: list[Any] | None = None
         self._agreed = self._count = 0
+        self._failures_before: list[list[int]] = []
 
     @property
     def signal(self) -> int | None:
@@ -222,17 +225,15 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context manager of a rollout or evaluation; an error on all processes saves a checkpoint."""
+        """Context manager of a rollout or evaluation; an error on all processes, or a signal, saves it."""
         if self.training:
             self.check_weights()
-        failures = self.failures.state_dict()
+        self._failures_before = self.failures.state_dict()
         try:
             yield
         except RolloutInterrupted:
-            # Count the failures of these episodes when a resumed run plays them again.
-            self.failures.load_state_dict(failures)
             self.is_due()
-            self._save_as_before()
+            self.save_before_rollout()
             raise
         except Exception as error:
             ours = isinstance(error, EnvironmentFailureError | NonFiniteError | RolloutError)
@@ -262,8 +263,12 @@ class Ending(TrainerCallback):
 
     def save_before_rollout(self) -> None:
         """Write a checkpoint of the state before the rollout, and keep the current random states."""
-        states = random_states(self._accelerator.device)
+        states, failures = random_states(self._accelerator.device), self.failures
+        # A resumed run plays these episodes again, and counts their failures then.
+        self.failures = FailureWatch()
+        self.failures.load_state_dict(self._failures_before)
         self._save_as_before()
+        self.failures = failures
         set_random_states(states)
 
     def check_weights(self) -> None:
@@ -316,10 +321,10 @@ class Ending(TrainerCallback):
         self._stepped = self.unsaved = True
         self.before = None
         due = self.is_due()
-        control.should_save = control.should_save or bool(self.signal)
+        control.should_save = control.should_save or bool(self._agreed)
         if due:
             # After a signal the checkpoint keeps unlogged metrics for the resumed run.
-            control.should_log = control.should_log or not self.signal
+            control.should_log = control.should_log or not self._agreed
             control.should_training_stop = control.should_save = True
             control.should_evaluate = False
 

@@ -197,6 +197,7 @@ class Guards:
         if any(broken):
             self._faults = f"{KINDS[0]} ({_processes(broken)})"
             self._losses.append(loss.detach())
+            self._warn("skipped")
             self._count_skip()
             raise self.ending.before_backward(self._faults)
         return any(weighs)
@@ -232,8 +233,8 @@ class Guards:
     @property
     def takes_back_fault(self) -> bool:
         """Return whether the policy is not finite after a step that can be taken back."""
-        region, (loss, policy, _) = self._step.region, self._broken_parts
-        return region is not None and region.has_moved and (loss or policy)
+        region = self._step.region
+        return region is not None and region.has_moved and self._broken_parts[1]
 
     @property
     def may_use_critic(self) -> bool:
@@ -248,13 +249,17 @@ class Guards:
         norm = figures.get("clip_bias/norm", 0.0) if "clip_bias/scale" in figures else 0.0
         if not self._faults and not math.isfinite(norm):
             self._faults = "the gradient of the clipped terms"
-        if self.takes_back_fault:
+        exceeds = region is not None and region.exceeds
+        if self.takes_back_fault or (region is not None and exceeds and region.has_moved):
             self.verdict = Verdict.TAKEN_BACK
+            if self._faults:
+                self._warn("taken back")
         elif self._faults:
             self.verdict = Verdict.NOT_FINITE
+            self._warn("skipped")
             self._count_skip()
-        elif region is not None and region.exceeds:
-            self.verdict = Verdict.TAKEN_BACK if region.has_moved else Verdict.REFUSED
+        elif exceeds:
+            self.verdict = Verdict.REFUSED
         elif self._rollout_stopped or figures.get("policy/approx_kl", 0.0) > limit:
             self.verdict = Verdict.TARGET_KL
             self._rollout_stopped = True
@@ -272,19 +277,22 @@ class Guards:
         self._losses = []
         return self.verdict is Verdict.TAKEN
 
-    def _count_skip(self) -> None:
-        accelerator, state = self._accelerator, self._state
-        state.skipped_steps += 1
-        state.consecutive_skips += 1
+    def _warn(self, what: str) -> None:
+        accelerator = self._accelerator
         broken = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
         gradients = [(name, p.grad) for name, p in self._policy if p.grad is not None]
         names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
         if accelerator.is_main_process or broken:
             logger.warning(
-                "Step %d is skipped, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
-                self.ending.state.global_step + 1, self._faults, accelerator.process_index,
+                "Step %d is %s, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
+                self.ending.state.global_step + 1, what, self._faults, accelerator.process_index,
                 broken, len(self._losses), ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none",
             )  # fmt: skip
+
+    def _count_skip(self) -> None:
+        state = self._state
+        state.skipped_steps += 1
+        state.consecutive_skips += 1
         if state.consecutive_skips >= MAX_SKIPS:
             self.ending.broken = self._faults
             # A resumed run counts skips from zero.

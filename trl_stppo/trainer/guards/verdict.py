@@ -22,8 +22,9 @@ class Verdict(StrEnum):
     ```
 
     TAKEN_BACK and REFUSED: the KL is above the limit of `trust_region`, after a step and without one. A
-    policy that is not finite after a step is taken back, too. TARGET_KL also holds for the rest of the
-    rollout batch.
+    policy that is not finite after a step is taken back, too. A critic whose gradient is not finite keeps its
+    weights. TARGET_KL also holds for the rest of the rollout batch. The last step of an update is TAKEN
+    before it is measured, and may still be taken back.
     """
 
     TAKEN = "taken"

@@ -27,8 +27,8 @@ def group_targets(
     args: STGRPOConfig,
     group: int,
     accelerator: Any,
-) -> tuple[Targets, dict[str, float]]:
-    """Compute advantages without a critic, one per episode (ReBN: one per turn), and metrics of the scores.
+) -> Targets:
+    """Compute advantages without a critic, one per episode (ReBN: one per turn), with metrics of the scores.
 
     `scores`: [B], reward units. `scored`: [B] bool; an episode without a score does not count in its group
     of `group` episodes. `mask`: [B, T] bool, tokens that train.
@@ -42,7 +42,7 @@ def group_targets(
         total = accelerator.reduce
         advantages = return_batch_norm(rewards, turns.turn_index, mask, args.gamma, reduce=total)
         raw, _ = turn_gae(rewards, torch.zeros_like(rewards), turns.turn_index, args.gamma, 1.0)
-        return _without_critic(advantages, mask, deviation(raw, mask, total)), figures
+        return _without_critic(advantages, mask, deviation(raw, mask, total), figures)
     if args.advantage_estimator == "group":
         relative = group_advantages(every, counts, args.scale_rewards)
     else:
@@ -52,11 +52,11 @@ def group_targets(
     figures["frac_reward_zero_std"] = (relative == 0).all(dim=1).float().mean().item()
     first, raw = accelerator.process_index * len(scores), group_advantages(every, counts, "none")
     own = [x.flatten()[first : first + len(scores), None] * mask for x in (relative, raw)]
-    return _without_critic(own[0], mask, deviation(own[1], mask, accelerator.reduce)), figures
+    return _without_critic(own[0], mask, deviation(own[1], mask, accelerator.reduce), figures)
 
 
-def _without_critic(advantages: Tensor, mask: Tensor, spread: float) -> Targets:
-    nothing = torch.zeros_like(advantages)
-    return Targets(
-        nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask), spread
-    )
+def _without_critic(
+    advantages: Tensor, mask: Tensor, spread: float, figures: dict[str, float]
+) -> Targets:
+    nothing, off = torch.zeros_like(advantages), torch.zeros_like(mask)
+    return Targets(nothing, advantages, advantages, nothing, nothing, off, spread, figures)

@@ -39,8 +39,8 @@ class RegionState:
         spreads: standard deviations of the raw advantages of the last rollouts.
         largest: result of `largest_spread`.
         taken_back: number of steps taken back so far.
-        measured, turns: KL over allowed KL, times turns, of updates since the last decision on the factor;
-            and their turns.
+        measured: sum of K / T times turns, over the updates since the last decision on the factor.
+        turns: number of turns in these updates.
     """
 
     factor: float = FIRST_FACTOR
@@ -117,9 +117,11 @@ class TrustRegion(Stabilizer):
     def _begin_update(self) -> None:
         # Rounding error of the KL: its mean over the mini-batches before the first step.
         self._rounding, self._rounding_turns = 0.0, 0.0
-        # Whether a step was taken, was taken since the last one taken back, and was not looked at yet.
+        # Whether the update has taken a step; whether its last step stands; whether nothing has measured it.
         self._has_stepped = self.has_moved = self.is_unseen = False
-        self._may_grow, self._has_ended = True, False
+        self._may_grow, self.has_ended = True, False
+        # The last measured KL, and its number of turns.
+        self._seen = 0.0, 0.0
 
     def start_mini_batch(self) -> None:
         """Reset the measurement for a mini-batch."""
@@ -144,7 +146,8 @@ class TrustRegion(Stabilizer):
                 self._rounding_turns + turns,
             )
         self.kl, self._turns = total / max(turns, 1.0) - self.floor, turns
-        self.is_unseen = False
+        if turns:
+            self._seen, self.is_unseen = (self.kl, turns), False
 
     @property
     def floor(self) -> float:
@@ -186,13 +189,15 @@ class TrustRegion(Stabilizer):
         self._may_grow = False
 
     def end_update(self) -> None:
-        """Move the factor by the last measured KL of an update."""
-        state = self.state
-        if self._has_ended or not self._has_stepped or not math.isfinite(self.kl):
+        """Move the factor by the last measured KL of an update whose last step stands."""
+        state, (kl, turns) = self.state, self._seen
+        if self.has_ended:
             return
-        self._has_ended = True
-        state.measured += self._turns * self.kl / self.allowed_kl
-        state.turns += self._turns
+        self.has_ended = True
+        if not self.has_moved or not math.isfinite(kl):
+            return
+        state.measured += turns * kl / self.allowed_kl
+        state.turns += turns
         if state.turns < self.least_turns:
             return
         state.factor = next_step_factor(
@@ -208,7 +213,7 @@ class TrustRegion(Stabilizer):
     def figures(self) -> dict[str, float]:
         """Return the newest metrics."""
         return {
-            "step/kl_per_turn": self.kl,
+            "step/kl_per_turn": self._seen[0],
             "step/kl_floor": self.floor,
             "step/allowed_kl": self.allowed_kl,
             "step/factor": self.state.factor,
@@ -222,6 +227,7 @@ class TrustRegion(Stabilizer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state from `state_dict`; {} stands for a new run."""
         self.state = RegionState(**state)
+        self._begin_update()
 
 
 def _local(parameter: Tensor) -> Tensor:

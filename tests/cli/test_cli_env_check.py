@@ -8,6 +8,7 @@ import threading
 import openai
 import pytest
 
+from tests.kit.fakes import CHAT_TEMPLATE, char_tokenizer
 from trl_stppo.cli import env_check
 from trl_stppo.cli.main import main
 
@@ -54,6 +55,10 @@ class Open(Clean):
 
     async def close(self) -> None:
         Open.alive -= 1
+
+
+NO_TOOLS = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}" + CHAT_TEMPLATE
+ADDS = ["--action", 'add {"a": 2}', "--action", "bye"]
 
 
 @pytest.fixture
@@ -163,12 +168,12 @@ def test_a_clean_agent(check, agent):
 
 
 def test_an_agent_gets_the_actions_as_turns_and_calls_of_its_tools(check):
-    code, shown = check("adding", "--action", 'add {"a": 2}', "--action", "bye")
+    code, shown = check("adding", *ADDS)
     assert code == 0
     assert "calls 2, tools add, returns None" in shown
     assert "warning: `temperature`" in shown
     assert "no reward" in shown
-    assert check("adding", "--action", 'add {"a": 2}', "--action", "bye", "--strict")[0] == 1
+    assert check("adding", *ADDS, "--strict")[0] == 1
 
 
 def test_a_call_of_an_unknown_tool_is_an_answer_with_a_warning(check):
@@ -195,4 +200,21 @@ def test_what_an_agent_does_wrong_is_an_error(check, monkeypatch, name, part):
     code, shown = check(name)
     assert code == 1
     assert part in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(("name", "template", "problem"), [
+    ("Garden", CHAT_TEMPLATE, "cannot render tool calls"),
+    ("adding", NO_TOOLS, "no tools here"),
+    ("adding", CHAT_TEMPLATE, None),
+    ("Clean", CHAT_TEMPLATE, None),
+])  # fmt: skip
+def test_a_models_template_must_render_the_tools(check, tmp_path, name, template, problem):
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    actions = ADDS if name == "adding" else []
+    code, shown = check(name, "--model", str(tmp_path), *actions)
+    assert code == int(problem is not None), shown
+    assert problem is None or problem in shown
     assert "Traceback" not in shown

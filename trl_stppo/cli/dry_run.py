@@ -25,14 +25,13 @@ from ..errors import EnvironmentContractError
 from ..generation.slots import supports
 from ..hub.loading import load_tokenizer
 from ..redaction import redacted
-from ..rollout.chat import ChatRenderer
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.precision import SAMPLE, WAYS_OUT, rounded_away
 from ..watch.runs import duration
 from . import agents
-from .env_check import play_agent
+from .env_check import play_agent, render
 from .flags import TrainArguments, given
 from .usage import UsageError
 
@@ -161,13 +160,11 @@ def _play(factory: Any, run: Plan, found: Findings) -> None:
 
 def _render(agent: Any, run: Plan, tokenizer: Any) -> None:
     """Render the calls that an agent makes in two rows, as far as made-up answers lead it."""
-    reader = ChatRenderer(tokenizer, [], template_kwargs=run.config.chat_template_kwargs)
     for row in islice(run.train or (), 2):
         requests: list[Any] = []
         with suppress(EnvironmentContractError):
             play_agent(agent, row, DEFAULT_ACTIONS, 20, requests.append)
-        for each in requests:
-            reader.for_row(row).prompt_ids(each.messages, each.tools)
+        render(tokenizer, row, requests, **(run.config.chat_template_kwargs or {}))
 
 
 def how_trained(run: Plan) -> str:

@@ -28,6 +28,7 @@ from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from ..rollout.agent_driver import ADDRESS, EPISODE_OVER, AgentSession, outcome_of
+from ..rollout.chat import ChatRenderer
 from ..rollout.contexts import AgentRequest
 from ..rollout.environments import close_environment
 from ..rollout.openai_wire import answer_message, completion
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arguments", metavar="JSON", help="Arguments of the class.")
     add("--action", metavar="TEXT", action="append", help="A turn to play; repeat it for several.")
     add("--steps", metavar="N", type=int, default=20, help="Most turns of an episode.")
+    add("--model", metavar="NAME", help="A model whose chat template must render the tools.")
     add("--strict", action="store_true", help="Warnings fail too.")
 
 
@@ -65,9 +67,15 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.environment}: agent")
         played = (rows or [made_up])[:MAX_ROWS]
         silent = 0
+        tokenizer = options.model and fitted(options.model, agent=factory)
         for row in played:
-            line, warned = play_agent(factory, row, actions or DEFAULT_ACTIONS, options.steps)
+            requests = list[AgentRequest]()
+            line, warned = play_agent(
+                factory, row, actions or DEFAULT_ACTIONS, options.steps, requests.append
+            )
             print(line)
+            if tokenizer:
+                render(tokenizer, row, requests)
             silent += NO_CALL in warned
             found += [message for message in warned if message not in found]
         if silent == len(played):
@@ -85,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
             actions = [tool_call(word) for word in actions]
             if not actions:
                 print("No tool is called: name calls with `--action 'name {\"argument\": ...}'`.")
+            if options.model:
+                fitted(options.model, tools={None: factory}, probes={None: probe})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = check_env(factory, rows, actions=actions or None, steps=options.steps)
@@ -93,6 +103,27 @@ def run(options: argparse.Namespace) -> int:
         print(redacted(f"warning: {message}"))
     print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
     return int(bool(found) and options.strict)
+
+
+def fitted(model: str, **sources: Any) -> Any:
+    """Return a model's tokenizer; raise if its chat template does not render an environment's tools."""
+    from ..hub.loading import load_tokenizer
+    from ..trainer.planning.plan import RolloutPlan, fitted_tokenizer
+
+    return fitted_tokenizer(load_tokenizer(model), RolloutPlan(**sources))
+
+
+def render(
+    tokenizer: Any, row: dict[str, Any], requests: Sequence[AgentRequest], **options: Any
+) -> None:
+    """Render an agent's calls; `options` are arguments of the chat template."""
+    reader = ChatRenderer(tokenizer, [], template_kwargs=options).for_row(row)
+    for each in requests:
+        try:
+            reader.prompt_ids(each.messages, each.tools)
+        except Exception as error:
+            message = f"The chat template does not render a call: {described(error)}"
+            raise EnvironmentContractError(message) from error
 
 
 def is_agent(named: Any) -> bool:

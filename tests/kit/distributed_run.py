@@ -46,7 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ReBN": {"variant": "st-rebn", "num_generations": 1, "gamma": 0.9},
 }  # fmt: skip
 FIGURES = (
-    "loss", "clip_bias/norm", "clip_bias/grad_norm", "clip_bias/scale", "clip_bias/estimated_share",
+    "loss", "clip_bias/scale",
+    *(f"clip_bias/{name}_estimate" for name in ("norm", "grad_norm", "share")),
     "policy/clip_fraction", "policy/ratio_max", "policy/entropy", "value/loss", "value/grad_norm",
     "value/explained_variance", "advantage/mean", "advantage/std", "objective/kl", "episode/score",
     "turns/mean",
@@ -120,7 +121,8 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     assert trainer.accelerator.num_processes == world
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)
     assert len(recorder.after) == 6
-    figures = list(FIGURES) if case == "estimated" else [*FIGURES, "clip_bias/cosine"]
+    exact = [f"clip_bias/{name}" for name in ("norm", "grad_norm", "cosine")]
+    figures = list(FIGURES) if case == "estimated" else [*FIGURES, *exact]
     if "trust_region" in trainer.args.stabilizers:
         figures += ["step/kl_per_turn", "step/allowed_kl", "step/factor", "step/taken_back"]
     if not trainer.has_critic:

@@ -348,18 +348,14 @@ class Step:
         if self.estimate is None:
             return figures
         kept, clipped = self.estimate.finish(reduce, processes)
-        share = normalization_scale(kept, clipped, "share")
-        figures["clip_bias/estimated_share"] = share
-        figures["clip_bias/is_estimate"] = float(self._is_estimate)
-        if self._is_estimate:
-            figures |= {
-                "clip_bias/norm": clipped,
-                "clip_bias/grad_norm": kept,
-                "clip_bias/share": share,
-            }
-            if self._scaler is not None:
-                figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
-                self.factor *= scale
+        figures |= {
+            "clip_bias/norm_estimate": clipped,
+            "clip_bias/grad_norm_estimate": kept,
+            "clip_bias/share_estimate": normalization_scale(kept, clipped, "share"),
+        }
+        if self._is_estimate and self._scaler is not None:
+            figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
+            self.factor *= scale
         return figures
 
     def finish(self, *, policy: bool) -> dict[str, Tensor | float]:

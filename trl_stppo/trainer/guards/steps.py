@@ -246,8 +246,8 @@ class Guards:
         state, region = self._state, self._step.region
         limit = math.inf if self._args.target_kl is None else self._args.target_kl
         # Without a scale the norm is only a diagnostic.
-        norm = figures.get("clip_bias/norm", 0.0) if "clip_bias/scale" in figures else 0.0
-        if not self._faults and not math.isfinite(norm):
+        norm = figures.get("clip_bias/norm", figures.get("clip_bias/norm_estimate", 0.0))
+        if not self._faults and "clip_bias/scale" in figures and not math.isfinite(norm):
             self._faults = "the gradient of the clipped terms"
         exceeds = region is not None and region.exceeds
         if self.takes_back_fault or (region is not None and exceeds and region.has_moved):

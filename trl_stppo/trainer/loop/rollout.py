@@ -17,7 +17,7 @@ Sums = dict[str, tuple[float, float]]
 
 
 class Raw(NamedTuple):
-    """What an engine has played, and the error that ended it, if any."""
+    """Episodes that an engine has played, and the error that ended it, if any."""
 
     rows: list[Row]
     episodes: list[Episode]

@@ -100,13 +100,14 @@ def logs(trainer: PPOTrainer) -> dict[str, float]:
 class KeepingLoop(TrainingLoop):
     """Keeps each rollout, and mode, batch, turns, scores and targets of each."""
 
-    def log_rollout(self, played, scored, batch, turns, kl, targets, seconds):
+    def report(self, played, scored, estimates, data, seconds):
         host = self.host
         mode = "train" if host.model.training else "eval"
-        host.kept = [*getattr(host, "kept", []), (mode, batch, turns, scored.scores, targets)]
+        kept = (mode, data, estimates.turns, scored.scores, estimates.targets)
+        host.kept = [*getattr(host, "kept", []), kept]
         host.rollouts = [*getattr(host, "rollouts", []), played]
         host.scored = [*getattr(host, "scored", []), scored]
-        super().log_rollout(played, scored, batch, turns, kl, targets, seconds)
+        super().report(played, scored, estimates, data, seconds)
 
 
 class Keeps:

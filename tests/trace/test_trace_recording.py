@@ -37,12 +37,12 @@ class StaleLoop(TrainingLoop):
         self.numbers = [int(columns["prompt"]) for columns in rows]
         return super().rollout(rows)
 
-    def add_old_logprobs(self, batch):
-        super().add_old_logprobs(batch)
-        old = batch["old_per_token_logps"]
+    def old_logprobs(self, tokens):
+        old = super().old_logprobs(tokens)
         for row, number in enumerate(self.numbers):
             draw = torch.Generator().manual_seed(number)
             old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
+        return old
 
 
 class StaleTrainer(Float64Trainer):

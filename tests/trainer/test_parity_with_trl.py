@@ -44,9 +44,9 @@ class Replay:
 
 
 class ReplayLoop(TrainingLoop):
-    def log_rollout(self, played, scored, batch, turns, kl, targets, seconds):
-        self.host.estimates, self.host.kl = targets, kl
-        super().log_rollout(played, scored, batch, turns, kl, targets, seconds)
+    def report(self, played, scored, estimates, *args):
+        self.host.estimates, self.host.kl = estimates.targets, estimates.kl
+        super().report(played, scored, estimates, *args)
 
 
 class ReplayTrainer(STPPOTrainer):

@@ -42,3 +42,18 @@ def test_rewards_are_padded_to_the_longest_episode():
 def test_an_episode_without_turns_has_no_rewards():
     turns = build([[], [(0, 4)]], rewards=[[], [3.0]])
     assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
+
+
+def test_a_padding_row_belongs_to_no_episode():
+    """Sharded processes make equally many passes, so one with fewer contexts has padding rows."""
+    turns = build(
+        mask=torch.cat([MASK, torch.zeros(1, 6, dtype=MASK.dtype)]), rewards=[[1.0, 2.0], [3.0]]
+    )
+    assert turns.episodes.tolist() == [0, 1, -1]
+    assert turns.row_index[2].tolist() == [-1] * 6
+    assert turns.turn_index.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
+    values = torch.arange(18.0).view(3, 6)
+    assert turns.join(values).tolist() == [[0.0, 1.0, 3.0, 4.0], [6.0, 7.0, 8.0, 9.0]]
+    back = turns.split(turns.join(values))
+    assert torch.equal(back, values.where(turns.row_index >= 0, 0.0))
+    assert turns.split(torch.tensor([5.0, 6.0])).tolist() == [5.0, 6.0, 5.0]

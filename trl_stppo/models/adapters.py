@@ -120,19 +120,6 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def is_fresh_lora(model: Any) -> bool:
-    """Return whether a PEFT policy trains only LoRA matrices, and equals its base: all products are 0."""
-    trained = [
-        (name, weight)
-        for name, weight in model.named_parameters()
-        if weight.requires_grad and CRITIC not in name.split(".")
-    ]
-    seconds = [w for name, w in trained if ".lora_B." in name or ".lora_embedding_B." in name]
-    firsts = [w for name, w in trained if ".lora_A." in name or ".lora_embedding_A." in name]
-    is_lora = bool(seconds) and len(seconds) + len(firsts) == len(trained)
-    return is_lora and not any(bool(weight.any()) for weight in seconds)
-
-
 def add_critic_adapter(model: PreTrainedModel) -> None:
     """Add the critic's adapter beside the policy's, with its LoRA configuration."""
     if CRITIC in model.peft_config:

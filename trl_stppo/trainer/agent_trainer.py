@@ -26,7 +26,7 @@ from ..rollout.reward_funcs import numbered
 from ..rollout.workers import RolloutInterrupted
 from . import display
 from ._trl import check_overrides, profiling_decorator, small_tiles
-from .batch import Batch
+from .batch import UpdateData
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.reference import marks_of
@@ -47,11 +47,12 @@ from .ppo_config import PPOConfig
 from .precision import MovedWeights, check_precision
 from .publisher import Publisher, repo_name
 from .recorder import TraceRecorder
-from .rollouts import OverlappedSource, RolloutSource, StalePolicies
+from .rollouts import RolloutSource
 from .setup import models, players, readers
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
+from .stale import OverlappedSource, StalePolicies, StaleSource
 from .step import Step
 from .training_loop import TrainingLoop
 
@@ -179,6 +180,7 @@ class AgentTrainer(Bridge):
             end_ids=self.end_ids,
             num_generations=self.num_generations,
             uses_tools=bool(self.tools),
+            has_critic=self.has_critic,
         )
 
     def _build_models(self, run: RunPlan) -> None:
@@ -264,11 +266,13 @@ class AgentTrainer(Bridge):
         )
         if run.args.trace_episodes:
             self.add_callback(self._trace)
-        playing = run.args, self.accelerator, self._player, self._rewards, self._guards, self._stale
+        playing = run.args, self.accelerator, self._player, self._rewards, self._guards
+        self._source = RolloutSource(*playing)
         if run.args.rollout_overlap:
-            self._source: RolloutSource = OverlappedSource(*playing, self._run_state.loader_ahead)
-        else:
-            self._source = RolloutSource(*playing)
+            ahead = self._run_state.loader_ahead
+            self._source = OverlappedSource(*playing, self._stale, ahead)
+        elif run.args.rollout_staleness:
+            self._source = StaleSource(*playing, self._stale)
         self._evaluator = Evaluator(
             self,
             self._player,
@@ -290,19 +294,18 @@ class AgentTrainer(Bridge):
             guards=self._guards,
             log=self._rollout_log,
             trace=self._trace,
-            stale=self._stale,
         )
 
-    def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
+    def _generate_and_score_completions(self, inputs: list[Row]) -> UpdateData:
         return self._loop.rollout(inputs)
 
     @profiling_decorator
-    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+    def _prepare_inputs(self, generation_batch: Any) -> UpdateData:
         return self._loop.micro_batch(
             lambda: self._generate_and_score_completions(generation_batch)
         )
 
-    def _compute_loss(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
+    def _compute_loss(self, model: nn.Module, inputs: UpdateData) -> torch.Tensor:
         return self._loop.loss(model, inputs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

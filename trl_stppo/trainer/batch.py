@@ -1,13 +1,13 @@
-"""Batches as tensors: their fields, and functions that join, split and shuffle them.
+"""Rollouts as tensors: from episodes to all that an update trains on.
 
 A batch's rows are contexts; an episode that never rewrote its context is one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -17,34 +17,18 @@ from ..rollout.episode import Context, Episode
 from ._trl import pad
 
 
-class Batch(TypedDict, total=False):
-    """Tensors of a batch of contexts: prompts [B, P] and completions [B, T].
+class Tokens(TypedDict):
+    """Tokens of contexts: prompts [N, P] and completions [N, T].
 
     Attributes:
-        prompt_ids: [B, P] int64, padded on the left.
-        completion_ids: [B, T] int64, padded on the right: turns and what lies between them.
-        completion_mask: [B, T] int, 0 past an episode's end, and throughout episodes that
+        prompt_ids: [N, P] int64, padded on the left.
+        completion_ids: [N, T] int64, padded on the right: turns and what lies between them.
+        completion_mask: [N, T] int, 0 past a context's end, and throughout contexts that
             `mask_truncated_completions` hides.
-        tool_mask: [B, T] int, 0 at observations, and throughout hidden episodes. It is for subclasses
+        tool_mask: [N, T] int, 0 at observations, and throughout hidden contexts. It is for subclasses
             that use TRL's names; our loss uses `loss_mask`.
-        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
-        loss_mask: [B, T] bool, tokens that train.
-        old_per_token_logps: [B, T] nats, by training's forward pass, under the weights that played;
-            absent if one step trains on the whole rollout and nothing else needs them.
-        start_per_token_logps: [B, T] nats, under the weights at the start of the update; present if a
-            trust region measures the KL and rollouts are stale.
-        sampling_per_token_logps: [B, T] nats, the sampler's own log-probabilities; NaN if it gave
-            none.
-        importance_sampling_ratio: [B, T] or [B, 1], constant weights that correct for the
-            difference between sampler and training.
-        ref_per_token_logps: [B, T] nats, of the reference policy.
-        values, returns: [B, T] reward units, the critic's values before the update, and its targets.
-        value_mask: [B, T] bool, True at the critic's regression targets.
-        advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
-        trace_row: [B] int64, row of the trace; present while the update is recorded.
-        episode, episode_tokens: [B] each, present if an episode has several contexts: index of the
-            row's episode (-1 at padding rows), and number of the episode's tokens in the loss.
-        episode_weights: [B], the weights by `stabilizers`, if one of them weighs episodes.
+        sampling_per_token_logps: [N, T] nats, the sampler's own log-probabilities, NaN if it gave none;
+            present if the sampler gives them.
     """
 
     prompt_ids: Tensor
@@ -52,32 +36,51 @@ class Batch(TypedDict, total=False):
     completion_ids: Tensor
     completion_mask: Tensor
     tool_mask: Tensor
+    sampling_per_token_logps: NotRequired[Tensor]
+
+
+class UpdateData(Tokens):
+    """All that an update trains on, complete when it is made.
+
+    The configuration alone decides which of the optional columns are present.
+
+    Attributes:
+        turn_index: [N, T] int64, k inside the context's turn k, -1 elsewhere.
+        loss_mask: [N, T] bool, tokens that train.
+        advantages: [N, T], as they enter the loss; 0 off `loss_mask`.
+        values, returns: [N, T] reward units, the critic's values before the update, and its targets; 0
+            without a critic.
+        value_mask: [N, T] bool, True at the critic's regression targets.
+        row: [N] int64, number of the row in this process's rollout batch.
+        episode, episode_tokens: [N] each, index of the row's episode (-1 at padding rows), and number of
+            the episode's tokens in the loss.
+        old_per_token_logps: [N, T] nats, by training's forward pass, under the weights that played;
+            present unless one step trains on the whole rollout and nothing else needs them.
+        start_per_token_logps: [N, T] nats, under the weights at the start of the update; present if a
+            trust region measures the KL and rollouts are stale.
+        ref_per_token_logps: [N, T] nats, of the reference policy; present if a KL to it is measured.
+        importance_sampling_ratio: [N, T] or [N, 1], constant weights that correct for the difference
+            between sampler and training; present with vLLM, if its correction is on.
+        episode_weights: [N], the weights by `stabilizers`; present if one of them weighs episodes.
+    """
+
     turn_index: Tensor
     loss_mask: Tensor
-    old_per_token_logps: Tensor
-    start_per_token_logps: Tensor
-    sampling_per_token_logps: Tensor
-    importance_sampling_ratio: Tensor
-    ref_per_token_logps: Tensor
+    advantages: Tensor
     values: Tensor
     returns: Tensor
     value_mask: Tensor
-    advantages: Tensor
-    trace_row: Tensor
+    row: Tensor
     episode: Tensor
     episode_tokens: Tensor
-    episode_weights: Tensor
+    old_per_token_logps: NotRequired[Tensor]
+    start_per_token_logps: NotRequired[Tensor]
+    ref_per_token_logps: NotRequired[Tensor]
+    importance_sampling_ratio: NotRequired[Tensor]
+    episode_weights: NotRequired[Tensor]
 
 
-# Fields that `TurnBatch.join` joins, and fields that `split` returns.
-READ = (
-    *("completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps"),
-    *("ref_per_token_logps", "values"),
-)
-ADDED = ("loss_mask", "importance_sampling_ratio", "returns", "value_mask", "advantages")
-
-
-@dataclass
+@dataclass(frozen=True)
 class TurnBatch:
     """Turns, turn rewards and endings of the episodes in this process's rollout batch.
 
@@ -87,7 +90,7 @@ class TurnBatch:
         terminated: [B] bool, True if no state can follow the episode.
         row_index: [N, T] int64, `turn_index` of the batch's rows, numbered from 0 in each.
         episodes: [N] int64, index of each row's episode, -1 at padding rows.
-        view: the joined rows, if an episode has several contexts.
+        view: the joined rows, unless each row is an episode.
     """
 
     turn_index: Tensor
@@ -106,42 +109,60 @@ class TurnBatch:
         """Add each episode's turn rewards to `scores`, [B]; hidden turns count as 0."""
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
 
-    def join(self, batch: Batch) -> Batch:
-        """Join the contexts of each episode; return a batch with one row per episode.
+    def last(self, x: Tensor) -> Tensor:
+        """Select each episode's last context from values of the rows, [N]."""
+        return x if self.view is None else x[self.view.last]
 
-        If every episode has one context, that is `batch` itself.
-        """
-        if self.view is None:
-            return batch
-        fields = cast(dict[str, Tensor], batch)
-        joined = {name: self.view.join(fields[name]) for name in READ if name in batch}
-        return cast(Batch, joined | {"turn_index": self.turn_index})
+    def join(self, x: Tensor) -> Tensor:
+        """Move per-token values from rows, [N, T], to episodes, [B, T]."""
+        return x if self.view is None else self.view.join(x)
 
-    def split(self, joined: Batch, batch: Batch) -> Batch:
-        """Split the new fields of `joined`, a row per episode, and add them to `batch`, a row per context."""
+    def split(self, x: Tensor) -> Tensor:
+        """Move values of episodes, per token [B, T] or per episode [B] or [B, 1], to the rows."""
         if self.view is None:
-            return batch
-        fields, owner = cast(dict[str, Tensor], joined), self.episodes.clamp(min=0)
-        rows = {
-            name: self.view.split(x) if x.size(1) == self.turn_index.size(1) else x[owner]
-            for name in ADDED
-            if (x := fields.get(name)) is not None
-        }
-        rows["episode"] = self.episodes
-        rows["episode_tokens"] = joined["loss_mask"].sum(dim=1)[owner]
-        if "episode_weights" in joined:
-            rows["episode_weights"] = joined["episode_weights"][owner]
-        return cast(Batch, {**batch, **rows})
+            return x
+        if x.ndim == 2 and x.size(1) == self.turn_index.size(1):
+            return self.view.split(x)
+        return x[self.episodes.clamp(min=0)]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Results of the passes over a rollout before its update, with a row per context or per episode.
+
+    Attributes:
+        old: [N, T] nats, log-probabilities under the weights that played, or None.
+        start: [N, T] nats, log-probabilities under the weights at the start of the update, or None.
+        ref: [N, T] nats, log-probabilities under the reference policy, or None.
+        sampled: [N, T] nats, log-probabilities by the sampler, or None.
+        values: [N, T] reward units, the critic's values before each token; None without a critic.
+        final_values: [N], the critic's values after the last token; None without a critic.
+    """
+
+    old: Tensor | None
+    start: Tensor | None
+    ref: Tensor | None
+    sampled: Tensor | None
+    values: Tensor | None
+    final_values: Tensor | None
+
+    def of_episodes(self, turns: TurnBatch) -> Passes:
+        """Join the rows of each episode."""
+        own = (self.old, self.start, self.ref, self.sampled, self.values)
+        old, start, ref, sampled, values = (None if x is None else turns.join(x) for x in own)
+        final = None if self.final_values is None else turns.last(self.final_values)
+        return Passes(old, start, ref, sampled, values, final)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Per-token targets of one rollout batch, all [B, T].
+    """Per-token targets of one rollout batch, [B, T] with a row per episode.
 
     Attributes:
         rewards: reward units, as they enter GAE.
         raw_advantages: advantages before whitening.
-        advantages: advantages as they enter the loss; 0 off `loss_mask`.
+        advantages: advantages as they enter the loss; 0 off the tokens that train.
+        values: the critic's values before the update; 0 without a critic.
         returns: regression targets; meaningful on `value_mask`.
         spread: standard deviation of the raw advantages over the tokens of all processes that train, in units
             of the rewards before whitening.
@@ -158,6 +179,29 @@ class Targets:
     figures: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """All that is computed of a rollout's episodes before their update.
+
+    Attributes:
+        turns: turns of the episodes.
+        passes: results of the passes, with a row per episode.
+        mask: [B, T] bool, tokens that train.
+        kl: [B, T] nats, the KL to the reference in the reward, or None.
+        ratio: [B, T] or [B, 1], weights that correct for the sampler, or None.
+        targets: advantages, and the critic's targets.
+        weights: [B], weights of episodes, or None.
+    """
+
+    turns: TurnBatch
+    passes: Passes
+    mask: Tensor
+    kl: Tensor | None
+    ratio: Tensor | None
+    targets: Targets
+    weights: Tensor | None
+
+
 def collate(
     contexts: Sequence[Context],
     *,
@@ -166,7 +210,7 @@ def collate(
     device: torch.device,
     has_logprobs: bool,
     hidden: Sequence[bool],
-) -> Batch:
+) -> Tokens:
     """Pad contexts into a batch of tensors; the masks of `hidden` contexts are 0."""
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
@@ -177,7 +221,7 @@ def collate(
 
     prompts, completions = [c.prompt_ids for c in contexts], [c.ids for c in contexts]
     shown = torch.tensor([not flag for flag in hidden], device=device).unsqueeze(1).int()
-    batch: Batch = {
+    tokens: Tokens = {
         "prompt_ids": padded(prompts, pad_token_id, "left"),
         "prompt_mask": padded([[1] * len(ids) for ids in prompts], 0, "left"),
         "completion_ids": padded(completions, pad_token_id),
@@ -187,8 +231,20 @@ def collate(
     if has_logprobs:
         # vLLM gives None for a missing log-probability.
         rows = [[float("nan") if x is None else x for x in c.logprobs] for c in contexts]
-        batch["sampling_per_token_logps"] = padded(rows, 0.0)
-    return batch
+        tokens["sampling_per_token_logps"] = padded(rows, 0.0)
+    return tokens
+
+
+def full_sequence(batch: Tokens) -> tuple[Tensor, Tensor, int]:
+    """Join prompt and completion; return token ids and mask, [B, P + T] each, and T."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)
+
+
+def row_tokens(batch: Tokens) -> Tensor:
+    """Count the tokens of prompt and completion of each row, [B]."""
+    return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
 
 
 def build_turn_batch(
@@ -209,7 +265,7 @@ def build_turn_batch(
     index = index.masked_fill(~completion_mask.bool(), -1)
     owners = [number for number, _ in contexts]
     view = None
-    if len(contexts) > len(episodes):
+    if rows != len(episodes):
         hidden = (~completion_mask.bool()).all(dim=1).tolist()
         shown = [[] if hide else own for own, hide in zip(spans, hidden, strict=True)]
         numbers = [
@@ -237,89 +293,27 @@ def _padded(
     return table.to(turn_index.device)
 
 
-def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
-    """Join prompt and completion; return token ids and mask, [B, P + T] each, and T."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    return ids, mask, batch["completion_ids"].size(1)
-
-
-def row_tokens(batch: Batch) -> Tensor:
-    """Count the tokens of prompt and completion of each row, [B]."""
-    return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
-
-
-def num_episodes(batches: Sequence[Batch]) -> int:
-    """Count the distinct episodes in a list of micro-batches."""
-    if "episode" not in batches[0]:
-        return sum(len(batch["loss_mask"]) for batch in batches)
-    numbers = torch.cat([batch["episode"] for batch in batches])
-    return len(numbers[numbers >= 0].unique())
-
-
-def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle the episodes of a rollout, in one batch or several, into `count` equal micro-batches."""
-    joined = join(batches)
-    device = joined["loss_mask"].device
-    order = torch.randperm(num_episodes([joined])).view(count, -1)
-    owners = joined.get("episode", torch.arange(len(joined["loss_mask"]))).cpu()
-    rows = [
-        torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
-    ]
-    # Padding rows train nothing, so put all of them into the first micro-batch.
-    rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])
-    return [take_rows(joined, own.to(device)) for own in rows]
-
-
-def group_by_length(batches: list[Batch]) -> list[Batch]:
-    """Sort a mini-batch's rows by length into its micro-batches, shortest first, to save padding."""
-    return _regrouped(batches, lambda joined: row_tokens(joined).argsort(stable=True))
-
-
-def group_by_beginning(batches: list[Batch]) -> list[Batch]:
-    """Sort a mini-batch's rows by tokens into its micro-batches, so that rows with equal beginnings meet."""
-
-    def order(joined: Batch) -> Tensor:
-        ids, mask, _ = full_sequence(joined)
-        rows = [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
-        return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=ids.device)
-
-    return _regrouped(batches, order)
-
-
-def _regrouped(batches: list[Batch], order: Callable[[Batch], Tensor]) -> list[Batch]:
-    """Split the rows of batches into equally many batches by `order`; return a single batch unchanged."""
-    if len(batches) == 1:
-        return batches
-    joined = join(batches)
-    return [take_rows(joined, rows) for rows in order(joined).tensor_split(len(batches))]
-
-
-def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Select rows of a batch by index; scalar fields, which older checkpoints have, stay unchanged."""
-    fields = cast(dict[str, Tensor], batch)
-    return cast(Batch, {key: x[rows] if x.ndim else x for key, x in fields.items()})
-
-
-def join(batches: Sequence[Batch]) -> Batch:
-    """Concatenate batches along their rows."""
-    if len(batches) == 1:
-        return batches[0]
-    fields = cast(Sequence[dict[str, Tensor]], batches)
-    joined = {
-        key: torch.cat([batch[key] for batch in fields]) if first.ndim else first
-        for key, first in fields[0].items()
+def update_data(tokens: Tokens, passes: Passes, estimates: Estimates) -> UpdateData:
+    """Complete the data of an update; `passes` has a row per context, `estimates` a row per episode."""
+    turns, targets, mask = estimates.turns, estimates.targets, estimates.mask
+    of_episodes = {
+        "loss_mask": mask,
+        "advantages": targets.advantages,
+        "values": targets.values if passes.values is None else None,
+        "returns": targets.returns,
+        "value_mask": targets.value_mask,
+        "episode_tokens": mask.sum(dim=1),
+        "importance_sampling_ratio": estimates.ratio,
+        "episode_weights": estimates.weights,
     }
-    return cast(Batch, joined)
-
-
-def without_padding(batch: Batch) -> Batch:
-    """Drop the last columns of a batch if they are padding in every row."""
-    width = batch["completion_mask"].size(1)
-    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
-    kept = ("prompt_ids", "prompt_mask")
-    short = {
-        key: x[:, :length] if x.ndim == 2 and x.size(1) == width and key not in kept else x
-        for key, x in cast(dict[str, Tensor], batch).items()
+    columns = {
+        "turn_index": turns.row_index,
+        "row": torch.arange(len(turns.row_index), device=mask.device),
+        "episode": turns.episodes,
+        "old_per_token_logps": passes.old,
+        "start_per_token_logps": passes.start,
+        "ref_per_token_logps": passes.ref,
+        "values": passes.values,
     }
-    return cast(Batch, short)
+    columns |= {name: turns.split(x) for name, x in of_episodes.items() if x is not None}
+    return cast(UpdateData, {**tokens, **{n: x for n, x in columns.items() if x is not None}})

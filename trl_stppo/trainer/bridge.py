@@ -11,7 +11,7 @@ from torch import nn
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
 from ._trl import GRPOTrainer, new_token_limit, profiling_context
-from .batch import Batch
+from .batch import UpdateData
 from .ppo_config import PPOConfig
 
 Wrapped = Callable[..., Any]
@@ -50,12 +50,12 @@ class Bridge(GRPOTrainer):
         self._step = value
 
     @property
-    def rollout_buffer(self) -> list[Batch] | None:
+    def rollout_buffer(self) -> list[UpdateData] | None:
         """The current rollout batch, cut into micro-batches; None before the first."""
         return self._buffered_inputs
 
     @rollout_buffer.setter
-    def rollout_buffer(self, value: list[Batch] | None) -> None:
+    def rollout_buffer(self, value: list[UpdateData] | None) -> None:
         self._buffered_inputs = value
 
     @property

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate, log_importance_ratio, turn_starts
 from ..rollout.contexts import OPENED
-from .batch import Batch, Targets, TurnBatch
-from .loop.rollout import Played
+from .batch import Estimates, UpdateData
+from .loop.rollout import Played, Scored
 from .sums import NOISE, RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
@@ -44,7 +44,7 @@ class MiniBatchMetrics:
         self.add_mean("policy/entropy", entropies, loss_mask)
         self._tokens = self._tokens + tokens
 
-    def add_drift(self, inputs: Batch, logprobs: Tensor, old_logprobs: Tensor) -> None:
+    def add_drift(self, inputs: UpdateData, logprobs: Tensor, old_logprobs: Tensor) -> None:
         """Add the distance from the policy that played, per token, turn and episode."""
         mask, now, old = inputs["loss_mask"], wide(logprobs.detach()), wide(old_logprobs)
         change = (now.exp() - old.exp()).abs().masked_fill(~mask, 0.0)
@@ -99,18 +99,16 @@ class MiniBatchMetrics:
 
 
 def rollout_metrics(
-    batch: Batch,
-    turns: TurnBatch,
-    scores: Tensor,
-    kl: Tensor | None,
-    targets: Targets,
     rollout: Played,
+    scored: Scored,
+    estimates: Estimates,
     seconds: float,
     gather: Gather,
     *,
     values: bool,
 ) -> dict[str, float]:
-    """Return the metrics of a rollout batch with its advantages; `values`: whether there is a critic."""
+    """Return the metrics of a rollout with its estimates; `values`: whether there is a critic."""
+    scores, turns, kl, targets = scored.scores, estimates.turns, estimates.kl, estimates.targets
     sums, device = RatioOfSums(), scores.device
 
     def number(value: float) -> Tensor:
@@ -132,7 +130,7 @@ def rollout_metrics(
             count = sum(e.opened[reason] for e in rollout.episodes)
             sums.add(f"contexts/{reason}", number(count), episodes)
         sums.add("contexts/tokens_ratio", number(sum(map(sum, rows))), number(in_one))
-    mask, advantages = batch["loss_mask"], wide(targets.raw_advantages)
+    mask, advantages = estimates.mask, wide(targets.raw_advantages)
     sums.mean("advantage/mean", advantages, mask)
     sums.mean("_square", advantages.square(), mask)
     sums.maximum("advantage/max_abs", advantages.masked_fill(~mask, 0.0).abs().max())
@@ -152,7 +150,7 @@ def rollout_metrics(
     sums.add("perf/env_seconds", number(spent.environments), one)
     sums.add("perf/wait_seconds", number(spent.waiting), one)
     sums.add("perf/generation_seconds", number(spent.generation), one)
-    _add_sampler_gap(sums, batch, turns)
+    _add_sampler_gap(sums, estimates)
     if rollout.ages is not None:
         ages = rollout.ages or [0]
         sums.add("rollout/staleness_mean", number(sum(ages)), number(len(ages)))
@@ -174,19 +172,18 @@ def rollout_metrics(
     return result
 
 
-def _add_sampler_gap(sums: RatioOfSums, batch: Batch, turns: TurnBatch) -> None:
+def _add_sampler_gap(sums: RatioOfSums, estimates: Estimates) -> None:
     """Add the gap between the sampler's log-probabilities and training's, in nats."""
-    sampled, old = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
+    turns, sampled, old = estimates.turns, estimates.passes.sampled, estimates.passes.old
     if sampled is None or old is None:
         return
     mask = turns.action_mask & ~sampled.isnan()
     gap = (wide(old) - wide(sampled)).abs()
     sums.mean("sampling/sampling_logp_difference/mean", gap, mask)
     sums.maximum("sampling/sampling_logp_difference/max", gap.masked_fill(~mask, 0.0).max())
-    ratio = batch.get("importance_sampling_ratio")
-    if ratio is None:
+    if estimates.ratio is None:
         return
-    ratio, mask = wide(ratio), turns.action_mask
+    ratio, mask = wide(estimates.ratio), turns.action_mask
     if ratio.size(1) == 1:
         mask = mask.any(dim=1, keepdim=True)
     sums.maximum("_minus_lowest", -ratio.masked_fill(~mask, torch.inf).min())

@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
-from .batch import Batch
+from .batch import UpdateData
 from .loop.player import EpisodePlayer
 from .loop.rollout import Played, Scored
 from .ppo_config import PPOConfig
@@ -134,8 +134,8 @@ class TraceRecorder(TrainerCallback):
         self._start = gather_object([start])[0]
         self._first_step = self._step
 
-    def rollout(self, rollout: Played, scored: Scored, batch: Batch, step: int) -> None:
-        """Begin the record of the rollout at optimizer step `step`, and number the rows of its batch."""
+    def rollout(self, rollout: Played, scored: Scored, batch: UpdateData, step: int) -> None:
+        """Begin the record of the rollout at optimizer step `step`."""
         if not self._share:
             return
         self._update, self._step = None, step
@@ -146,19 +146,17 @@ class TraceRecorder(TrainerCallback):
             columns: dict[str, Any] = dict(batch)
             kept = {n: columns[n][: len(records)].clone() for n in self._columns if n in columns}
             self._update = OpenRecord(self._header("train", "train"), records, kept)
-            ids = batch["completion_ids"]
-            batch["trace_row"] = torch.arange(len(ids), device=ids.device)
 
     def observe(
         self,
-        inputs: Batch,
+        inputs: UpdateData,
         logprobs: Tensor,
         old_logprobs: Tensor,
         log_ratio: Tensor,
         surrogate: ClippedSurrogate,
     ) -> None:
         """Record a micro-batch's pass through the policy."""
-        if self._update is None or "trace_row" not in inputs:
+        if self._update is None:
             return
         # Detach the record, so that a failure below drops it.
         record, self._update = self._update, None
@@ -171,7 +169,7 @@ class TraceRecorder(TrainerCallback):
                 figures["weight"] = surrogate.episode_weights[:, None].expand_as(logprobs)
             # The last row of the tables takes the values of rows that are not recorded.
             size, length = len(record.episodes), record.batch["turn_index"].size(1)
-            rows = inputs["trace_row"].clamp(max=size)
+            rows = inputs["row"].clamp(max=size)
             for name, values in figures.items():
                 if name not in record.passes:
                     record.passes[name] = values.new_zeros(size + 1, length)
@@ -180,7 +178,12 @@ class TraceRecorder(TrainerCallback):
             self._update = record
 
     def end_mini_batch(
-        self, window: list[Batch], *, outcome: str, clip_range: tuple[float, float], is_last: bool
+        self,
+        window: list[UpdateData],
+        *,
+        outcome: str,
+        clip_range: tuple[float, float],
+        is_last: bool,
     ) -> None:
         """Record the outcome of an optimizer step; write the update after its last step."""
         if self._update is None:
@@ -189,9 +192,7 @@ class TraceRecorder(TrainerCallback):
             self._update.header["clip_range"] = [*clip_range]
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
-            rows = [part["trace_row"] for part in window if "trace_row" in part]
-            if rows:
-                self._update.outcomes.append((outcome, torch.cat(rows)))
+            self._update.outcomes.append((outcome, torch.cat([part["row"] for part in window])))
         if is_last:
             self._update.header["complete"] = True
             self.finish()

@@ -27,49 +27,48 @@ from ..core import (
     clipped_surrogate,
     clipped_value_loss,
     default_cliprange,
-    default_lam,
     importance_ratio,
     kl_penalty,
     log_importance_ratio,
     sampler_correction,
-    token_gae,
-    token_rewards,
-    turn_gae,
     turn_starts,
-    whiten,
 )
-from ..models.adapters import is_fresh_lora
 from ._trl import disable_gradient_checkpointing, use_adapter
 from .batch import (
-    Batch,
+    Estimates,
+    Passes,
     Targets,
+    Tokens,
     TurnBatch,
+    UpdateData,
     build_turn_batch,
-    deal,
-    group_by_beginning,
-    group_by_length,
-    num_episodes,
     row_tokens,
-    take_rows,
-    without_padding,
+    update_data,
 )
 from .bridge import Bridge
 from .guards.steps import Guards
 from .guards.verdict import CRITIC_STEPS, Verdict
 from .loop.forward import ForwardPasses
-from .loop.groups import group_targets
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rollout import Played, Scored
-from .metrics import MiniBatchMetrics, rollout_metrics
+from .loop.targets import critic_targets, group_targets
+from .metrics import MiniBatchMetrics
 from .optimizers import policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder
-from .rollouts import RolloutSource, StalePolicies
+from .rollouts import RolloutSource
 from .sharding.runtime import is_sharded, resharded
+from .shuffle import (
+    deal,
+    group_by_beginning,
+    group_by_length,
+    num_episodes,
+    take_rows,
+    without_padding,
+)
 from .stabilizers import TrustRegion, weighs
 from .step import Step
-from .sums import deviation
 
 
 class Totals(NamedTuple):
@@ -93,222 +92,163 @@ class TrainingLoop:
     guards: Guards
     log: RolloutLog
     trace: TraceRecorder
-    stale: StalePolicies
 
     def __post_init__(self) -> None:
         self.args, self.accelerator = self.host.args, self.host.accelerator
         self.weighing = [each for each in self.step.stabilizers if weighs(type(each))]
         self.region = self.step.region
         # Micro-batches of the current mini-batch.
-        self.window: list[Batch] = []
+        self.window: list[UpdateData] = []
         # Micro-batches of the policy's last step.
-        self.stepped: list[Batch] = []
+        self.stepped: list[UpdateData] = []
         # `seconds` is the mini-batch's duration, including a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(*torch.zeros(4))
 
-    def rollout(self, rows: list[Row]) -> Batch:
-        """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
-        with self.stale.keeping_present():
+    def rollout(self, rows: list[Row]) -> UpdateData:
+        """Make the data of one update: play, reward, pad, compare policies, estimate advantages, log."""
+        with self.source.rollout():
             return self._rollout(rows)
 
-    def _rollout(self, rows: list[Row]) -> Batch:
+    def _rollout(self, rows: list[Row]) -> UpdateData:
         """Implement `rollout`; state that checkpoints hold is changed last, as a signal may abandon it."""
-        started = time.perf_counter()
-        played, scored = self.source.next(rows, self.host.reward_weights, self.host.state)
-        batch = self.player.collate(played)
-        with self.stale.past_weights():
-            self.add_old_logprobs(batch)
-        if self.region is not None and self.args.rollout_staleness > 0:
-            batch["start_per_token_logps"] = self.logprobs_under(self.host.model, batch)
-        self._add_ref_logprobs(batch)
+        started, host = time.perf_counter(), self.host
+        played, scored = self.source.next(rows, host.reward_weights, host.state)
+        tokens = self.player.collate(played)
+        dtype = torch.promote_types(host.model.dtype, torch.float32)
+        turns = build_turn_batch(
+            played.episodes, scored.turn_rewards, tokens["completion_mask"], dtype
+        )
         with torch.no_grad():
-            dtype = torch.promote_types(self.host.model.dtype, torch.float32)
-            turns = build_turn_batch(
-                played.episodes, scored.turn_rewards, batch["completion_mask"], dtype
-            )
-            batch["turn_index"] = turns.row_index
-            final_values = self.add_values(batch, turns)
-            # Advantages need one row per episode, also if the episode has several contexts.
-            joined = turns.join(batch)
-            joined["loss_mask"] = turns.action_mask & scored.counts.unsqueeze(1)
-            self._add_sampler_weights(joined)
-            kl = self.kl_to_reference(joined)
-            targets = self.targets(joined, turns, scored.scores, scored.counts, kl, final_values)
+            passes = self.passes(tokens)
+            estimates = self.estimates(passes.of_episodes(turns), turns, scored)
+        data = update_data(tokens, passes, estimates)
         count_cut_off_as_failed(played)
-        joined["values"], joined["returns"] = targets.values, targets.returns
-        joined["advantages"], joined["value_mask"] = targets.advantages, targets.value_mask
-        if self.weighing:
-            joined["episode_weights"] = self.episode_weights(joined)
-        batch = turns.split(joined, batch)
         self.guards.ending.abandon_rollout()
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
-        self.log_rollout(played, scored, joined, turns, kl, targets, seconds)
-        if self.region is not None:
-            self.region.begin_update(targets.spread, trains=not self.is_warming_up)
-        self.trace.rollout(played, scored, batch, self.host.state.global_step)
-        return batch
+        self.report(played, scored, estimates, data, seconds)
+        return data
 
-    def add_old_logprobs(self, batch: Batch) -> None:
-        """Add the policy's log-probabilities before the update, if a ratio, KL or correction needs them."""
+    def report(
+        self,
+        played: Played,
+        scored: Scored,
+        estimates: Estimates,
+        data: UpdateData,
+        seconds: float,
+    ) -> None:
+        """Tell guards, log, trace and trust region of a rollout, played and estimated in `seconds`."""
+        # Save before logging, so that the checkpoint has no metrics of this rollout.
+        self.guards.keep_best(played.episodes, scored.totals)
+        figures = self.log.rollout(played, scored, estimates, seconds, self.host)
+        exact = self.player.sampler.is_exact
+        if played.step is not None and exact is not None:
+            gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
+            self.guards.watch_sampler(gap, exact=exact)
+        if self.region is not None:
+            self.region.begin_update(estimates.targets.spread, trains=not self.is_warming_up)
+        self.trace.rollout(played, scored, data, self.host.state.global_step)
+
+    def passes(self, tokens: Tokens) -> Passes:
+        """Make the passes over a rollout that its update needs."""
+        with self.source.old_weights():
+            old = self.old_logprobs(tokens)
+        start = values = final_values = None
+        if self.region is not None and self.args.rollout_staleness > 0:
+            start = self.logprobs_under(self.host.model, tokens)
+        ref = self.ref_logprobs(tokens)
+        if self.host.has_critic:
+            values, final_values = self.rollout_values(tokens)
+        sampled = tokens.get("sampling_per_token_logps")
+        return Passes(old, start, ref, sampled, values, final_values)
+
+    def old_logprobs(self, tokens: Tokens) -> Tensor | None:
+        """Return the log-probabilities under the policy that played, if an update needs them."""
         args = self.args
         # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
         moves = args.steps_per_rollout > 1 or args.rollout_staleness > 0
         reads = self._corrects_sampler or args.kl_coef != 0.0 or self.region is not None
-        if moves or reads:
-            batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
+        return self.logprobs_under(self.host.model, tokens) if moves or reads else None
 
-    def _add_ref_logprobs(self, batch: Batch) -> None:
-        """Add the reference policy's log-probabilities, if a KL is measured."""
+    def ref_logprobs(self, tokens: Tokens) -> Tensor | None:
+        """Return the log-probabilities of the reference policy, if a KL to it is measured."""
         host = self.host
         if self.args.kl_coef == 0.0 and self.args.beta == 0.0:
-            return
+            return None
         if host.ref_model is not None:
-            batch["ref_per_token_logps"] = self.logprobs_under(host.ref_model, batch)
-            return
+            return self.logprobs_under(host.ref_model, tokens)
         policy = self.accelerator.unwrap_model(host.model)
-        first = host.state.global_step == 0 and not is_sharded(self.accelerator)
-        if first and "old_per_token_logps" in batch and is_fresh_lora(policy):
-            batch["ref_per_token_logps"] = batch["old_per_token_logps"]
-            return
         # Switch a fresh adapter off; for an adapter that was trained before, use its copy "ref".
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
-            batch["ref_per_token_logps"] = self.logprobs_under(host.model, batch)
+            return self.logprobs_under(host.model, tokens)
 
-    def logprobs_under(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
+    def logprobs_under(self, model: nn.Module, tokens: Tokens) -> Tensor:
+        """Compute log-probabilities of a batch's tokens under a model, [N, T] nats, without a gradient."""
         host, args = self.host, self.args
         checkpointing = args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(host.model, checkpointing):
-            return self.forward.policy(model, batch, args.per_device_train_batch_size)[0]
+            return self.forward.policy(model, tokens, args.per_device_train_batch_size)[0]
+
+    def rollout_values(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Compute the critic's values before each token [N, T] and after the last token [N], in chunks."""
+        with torch.no_grad(), self.host.critic.active():
+            values = self.forward.values(tokens, self.args.forward_batch_size)
+        last = tokens["completion_mask"].long().sum(dim=1, keepdim=True)
+        return values[:, :-1], values.gather(1, last).squeeze(1)
 
     @property
     def _corrects_sampler(self) -> bool:
         return self.host.use_vllm and self.host.vllm_importance_sampling_correction
 
-    def _add_sampler_weights(self, batch: Batch) -> None:
-        """Add importance weights that correct for the gap between the policy and vLLM's sampler."""
+    def sampler_weights(self, passes: Passes, turns: TurnBatch) -> Tensor | None:
+        """Return importance weights that correct for the gap between the policy and vLLM's sampler."""
         if not self._corrects_sampler:
-            return
+            return None
+        assert passes.old is not None
+        assert passes.sampled is not None
         level, form = self.args.vllm_importance_sampling_mode.split("_")
-        batch["importance_sampling_ratio"] = sampler_correction(
-            batch["old_per_token_logps"],
-            batch["sampling_per_token_logps"],
-            batch["turn_index"],
+        return sampler_correction(
+            passes.old,
+            passes.sampled,
+            turns.turn_index,
             "product" if level == "sequence" else level,
             truncate=form == "truncate",
             clip_min=self.args.vllm_importance_sampling_clip_min,
             clip_max=self.args.vllm_importance_sampling_clip_max,
         )
 
-    def kl_to_reference(self, batch: Batch) -> Tensor | None:
+    def kl_to_reference(self, passes: Passes, turns: TurnBatch) -> Tensor | None:
         """Return the per-token KL to the reference for the reward, [B, T] nats; None if `kl_coef` is 0."""
         if self.args.kl_coef == 0.0:
             return None
-        return kl_penalty(
-            batch["old_per_token_logps"],
-            batch["ref_per_token_logps"],
-            self.args.kl_estimator,
-            loss_mask=batch["turn_index"] >= 0,
-        )
+        assert passes.old is not None
+        assert passes.ref is not None
+        estimator = self.args.kl_estimator
+        return kl_penalty(passes.old, passes.ref, estimator, loss_mask=turns.action_mask)
+
+    def estimates(self, passes: Passes, turns: TurnBatch, scored: Scored) -> Estimates:
+        """Compute what an update trains on from passes with a row per episode, also of several contexts."""
+        mask = turns.action_mask & scored.counts.unsqueeze(1)
+        ratio, kl = self.sampler_weights(passes, turns), self.kl_to_reference(passes, turns)
+        targets = self.targets(passes, turns, mask, scored, kl)
+        weights = None
+        if self.weighing:
+            own = [each.episode_weights(targets.advantages, mask) for each in self.weighing]
+            weights = torch.stack(own).prod(dim=0)
+        return Estimates(turns, passes, mask, kl, ratio, targets, weights)
 
     def targets(
-        self,
-        batch: Batch,
-        turns: TurnBatch,
-        scores: Tensor,
-        scored: Tensor,
-        kl: Tensor | None,
-        final_values: Tensor | None,
+        self, passes: Passes, turns: TurnBatch, mask: Tensor, scored: Scored, kl: Tensor | None
     ) -> Targets:
-        """Compute advantages and the critic's targets by GAE, or group advantages without a critic.
-
-        `scores`, [B] in reward units, belong to the last token of the episodes that are `scored`;
-        `final_values`, [B], are the critic's values after that token.
-        """
-        if final_values is None:
-            group = self.host.num_generations
-            return group_targets(
-                turns, scores, scored, batch["loss_mask"], self.args, group, self.accelerator
-            )
-        args, index, loss_mask = self.args, turns.turn_index, batch["loss_mask"]
-        values = batch["values"]
-        raw_rewards = rewards = token_rewards(
-            index,
-            scores=scores.to(values.dtype),
-            turn_rewards=turns.turn_rewards,
-            kl=kl,
-            kl_coef=args.kl_coef,
-        )
-        reduce = self.accelerator.reduce
-        if args.whiten_rewards:
-            rewards = whiten(rewards, turns.action_mask, center=False, reduce=reduce)
-        bootstrap = None
-        if args.bootstrap_truncated:
-            bootstrap = torch.where(turns.terminated, torch.zeros_like(final_values), final_values)
-        lam = args.lam
-        if lam is None:
-            starts = turn_starts(index)
-            steps = turns.action_mask if args.advantage_level == "token" else starts
-            lam = default_lam(*reduce(torch.stack([starts.sum(), steps.sum()]).float()).tolist())
-        by_turn = args.advantage_level == "turn"
-        gae, where = (turn_gae, index) if by_turn else (token_gae, turns.action_mask)
-        value_mask = loss_mask & turn_starts(index) if by_turn else loss_mask
-        # The warm-up regresses on Monte Carlo returns: GAE with lambda 1.
-        estimate = partial(gae, gamma=args.gamma, lam=1.0 if self.is_warming_up else lam)
-        raw, returns = estimate(rewards, values, where, bootstrap_values=bootstrap)
-        advantages, raw_advantages = whiten(raw, loss_mask, reduce=reduce), raw
-        advantages = advantages.masked_fill(~loss_mask, 0.0)
-        if args.whiten_rewards:
-            # Whitened rewards have another unit in each rollout; the critic's values have it, too.
-            unit = deviation(raw_rewards, turns.action_mask, reduce)
-            bootstrap = None if bootstrap is None else bootstrap * unit
-            raw = estimate(raw_rewards, values * unit, where, bootstrap_values=bootstrap)[0]
-        spread = deviation(raw, loss_mask, reduce)
-        return Targets(rewards, raw_advantages, advantages, values, returns, value_mask, spread)
-
-    def add_values(self, batch: Batch, turns: TurnBatch) -> Tensor | None:
-        """Add the critic's values before each token, [N, T]; return the values after each episode, [B]."""
+        """Compute advantages, and the critic's targets if there is a critic; `mask`: tokens that train."""
         if not self.host.has_critic:
-            return None
-        batch["values"], final_values = self.rollout_values(batch)
-        return final_values if turns.view is None else final_values[turns.view.last]
+            group = self.host.num_generations
+            return group_targets(turns, scored, mask, self.args, group, self.accelerator)
+        reduce, warms_up = self.accelerator.reduce, self.is_warming_up
+        return critic_targets(passes, turns, mask, scored, kl, self.args, reduce, warms_up=warms_up)
 
-    def rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the critic's values before each token [B, T] and after the last token [B], in chunks."""
-        with self.host.critic.active():
-            values = self.forward.values(batch, self.args.forward_batch_size)
-        last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
-        return values[:, :-1], values.gather(1, last).squeeze(1)
-
-    def log_rollout(
-        self,
-        played: Played,
-        scored: Scored,
-        batch: Batch,
-        turns: TurnBatch,
-        kl: Tensor | None,
-        targets: Targets,
-        seconds: float,
-    ) -> None:
-        """Log the rollout's metrics."""
-        log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
-        shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        # Save before logging, so that the checkpoint has no metrics of this rollout.
-        self.guards.keep_best(played.episodes, scored.totals)
-        log.add(targets.figures)
-        weights, means = self.host.reward_weights, gather(shown.contiguous()).tolist()
-        log.write(played, scored, weights, means, self.host.state, with_spread=has_critic)
-        figures = rollout_metrics(
-            batch, turns, scored.scores, kl, targets, played, seconds, gather, values=has_critic
-        )
-        log.add(figures)
-        if played.step is not None and (exact := self.player.sampler.is_exact) is not None:
-            gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
-            self.guards.watch_sampler(gap, exact=exact)
-
-    def micro_batch(self, play: Callable[[], Batch]) -> Batch:
+    def micro_batch(self, play: Callable[[], UpdateData]) -> UpdateData:
         """Return the next micro-batch; call `play` for a new rollout batch if the last batch is used up."""
         host, accumulation = self.host, self.args.gradient_accumulation_steps
         per_epoch, step = int(self.args.steps_per_generation or 1), host.micro_step
@@ -327,11 +267,11 @@ class TrainingLoop:
             self.start_mini_batch(empty=is_empty)
         return without_padding(self.window[step % accumulation])
 
-    def open_window(self, window: list[Batch]) -> None:
+    def open_window(self, window: list[UpdateData]) -> None:
         """Set the next mini-batch's micro-batches, its counts over all processes and its clip range."""
         episodes = torch.tensor(num_episodes(window), device=window[0]["loss_mask"].device)
 
-        def count(mask: Callable[[Batch], Tensor]) -> Tensor:
+        def count(mask: Callable[[UpdateData], Tensor]) -> Tensor:
             return torch.stack([mask(batch).sum() for batch in window]).sum()
 
         turns = count(lambda batch: turn_starts(batch["turn_index"]) & batch["loss_mask"])
@@ -366,7 +306,7 @@ class TrainingLoop:
         self.metrics = MiniBatchMetrics()
         self.guards.start_mini_batch(empty=empty)
 
-    def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+    def loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
         """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum."""
         if self.guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
@@ -386,16 +326,16 @@ class TrainingLoop:
             loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
         return loss
 
-    def pieces(self, inputs: Batch) -> list[Batch]:
+    def pieces(self, inputs: UpdateData) -> list[UpdateData]:
         """Split a micro-batch into passes of at most `per_device_train_batch_size` contexts."""
         rows, size = len(inputs["loss_mask"]), self.args.per_device_train_batch_size
         in_one = self.host.aux_loss_enabled or is_sharded(self.accelerator)
-        if "episode" not in inputs or rows <= size or in_one:
+        if rows <= size or in_one:
             return [inputs]
         numbers = torch.arange(rows, device=inputs["loss_mask"].device)
         return [without_padding(take_rows(inputs, part)) for part in numbers.split(size)]
 
-    def piece_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+    def piece_loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
         """Return the loss of some rows; add the critic's gradient to its buffer."""
         value_loss = torch.zeros((), device=self.accelerator.device)
         if self.host.has_critic:
@@ -405,7 +345,7 @@ class TrainingLoop:
             return value_loss.requires_grad_()
         return self.policy_loss(model, inputs) + value_loss
 
-    def value_loss(self, inputs: Batch) -> Tensor:
+    def value_loss(self, inputs: UpdateData) -> Tensor:
         """Return the critic's clipped loss, detached: the gradient goes into the critic's buffer."""
         value_mask, processes = inputs["value_mask"], self.accelerator.num_processes
         with self.host.critic.active():
@@ -419,7 +359,7 @@ class TrainingLoop:
         self.metrics.add_mean("value/clip_fraction", clipped, value_mask)
         return loss.detach()
 
-    def policy_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+    def policy_loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
         """Return the clipped surrogate loss at the chosen ratio level, plus the terms that options add."""
         host, loss_mask = self.host, inputs["loss_mask"]
         logprobs, entropies, aux_loss = self.forward.policy(
@@ -444,7 +384,7 @@ class TrainingLoop:
             num_episodes=self.totals.episodes,
             num_tokens=self.totals.policy_tokens,
             max_length=host.max_completion_length,
-            episode_tokens=inputs.get("episode_tokens"),
+            episode_tokens=inputs["episode_tokens"],
             dtype=surrogate.kept.dtype,
         )
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
@@ -464,13 +404,13 @@ class TrainingLoop:
         # `loss_is_scaled_for_ga`.
         return self.step.add_policy(surrogate, weights, extra, logprobs, entropies, loss_mask)
 
-    def observe_kl(self, inputs: Batch, logprobs: Tensor) -> None:
+    def observe_kl(self, inputs: UpdateData, logprobs: Tensor) -> None:
         """Add the KL of some rows from the policy at the start of the update to the trust region's."""
         assert self.region is not None
         start = inputs.get("start_per_token_logps", inputs["old_per_token_logps"])
         self.region.observe(logprobs, start, inputs["turn_index"], inputs["loss_mask"])
 
-    def log_ratio(self, inputs: Batch, logprobs: Tensor, old: Tensor) -> Tensor:
+    def log_ratio(self, inputs: UpdateData, logprobs: Tensor, old: Tensor) -> Tensor:
         """Return the log ratio of policy and old policy, at the chosen level, [B, T]."""
         return log_importance_ratio(
             logprobs,
@@ -480,7 +420,7 @@ class TrainingLoop:
             loss_mask=inputs["loss_mask"],
         )
 
-    def token_factors(self, batch: Batch, logprobs: Tensor, old: Tensor) -> Tensor | None:
+    def token_factors(self, batch: UpdateData, logprobs: Tensor, old: Tensor) -> Tensor | None:
         """Return the detached factors on the tokens' loss terms: sampler correction and off-policy mask."""
         weights = batch.get("importance_sampling_ratio")
         threshold = self.args.off_policy_mask_threshold
@@ -492,19 +432,12 @@ class TrainingLoop:
         )
         return (keep if weights is None else weights * keep).detach()
 
-    def episode_weights(self, joined: Batch) -> Tensor:
-        """Return the product of all stabilizers' weights of episodes, [B]; `joined` has a row per episode."""
-        given = joined["advantages"], joined["loss_mask"]
-        return torch.stack([each.episode_weights(*given) for each in self.weighing]).prod(dim=0)
-
-    def weigh_episodes(self, inputs: Batch, surrogate: ClippedSurrogate) -> ClippedSurrogate:
+    def weigh_episodes(self, inputs: UpdateData, surrogate: ClippedSurrogate) -> ClippedSurrogate:
         """Weigh the surrogate's terms by the stabilizers' episode weights, if there are any."""
         args = self.args
         if not self.weighing:
             return surrogate
-        factor = inputs.get("episode_weights")
-        # Buffers of older checkpoints have no weights.
-        factor = self.episode_weights(inputs) if factor is None else factor
+        factor = inputs["episode_weights"]
         if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
             self.guards.add_weights(factor)
         self.metrics.add_episode_weights(factor, inputs["loss_mask"].any(dim=1))
@@ -512,7 +445,7 @@ class TrainingLoop:
 
     def _extra_loss(
         self,
-        inputs: Batch,
+        inputs: UpdateData,
         logprobs: Tensor,
         entropies: Tensor,
         aux_loss: Tensor | None,
@@ -614,7 +547,7 @@ class TrainingLoop:
         self.log.set(region.figures())
 
 
-def old_logprobs(batch: Batch, logprobs: Tensor) -> Tensor:
+def old_logprobs(batch: UpdateData, logprobs: Tensor) -> Tensor:
     """Return the log-probabilities under the old policy, [B, T] nats.
 
     A batch lacks the column if no step comes before the pass that gives `logprobs`: then the policy is the

@@ -16,7 +16,8 @@ from tests.kit.scripted import (
     play_script,
     scripted_trainer,
 )
-from trl_stppo.trainer.batch import deal, full_sequence, num_episodes
+from trl_stppo.trainer.batch import full_sequence
+from trl_stppo.trainer.shuffle import deal, num_episodes
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 PLAIN = {"kl_coef": 0.0, "staleness": 0.0, "rollout_func": cut_script}
@@ -31,9 +32,9 @@ class KeepingLoop(TrainingLoop):
         self.host.values = super().rollout_values(batch)
         return self.host.values
 
-    def log_rollout(self, rollout, *args):
+    def report(self, rollout, *args):
         self.host.rollout = rollout
-        super().log_rollout(rollout, *args)
+        super().report(rollout, *args)
 
 
 class Kept(Float64Trainer):

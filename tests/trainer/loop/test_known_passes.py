@@ -5,7 +5,6 @@ import torch
 
 from tests.kit.builders import build
 from trl_stppo import STPPOTrainer
-from trl_stppo.models.adapters import is_fresh_lora
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 SGD = {"optim": "sgd", "num_mini_batches": 1, "num_ppo_epochs": 3, "max_steps": 6}
@@ -31,9 +30,6 @@ def lengths(completion_ids, **kwargs):
 def trained(folder, loop, **options):
     kind = type("Trainer", (STPPOTrainer,), {"loop_class": loop})
     arguments = {"reward_funcs": lengths}
-    if options.pop("lora", False):
-        peft = pytest.importorskip("peft")
-        arguments["peft_config"] = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     trainer = build(folder, kind, arguments=arguments, **{**SGD, **options})
     trainer.train()
     return trainer
@@ -59,23 +55,3 @@ def test_later_mini_batches_need_the_old_ones_before_the_update(tmp_path):
         tmp_path, Loop, kl_coef=0.0, num_mini_batches=2, num_ppo_epochs=1, max_steps=4
     )
     assert trainer._loop.olds == 2
-
-
-@pytest.mark.long
-def test_a_fresh_lora_policy_is_its_reference(tmp_path):
-    trainer = trained(tmp_path, Loop, kl_coef=0.05, lora=True)
-    # Of two rollouts the first has no pass of the reference, which is the policy without its adapter.
-    assert trainer._loop.olds == 3
-    assert not is_fresh_lora(trainer.model)
-
-
-def test_fresh_means_that_all_second_matrices_are_zero(tmp_path):
-    peft = pytest.importorskip("peft")
-    arguments = {"peft_config": peft.LoraConfig(r=2, target_modules=["q_proj"])}
-    model = build(tmp_path, STPPOTrainer, arguments=arguments).model
-    assert is_fresh_lora(model)
-    seconds = [p for n, p in model.named_parameters() if ".lora_B.default" in n]
-    with torch.no_grad():
-        seconds[-1][0, 0] = 1e-9
-    assert not is_fresh_lora(model)
-    assert not is_fresh_lora(build(tmp_path / "full", STPPOTrainer).model)

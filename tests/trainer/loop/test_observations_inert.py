@@ -1,6 +1,7 @@
 """What stands at observation and padding tokens changes nothing: no loss, gradient or advantage."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -82,11 +83,10 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
 
     original_kl = TrainingLoop.kl_to_reference
 
-    def kl(self, batch):
-        original_kl(self, batch)
-        for key, value in (("old_per_token_logps", poison), ("ref_per_token_logps", -poison)):
-            batch[key] = batch[key].masked_fill(outside, value)
-        return original_kl(self, batch)
+    def kl(self, passes, turns):
+        original_kl(self, passes, turns)
+        old, ref = passes.old.masked_fill(outside, poison), passes.ref.masked_fill(outside, -poison)
+        return original_kl(self, replace(passes, old=old, ref=ref), turns)
 
     monkeypatch.setattr(TrainingLoop, "rollout_values", values)
     monkeypatch.setattr(TrainingLoop, "kl_to_reference", kl)

@@ -15,8 +15,9 @@ from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.generation import slots
 from trl_stppo.generation.slots import supports
 from trl_stppo.rollout.episode import Context
-from trl_stppo.trainer.batch import collate, take_rows
+from trl_stppo.trainer.batch import collate
 from trl_stppo.trainer.loop.packed import Costs, Rows
+from trl_stppo.trainer.shuffle import take_rows
 
 VOCABULARY = len(char_tokenizer())
 DEVICE = torch.device("cpu" if USE_CPU else "cuda")

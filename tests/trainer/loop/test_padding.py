@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kit.builders import build
-from trl_stppo.trainer.batch import group_by_length, without_padding
+from trl_stppo.trainer.shuffle import group_by_length, without_padding
 
 
 def length_reward(completions, **kwargs):

@@ -10,7 +10,7 @@ from tests.kit.scripted import LEARNS, assert_same_run, scripted_trainer, weight
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.optimizers import policy_parameters
-from trl_stppo.trainer.rollouts import StalePolicies
+from trl_stppo.trainer.stale import StalePolicies
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 EPOCHS, UPDATES = 2, 4
@@ -27,9 +27,9 @@ LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 class WatchingLoop(TrainingLoop):
     """Notes the policy's weights whenever episodes have been played, and after each update."""
 
-    def add_old_logprobs(self, batch):
+    def old_logprobs(self, tokens):
         self.host.played.append(weights_of(self.host))
-        super().add_old_logprobs(batch)
+        return super().old_logprobs(tokens)
 
     def targets(self, *args):
         self.host.trained.append(weights_of(self.host))

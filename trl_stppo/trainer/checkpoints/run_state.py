@@ -26,9 +26,9 @@ from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
 from ..guards.steps import Guards
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
-from ..rollouts import StalePolicies
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
+from ..stale import StalePolicies
 
 Groups = list[tuple[dict[str, Any], str, int | None]]
 

@@ -16,7 +16,7 @@ from ...generation.slots import base_of, supports
 from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ...rollout.episode import Context
 from .._trl import replaced, small_tiles
-from ..batch import Batch, collate, full_sequence
+from ..batch import Tokens, collate, full_sequence
 from ..sharding import runtime
 from .packed import IGNORED, Costs, Rows, mask_of, pack_logprobs
 
@@ -109,7 +109,7 @@ class ForwardPasses:
     def policy(
         self,
         model: nn.Module,
-        batch: Batch,
+        batch: Tokens,
         batch_size: int | None = None,
         *,
         entropy: bool = False,
@@ -148,7 +148,7 @@ class ForwardPasses:
         ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         return ddp and bool(model.find_unused_parameters or model.static_graph)
 
-    def _rows(self, batch: Batch) -> Rows:
+    def _rows(self, batch: Tokens) -> Rows:
         """Return the rows of a batch with their sampled tokens."""
         return Rows(batch, (batch["completion_mask"] * batch["tool_mask"]).bool())
 
@@ -216,7 +216,7 @@ class ForwardPasses:
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
-    def values(self, batch: Batch, batch_size: int | None = None) -> Tensor:
+    def values(self, batch: Tokens, batch_size: int | None = None) -> Tensor:
         """Return the critic's values before each completion token and after the last column, [B, T + 1]."""
         sharded, packs = runtime.is_sharded(self.accelerator), self.why_padded is None
         if packs and not sharded and (packed := self._packed_values(batch, batch_size)) is not None:
@@ -230,7 +230,7 @@ class ForwardPasses:
                 values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
 
-    def _packed_values(self, batch: Batch, batch_size: int | None) -> Tensor | None:
+    def _packed_values(self, batch: Tokens, batch_size: int | None) -> Tensor | None:
         """Compute the result of `values` in packs; return None if padded passes take less."""
         critic = self.critic
         # There is one more column than tokens, because the value after the last token is wanted too.

@@ -15,6 +15,9 @@ from transformers import TrainerState
 
 from ...rollout.episode import Episode
 from ...rollout.record import StopReason
+from ..batch import Estimates
+from ..bridge import Bridge
+from ..metrics import rollout_metrics
 from ..sums import spread
 from .rollout import EpisodeKey, Played, Scored
 
@@ -149,6 +152,7 @@ class RolloutLog:
     end_ids: set[int]
     num_generations: int
     uses_tools: bool
+    has_critic: bool
 
     def add(self, metrics: dict[str, float]) -> None:
         """Add metrics, equal on all processes, to the next log."""
@@ -160,28 +164,30 @@ class RolloutLog:
         for name, value in metrics.items():
             self.metrics[name] = [value]
 
-    def write(
-        self,
-        rollout: Played,
-        scored: Scored,
-        weights: Tensor,
-        advantages: Sequence[float],
-        state: TrainerState,
-        *,
-        with_spread: bool,
-    ) -> None:
-        """Add a rollout's metrics and completions to the log."""
+    def rollout(
+        self, played: Played, scored: Scored, estimates: Estimates, seconds: float, host: Bridge
+    ) -> dict[str, float]:
+        """Add a rollout's metrics and completions to the log; return the metrics of its estimates."""
+        state, weights, targets = host.state, host.reward_weights, estimates.targets
         if state.global_step == 0 and self.accelerator.is_main_process:
-            warn_of_invalid(rollout.episodes)
-        self._episodes(rollout, scored, weights, state)
+            warn_of_invalid(played.episodes)
+        self.add(targets.figures)
+        self._episodes(played, scored, weights, state)
         totals = self._rewards(scored.everyone, weights)
-        if with_spread:
+        if self.has_critic:
             self._spread(totals)
-        self.table(rollout, scored.everyone, advantages)
-        self._means(rollout.sums | scored.sums)
+        shown = targets.advantages.sum(1) / estimates.mask.sum(1).clamp(min=1)
+        gather = self.accelerator.gather
+        self.table(played, scored.everyone, gather(shown.contiguous()).tolist())
+        self._means(played.sums | scored.sums)
         pending = self.pending_metrics
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
+        figures = rollout_metrics(
+            played, scored, estimates, seconds, gather, values=self.has_critic
+        )
+        self.add(figures)
+        return figures
 
     def _episodes(
         self, rollout: Played, scored: Scored, weights: Tensor, state: TrainerState

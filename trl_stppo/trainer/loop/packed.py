@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...core.layout import group_rows, row_spans
 from ...core.packing import Pack, build_pack, plan_packs, shared_lengths
 from ...generation.slots import attention_mask
-from ..batch import Batch, full_sequence
+from ..batch import Tokens, full_sequence
 
 # Cost of an operation of masked attention, relative to an operation of a matrix product. The CPU's cost was
 # measured with SmolLM2-135M at 1,000 to 4,000 tokens.
@@ -58,7 +58,7 @@ class Rows:
         before: for each row [n] int64, positions in the row of the states before the wanted tokens.
     """
 
-    def __init__(self, batch: Batch, wanted: Tensor) -> None:
+    def __init__(self, batch: Tokens, wanted: Tensor) -> None:
         ids, mask, length = full_sequence(batch)
         self._device, self._shape = ids.device, wanted.shape
         starts, lengths = (part.tolist() for part in row_spans(mask))

@@ -21,7 +21,7 @@ from ...rollout.episode import Context, Durations, Episode
 from ...rollout.func import read_rollout
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
-from ..batch import Batch, collate
+from ..batch import Tokens, collate
 from ..planning.data import Row, rows_with_prompts
 from ..sharding.runtime import is_sharded
 from .rollout import EpisodeKey, Played, Raw, Sums
@@ -155,7 +155,7 @@ class EpisodePlayer:
             sums=dict(self.sampler.vllm.figures),
         )
 
-    def collate(self, rollout: Played) -> Batch:
+    def collate(self, rollout: Played) -> Tokens:
         """Convert a rollout's tokens to tensors on the device, with a row per context."""
         ended, pad = rollout.ended(self.end_ids), self.renderer.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]

@@ -1,0 +1,291 @@
+"""Sources of rollouts that an older policy plays, now or on a thread during the previous update.
+
+With `rollout_overlap` rollouts are one update ahead: rollout k is complete when update k begins. Its
+rewards are computed, then rollout k + 1 starts on a thread with the current weights. So each rollout is
+played by the policy of one update ago, independent of timing. The run equals a run with
+`rollout_staleness=1`, bit for bit in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights
+for the old log-probabilities. A resumed run plays its unfinished rollout again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, repeat
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, send_to_device
+from torch import Tensor, nn
+from transformers import TrainerState
+
+from ..generation.protocol import Backend
+from ..rollout.episode import Episode
+from ..threads import DaemonThread
+from .loop.player import raise_first
+from .loop.rollout import Played, Raw, Scored, Sums
+from .planning.data import Row
+from .ppo_config import PPOConfig
+from .rollouts import RolloutSource
+
+# Seconds to wait for the thread at the end of a run.
+STOP_SECONDS = 2.0
+
+
+class StalePolicies:
+    """Copies of the policy's weights before each of the last `staleness` updates, in main memory."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
+        # Without staleness keep no references, because FSDP2 replaces the parameters.
+        self.parameters = list(parameters) if staleness else []
+        self._staleness = staleness
+        self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
+        # Inside a rollout: `_kept` plus the current weights; else None.
+        self._in_rollout: deque[list[Tensor]] | None = None
+
+    @contextmanager
+    def keeping_present(self) -> Iterator[None]:
+        """Context manager of one rollout batch that stores a copy of the current weights."""
+        if not self._staleness:
+            yield
+            return
+        present = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
+        try:
+            yield
+        finally:
+            self._in_rollout = None
+        # Not reached after an error, so that a repeated rollout uses the same weights.
+        self._kept = kept
+
+    @contextmanager
+    def past_weights(self) -> Iterator[None]:
+        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
+        if self._in_rollout is None:
+            yield
+            return
+        present = self._in_rollout[-1]
+        self._load(self._in_rollout[0])
+        try:
+            yield
+        finally:
+            self._load(present)
+
+    def version(self, step: int, steps: int) -> int | None:
+        """Return the optimizer steps taken by the policy that plays at `step`; None without staleness."""
+        return max(0, step - self._staleness * steps) if self._staleness else None
+
+    def state_dict(self) -> list[list[Tensor]]:
+        """Return the weights of past updates, oldest first."""
+        return list(self._kept)
+
+    def load_state_dict(self, state: list[list[Tensor]]) -> None:
+        """Restore the weights from a `state_dict`."""
+        self._kept.clear()
+        self._kept.extend(state)
+
+    @torch.no_grad()
+    def _load(self, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, weights, strict=True):
+            parameter.copy_(value)
+
+
+@dataclass(eq=False, repr=False)
+class StaleSource(RolloutSource):
+    """Source of rollouts that the policy of `rollout_staleness` updates ago plays."""
+
+    stale: StalePolicies
+
+    def play(self, rows: list[Row], step: int) -> Played:
+        """Play one episode per row, now and on this thread."""
+        version = self.stale.version(step, self.args.steps_per_rollout)
+        with self.stale.past_weights():
+            return self.player.play(
+                rows, self.seed(step), version=version, step=step, training=True
+            )
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Context manager of one rollout that stores a copy of the current weights."""
+        return self.stale.keeping_present()
+
+    def old_weights(self) -> AbstractContextManager[None]:
+        """Context manager in which the policy has the weights that played."""
+        return self.stale.past_weights()
+
+
+class Flight(Future[Raw]):
+    """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
+
+    def __init__(self, rows: list[Row], play: Callable[[], Any], device: torch.device) -> None:
+        super().__init__()
+        # Store the text, because an environment may change its row later.
+        self.rows = repr(rows)
+        self._play, self._device = play, device
+        self.seconds = self.ended = 0.0
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the rollout; return whether it has ended."""
+        return bool(wait([self], timeout).done)
+
+    def run(self) -> None:
+        """Play the rollout, on the thread that calls this."""
+        began = time.perf_counter()
+        try:
+            # Each thread has its own current device.
+            if self._device.type != "cpu" and self._device.index is not None:
+                torch.accelerator.set_device_index(self._device.index)
+            played = self._play()
+        except BaseException as error:
+            self.set_exception(error)
+            return
+        self.ended = time.perf_counter()
+        self.seconds = self.ended - began
+        self.set_result(played)
+
+
+def rows_ahead(
+    args: PPOConfig, device: torch.device, loader: Any, began: int, step: int
+) -> Iterator[list[Row]]:
+    """Yield the dataset rows of later rollouts, in training's order, on `device`.
+
+    `loader`: a second dataloader over the same rows, at the beginning of the epoch. `began`: number of
+    optimizer steps at that time. `step`: number of optimizer steps when training on the next rollout begins.
+    """
+    batches, micro_batches = loader.batch_sampler, args.gradient_accumulation_steps
+    # A run resumed in the middle of an epoch has skipped the epoch's earlier batches.
+    passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
+    first = passed + (step - began) * micro_batches
+    epochs = chain.from_iterable(repeat(batches))
+    for indices in islice(epochs, first, None, args.micro_batches_per_rollout):
+        rows = loader.collate_fn([loader.dataset[i] for i in indices])
+        yield send_to_device(rows, device)
+
+
+@dataclass(eq=False, repr=False)
+class OverlappedSource(StaleSource):
+    """Source of rollouts that are played on a thread while the loop trains on the previous rollout.
+
+    `loader_ahead` returns a dataloader, and the number of optimizer steps at its first row.
+    """
+
+    loader_ahead: Callable[[], tuple[Any, int]]
+
+    def __post_init__(self) -> None:
+        self._flight: Flight | None = None
+        self._backend: Backend | None = None
+        self._jobs: SimpleQueue[Any] = SimpleQueue()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ahead: Iterator[list[Row]] | None = None
+        self._is_checked = False
+        # Seconds and turns of the last rollout that was played while no update ran.
+        self._alone: tuple[float, int] | None = None
+        self._collected_at: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager of a complete `train()` that stops the rollout thread at its end."""
+        if self._flight is not None and not self._flight.join(STOP_SECONDS):
+            raise RuntimeError("A rollout of the last `train()` is still under way; wait for it.")
+        self._flight = None
+        self.player.engine.calls.resume()
+        self._begin()
+        self._jobs = SimpleQueue()
+        DaemonThread(_play_all, "rollout", self._jobs).start()
+        try:
+            yield
+        finally:
+            self._jobs.put(None)
+            if self._flight is not None:
+                self.player.engine.calls.interrupt()
+                self._flight.join(STOP_SECONDS)
+
+    def settle(self) -> None:
+        """Block until the rollout on the other thread ends; keep the rollout for its update."""
+        if self._flight is not None:
+            self._flight.join()
+
+    def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
+        """Return the rollout of these rows, scored, and start the next rollout."""
+        played = super().next(rows, weights, state)
+        self._launch(state.global_step, state.max_steps)
+        return played
+
+    def play(self, rows: list[Row], step: int) -> Played:
+        """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
+        if not self._is_checked:
+            self.player.sampler.check_ahead(self.stale.parameters)
+            self._is_checked = True
+        flight = self._flight
+        if flight is None:
+            return self._play_alone(rows, step)
+        requested_at = time.perf_counter()
+        raw = flight.result()
+        # Reset only now, because `running` must find an unfinished rollout to interrupt it.
+        self._flight = None
+        if flight.rows != repr(rows):
+            raise RuntimeError(
+                "`rollout_overlap=True`: training reads other rows than were played ahead."
+            )
+        # Turns fail on a restarted server, which lacks the weights, so play the rollout again.
+        if any(gather_object([getattr(self._backend, "has_lost", False)])):
+            return self._play_alone(rows, step)
+        raise_first(raw.failure)
+        now = time.perf_counter()
+        sums = {
+            **self.player.sampler.vllm.figures_of(self._backend),
+            "perf/rollout_wait_seconds": (now - requested_at, 1),
+            "perf/rollout_idle_seconds": (max(0.0, requested_at - flight.ended), 1),
+            **self._overlap(raw.episodes, flight.seconds, now - requested_at, now),
+        }
+        return self.player.finish(raw, self.seed(step), sums, step=step)
+
+    def _play_alone(self, rows: list[Row], step: int) -> Played:
+        began = time.perf_counter()
+        rollout = super().play(rows, step)
+        self._collected_at = time.perf_counter()
+        self._alone = self._collected_at - began, _turns(rollout.episodes)
+        return rollout
+
+    def _launch(self, now: int, max_steps: int) -> None:
+        """Start the next rollout on another thread, with the weights before the update."""
+        device, step = self.accelerator.device, now + self.args.steps_per_rollout
+        if step >= max_steps:
+            return
+        if self._ahead is None:
+            self._ahead = rows_ahead(self.args, device, *self.loader_ahead(), step)
+        rows = next(self._ahead)
+        self._backend = self.player.sampler.ahead(now)
+        play = partial(self.player.run_ahead, self._backend, rows, self.seed(step))
+        self._flight = Flight(rows, play, device)
+        self._jobs.put(self._flight.run)
+
+    def _overlap(self, episodes: list[Episode], seconds: float, waited: float, now: float) -> Sums:
+        """Return `perf/overlap`, the saved time divided by the shorter of rollout and update time."""
+        period = None if self._collected_at is None else now - self._collected_at
+        self._collected_at = now
+        if period is None or self._alone is None:
+            return {}
+        # Assume that rollout and update slow each other down by equal times.
+        alone = min(seconds, self._alone[0] * _turns(episodes) / max(1, self._alone[1]))
+        update = max(0.0, period - waited - (seconds - alone))
+        saved = (2 * alone - seconds - waited) / max(1e-9, min(alone, update))
+        return {"perf/overlap": (min(1.0, max(0.0, saved)), 1)}
+
+
+def _play_all(jobs: SimpleQueue[Any]) -> None:
+    """Play all rollouts on one thread, because the allocator keeps each thread's peak memory."""
+    for play in iter(jobs.get, None):
+        play()
+        del play
+
+
+def _turns(episodes: list[Episode]) -> int:
+    return sum(episode.num_turns for episode in episodes)

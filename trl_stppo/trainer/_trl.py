@@ -219,12 +219,3 @@ def disable_dropout(model: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-
-
-def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: Any) -> Any:
-    """Prepare a frozen model for DeepSpeed, FSDP or one device, as GRPOTrainer prepares its reference."""
-    if trainer.is_deepspeed_enabled:
-        return prepare_deepspeed(model, trainer.accelerator)
-    if trainer.is_fsdp_enabled:
-        return prepare_fsdp(model, trainer.accelerator)
-    return trainer.accelerator.prepare_model(model, evaluation_mode=True)

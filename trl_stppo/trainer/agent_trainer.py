@@ -191,10 +191,7 @@ class AgentTrainer(Bridge):
         trained = [parameter for _, parameter in policy_parameters(self.model, critic)]
         self._stale = StalePolicies(trained, args.rollout_staleness)
         stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]
-        sharded = runtime.is_sharded(accelerator)
-        self._optimizer_step = Step(
-            args, accelerator, critic.parameters(), stabilizers, sharded=sharded
-        )
+        self._optimizer_step = Step(args, accelerator, critic.parameters(), stabilizers)
         self._optimizers = Optimizers(
             args,
             accelerator,
@@ -202,6 +199,7 @@ class AgentTrainer(Bridge):
             self._optimizer_step,
             lambda part: self.get_decay_parameter_names(part),
         )
+        self.add_callback(self._optimizers)
         own = AgentTrainer._get_per_token_logps_and_entropies
         self._forward = ForwardPasses(
             accelerator, critic, lambda: self.policy_logprobs, own, self.pad_to_multiple_of
@@ -249,7 +247,6 @@ class AgentTrainer(Bridge):
             ending,
             self.next_metrics["train"],
             has_critic=self.has_critic,
-            steps_in_backward=self.is_deepspeed_enabled,
         )
         self._trace = TraceRecorder(
             run.args,
@@ -387,10 +384,9 @@ class AgentTrainer(Bridge):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._optimizers.preparing():
             prepared = super()._prepare_for_training(*args, **kwargs)
-        if self.has_critic and runtime.is_sharded(self.accelerator):
+        if self.has_critic:
             kind = self.get_optimizer_cls_and_kwargs(self.args)
             self._optimizers.take_critic_out(self.model, self.optimizer, *kind)
-            self.add_callback(self._optimizers)
         return prepared
 
     def train(

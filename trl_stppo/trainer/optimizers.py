@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
+from .engine import engine_of
 from .ppo_config import PPOConfig
 from .sharding import critics, runtime
-from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
+from .sharding.runtime import CriticOptimizer
 from .stabilizers import check_linear
 from .step import Step
 
@@ -38,7 +39,7 @@ class Optimizers(TrainerCallback):
     ) -> None:
         self._args, self._accelerator, self._critic = args, accelerator, critic
         self._step, self._decayed_names = step, decayed_names
-        self._has_deepspeed = sharding_name(accelerator).startswith("ZeRO")
+        self._engine = engine_of(accelerator)
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
 
@@ -66,14 +67,14 @@ class Optimizers(TrainerCallback):
             roles, groups = self._policy_roles(policy, optimizer, given), None
             if self._args.scales_step:
                 check_linear(type(optimizer).__name__)
-            if not is_sharded(self._accelerator):
+            if not self._engine.shards:
                 groups = policy_groups(optimizer, parameters, apart=self._args.scales_step)
                 if self._add_critic_groups(optimizer, parameters, scheduler):
                     roles += CRITIC
-            in_hook = None if self._has_deepspeed else after_step
-            has_critic = not is_sharded(self._accelerator)
+            in_hook = None if self._engine.steps_in_backward else after_step
+            has_critic = not self._engine.shards
             self._step.attach(optimizer, groups, in_hook, has_critic=has_critic)
-            if self._has_deepspeed and self._step.region is not None:
+            if self._engine.steps_in_backward and self._step.region is not None:
                 self._step.region.restores = False
                 logger.warning(
                     "'trust_region' in `stabilizers`: DeepSpeed holds the weights itself. A step that is too "
@@ -85,7 +86,9 @@ class Optimizers(TrainerCallback):
     def take_critic_out(
         self, policy: nn.Module, optimizer: Any, kind: Callable[..., Any], options: dict[str, Any]
     ) -> None:
-        """Make a separate optimizer for the critic, of the same kind as the policy's `optimizer`."""
+        """Make a separate optimizer for the critic, of the policy's kind, if gradients are sharded."""
+        if not self._engine.shards:
+            return
         args = self._args
         options["lr"] = args.critic_learning_rate
 
@@ -108,21 +111,21 @@ class Optimizers(TrainerCallback):
     def preparing(self) -> Iterator[None]:
         """Context manager around upstream's wrapping of the policy, for sharded runs."""
         accelerator, critic = self._accelerator, self._critic
-        if not is_sharded(accelerator):
+        if not self._engine.shards:
             yield
             return
         if self.roles:
             raise ValueError(
-                f"`train()` was called a second time: {sharding_name(accelerator)} wraps a policy only once."
+                f"`train()` was called a second time: {self._engine.name} wraps a policy only once."
             )
         # DeepSpeed casts all parameters of the policy's module, a shared critic's adapter included.
-        casts = self._has_deepspeed and isinstance(critic, SharedCritic)
+        casts = self._engine.steps_in_backward and isinstance(critic, SharedCritic)
         inside = critic.parameters() if casts else []
         before = [(parameter, parameter.detach().clone()) for parameter in inside]
         yield
         for parameter, value in before:
             parameter.data = value.to(parameter.device)
-        if self._has_deepspeed:
+        if self._engine.steps_in_backward:
             runtime.pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -132,7 +135,9 @@ class Optimizers(TrainerCallback):
 
     def _policy_roles(self, policy: nn.Module, optimizer: Optimizer, given: Any) -> list[str]:
         """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
-        kept = [g for g in optimizer.param_groups if g["params"] or not self._has_deepspeed]
+        kept = [
+            g for g in optimizer.param_groups if g["params"] or not self._engine.steps_in_backward
+        ]
         if given is not None:
             return [GIVEN] * len(kept)
         decays = self._decaying(policy)
@@ -174,7 +179,7 @@ class Optimizers(TrainerCallback):
             {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
         ]
         # DeepSpeed drops empty groups; without weight decay one group is enough.
-        if self._has_deepspeed:
+        if self._engine.steps_in_backward:
             full = {"params": list(parameters), "weight_decay": decay}
             groups = [group for group in groups if group["params"]] if decay else [full]
         return [{**group, "lr": self._args.critic_learning_rate} for group in groups]

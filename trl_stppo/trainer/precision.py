@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from .bridge import Bridge
+from .engine import engine_of
 from .optimizers import policy_parameters
-from .sharding.runtime import is_sharded, sharding_name
 
 logger = logging.getLogger(__name__)
 # Number of values that are read of each tensor.
@@ -61,9 +61,7 @@ def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | N
 
 def check_precision(host: Bridge) -> str | None:
     """Warn of trained weights that steps do not move, and return that; refuse what ends in NaN."""
-    engine, mixed = sharding_name(host.accelerator), host.accelerator.mixed_precision != "no"
-    # These engines take steps with float32 copies of the weights.
-    if engine.startswith("ZeRO") or (engine.startswith("FSDP") and mixed):
+    if engine_of(host.accelerator).has_master_weights:
         return None
     args, optimizer, critic = host.args, host.optimizer, host.critic.parameters()
     policy = [weight for _, weight in policy_parameters(host.model, host.critic)]
@@ -105,7 +103,9 @@ class MovedWeights(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep some values of each of the policy's weights that has a gradient."""
         known = [] if self._done else [self._metrics, *state.log_history]
-        self._done |= any(MOVED in entry for entry in known) or is_sharded(self._host.accelerator)
+        self._done |= (
+            any(MOVED in entry for entry in known) or engine_of(self._host.accelerator).shards
+        )
         if not self._done and kwargs["optimizer"].param_groups[0]["lr"]:
             named = policy_parameters(self._host.model, self._host.critic)
             pulled = [(w, _sampled(w.grad) != 0) for _, w in named if w.grad is not None]

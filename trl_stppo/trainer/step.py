@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from ..core import ClippedSurrogate, logit_space_squares
 from ..core.policy import cosine, normalization_scale
+from .engine import engine_of
 from .stabilizers import GRADIENT, STEP, Stabilizer, TrustRegion
 from .sums import Reduce, wide
 
@@ -215,7 +216,7 @@ class ClipBiasEstimate:
 class Step:
     """The present optimizer step of policy and critic; one instance per training run.
 
-    Gradient norms are exact if gradients are not `sharded` and the configuration takes a second gradient,
+    Gradient norms are exact if gradients are not sharded and the configuration takes a second gradient,
     otherwise estimates.
 
     Attributes:
@@ -230,13 +231,12 @@ class Step:
         accelerator: Any,
         critic: Sequence[nn.Parameter],
         stabilizers: Sequence[Stabilizer],
-        *,
-        sharded: bool,
     ) -> None:
         self._args, self._accelerator, self.stabilizers = args, accelerator, stabilizers
         self._scaler = next((each for each in stabilizers if each.scale_target), None)
         self.region = next((each for each in stabilizers if isinstance(each, TrustRegion)), None)
-        self._is_estimate = sharded or not args.takes_second_gradient
+        self.engine = engine_of(accelerator)
+        self._is_estimate = self.engine.shards or not args.takes_second_gradient
         self.critic_grads = GradientBuffer(critic)
         self.exact: ClipBias | None = None
         self.estimate: ClipBiasEstimate | None = None

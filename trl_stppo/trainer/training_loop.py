@@ -58,13 +58,12 @@ from .optimizers import policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource
-from .sharding.runtime import is_sharded, resharded
+from .sharding.runtime import resharded
 from .shuffle import (
     deal,
     group_by_beginning,
     group_by_length,
     num_episodes,
-    take_rows,
     without_padding,
 )
 from .stabilizers import TrustRegion, weighs
@@ -310,7 +309,8 @@ class TrainingLoop:
         """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum."""
         if self.guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        *pieces, last = self.pieces(inputs)
+        size, has_aux = self.args.per_device_train_batch_size, self.host.aux_loss_enabled
+        *pieces, last = self.forward.pieces(inputs, size, has_aux=has_aux)
         # Upstream makes the last backward pass, so only the last piece keeps its graph.
         done = [self.step.backward(model, partial(self.piece_loss, model, each)) for each in pieces]
         loss = sum(done, self.piece_loss(model, last))
@@ -319,21 +319,12 @@ class TrainingLoop:
         # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
             self.metrics.add_scalars(self.step.before_backward())
-        if self.host.is_deepspeed_enabled:
+        if self.step.engine.steps_in_backward:
             if self.region is not None and self.region.exceeds:
                 self.step.factor = 0.0
             weighs_in = self.guards.check_before_backward(loss)
             loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
         return loss
-
-    def pieces(self, inputs: UpdateData) -> list[UpdateData]:
-        """Split a micro-batch into passes of at most `per_device_train_batch_size` contexts."""
-        rows, size = len(inputs["loss_mask"]), self.args.per_device_train_batch_size
-        in_one = self.host.aux_loss_enabled or is_sharded(self.accelerator)
-        if rows <= size or in_one:
-            return [inputs]
-        numbers = torch.arange(rows, device=inputs["loss_mask"].device)
-        return [without_padding(take_rows(inputs, part)) for part in numbers.split(size)]
 
     def piece_loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
         """Return the loss of some rows; add the critic's gradient to its buffer."""
@@ -498,7 +489,7 @@ class TrainingLoop:
             clip_range=(self.host.epsilon_low, self.host.epsilon_high),
             is_last=self._ends_update,
         )
-        if self.host.is_deepspeed_enabled:
+        if self.step.engine.steps_in_backward:
             # The step was taken in the last backward pass, where no other pass may begin.
             self.after_step()
 

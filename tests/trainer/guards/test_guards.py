@@ -167,11 +167,12 @@ def test_where_the_engine_steps_inside_backward_the_loss_is_checked_before(tmp_p
     original = trainer._compute_loss
 
     def as_deepspeed(model, inputs):
-        trainer.is_deepspeed_enabled = True
+        engine = trainer._optimizer_step.engine
+        engine.steps_in_backward = True
         try:
             return original(model, inputs)
         finally:
-            trainer.is_deepspeed_enabled = False
+            engine.steps_in_backward = False
 
     trainer._compute_loss = as_deepspeed
     message = r"The loss \(process 0\) was not finite at step 5. DeepSpeed .*checkpoint-3"

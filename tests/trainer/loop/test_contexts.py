@@ -17,6 +17,7 @@ from tests.kit.scripted import (
     scripted_trainer,
 )
 from trl_stppo.trainer.batch import full_sequence
+from trl_stppo.trainer.loop.forward import ForwardPasses
 from trl_stppo.trainer.shuffle import deal, num_episodes
 from trl_stppo.trainer.training_loop import TrainingLoop
 
@@ -193,7 +194,7 @@ def test_no_split_of_the_contexts_changes_a_step(options, tmp_path, monkeypatch)
     runs = []
     for number, (size, micro_batches) in enumerate(sizes):
         if number == 2:
-            monkeypatch.setattr(TrainingLoop, "pieces", lambda self, inputs: [inputs])
+            monkeypatch.setattr(ForwardPasses, "pieces", lambda self, inputs, *_, **__: [inputs])
         trainer, recorder = trained(
             tmp_path / str(number), **options, num_ppo_epochs=2, max_steps=2, learning_rate=0.5,
             per_device_train_batch_size=size, gradient_accumulation_steps=micro_batches,

@@ -291,4 +291,4 @@ def test_who_counts_passes_gets_one_pack(tmp_path):
     for searches in (False, True):
         ddp = DistributedDataParallel.__new__(DistributedDataParallel)
         vars(ddp).update(find_unused_parameters=searches, static_graph=False)
-        assert forward._counts_passes(ddp) is searches
+        assert forward._engine.counts_passes(ddp) is searches

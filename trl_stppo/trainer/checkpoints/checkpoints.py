@@ -21,8 +21,8 @@ from .._trl import replaced
 from ..bridge import Wrapped
 from ..describe import algorithm_settings
 from ..disk import RunLock
+from ..engine import engine_of
 from ..ppo_config import PPOConfig
-from ..sharding.runtime import is_sharded, sharding_name
 from .reference import Marks, check_reference
 from .run_state import RunState
 
@@ -170,7 +170,7 @@ class Checkpoints:
             "identity": {
                 **self._identity,
                 "variant": getattr(args, "variant", None),
-                "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
+                "engine": engine_of(accelerator).identity,
                 "rows": None if self._is_stream else len(self._rows),
                 "seed": args.seed,
                 "shuffle": bool(args.shuffle_dataset),

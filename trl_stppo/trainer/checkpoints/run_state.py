@@ -19,11 +19,12 @@ from transformers import TrainerCallback, TrainerControl
 
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
-from ...models.critic import SharedCritic, load_converted
+from ...models.critic import SharedCritic
 from .. import disk
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
+from ..engine import engine_of
 from ..guards.steps import Guards
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 from ..sharding.critics import loading
@@ -322,9 +323,8 @@ class RunState(TrainerCallback):
             wrapped(checkpoint, model)
         host, folder = self._host, Path(checkpoint)
         policy = host.model if model is None else model
-        if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
-            # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
-            policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
+        if isinstance(host.critic, SharedCritic):
+            engine_of(host.accelerator).load_adapter(policy, folder)
         self._load_beside_policy(folder)
 
     def load_best(self, wrapped: Wrapped) -> None:
@@ -349,8 +349,7 @@ class RunState(TrainerCallback):
     def _load_models(self, folder: Path) -> None:
         """Load the critic, and policy weights that upstream skipped because their names differ on disk."""
         host = self._host
-        if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
-            load_converted(host.model, folder)
+        engine_of(host.accelerator).load_skipped(host.model, folder)
         with loading(host.critic):
             host.critic.load(folder / CRITIC_FOLDER)
 
@@ -373,8 +372,7 @@ class RunState(TrainerCallback):
         self._restore_episodes()
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
-        # DeepSpeed loads the policy itself, so upstream does not call `_load_from_checkpoint`.
-        if host.is_deepspeed_enabled:
+        if engine_of(host.accelerator).loads_policy:
             self._load_beside_policy(folder)
         # A DeepSpeed critic's optimizer also holds more precise weights, so it is loaded after the critic.
         if self._optimizers.critic is not None:

@@ -51,8 +51,7 @@ class GuardState:
 class Guards:
     """Decides which optimizer steps are skipped and when a run ends, equally on all processes.
 
-    `metrics`: the values of the next log. `steps_in_backward`: whether the policy steps in the last
-    backward pass, as under DeepSpeed.
+    `metrics`: the values of the next log.
     """
 
     def __init__(
@@ -64,11 +63,10 @@ class Guards:
         metrics: dict[str, list[float]],
         *,
         has_critic: bool,
-        steps_in_backward: bool,
     ) -> None:
         self._args, self._accelerator, self._step = args, accelerator, step
         self.ending, self._metrics = ending, metrics
-        self._has_critic, self._steps_in_backward = has_critic, steps_in_backward
+        self._has_critic = has_critic
         self._policy: Sequence[tuple[str, nn.Parameter]] = ()
         self.verdict = Verdict.TAKEN
         self._begin()
@@ -212,7 +210,7 @@ class Guards:
         if self._has_critic and critic_grads.is_empty and not self.leaves_weights:
             raise TypeError("`_compute_loss` has not trained the critic: call super().")
         # Skip a policy whose step is already taken.
-        self._policy = () if self._steps_in_backward else policy
+        self._policy = () if self._step.engine.steps_in_backward else policy
         faults = [
             _broken(self._losses, device),
             _broken((p.grad for _, p in self._policy), device),

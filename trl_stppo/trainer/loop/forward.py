@@ -16,8 +16,9 @@ from ...generation.slots import base_of, supports
 from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ...rollout.episode import Context
 from .._trl import replaced, small_tiles
-from ..batch import Tokens, collate, full_sequence
-from ..sharding import runtime
+from ..batch import Tokens, UpdateData, collate, full_sequence
+from ..engine import engine_of
+from ..shuffle import take_rows, without_padding
 from .packed import IGNORED, Costs, Rows, mask_of, pack_logprobs
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
@@ -53,6 +54,9 @@ class ForwardPasses:
     why_padded: str | None = "It was not tried yet."
     was_packed: bool = False
 
+    def __post_init__(self) -> None:
+        self._engine = engine_of(self.accelerator)
+
     def probe(self, policy: Any, reference: Any, *, compiles: bool, has_aux: bool) -> None:
         """Decide whether passes may be packed: check the settings, then compare packed and padded passes."""
         critic = self.critic.model if isinstance(self.critic, SeparateCritic) else None
@@ -66,7 +70,7 @@ class ForwardPasses:
         for model in (m for m in (policy, reference, critic) if m is not None):
             # Unwrap the model, because an engine around a reference has its own configuration.
             self.why_padded = self.why_padded or supports(self.accelerator.unwrap_model(model))
-        if self.why_padded is None and not runtime.shards_weights(self.accelerator):
+        if self.why_padded is None and not self._engine.gathers:
             self.why_padded = self._difference(policy)
 
     @torch.no_grad()
@@ -119,7 +123,9 @@ class ForwardPasses:
         self.was_packed = False
         if self.why_padded is None and not self._is_overridden:
             rows = self._rows(batch)
-            plan = rows.plan(self._costs(model), batch_size, equal=self._counts_passes(model))
+            plan = rows.plan(
+                self._costs(model), batch_size, equal=self._engine.counts_passes(model)
+            )
             self.was_packed = bool(plan)
             if plan:
                 logprobs, entropies = self._packed_logprobs(model, rows, plan)
@@ -136,17 +142,6 @@ class ForwardPasses:
     def _is_overridden(self) -> bool:
         """Return whether the trainer has another method for log-probabilities than ours."""
         return getattr(self.hook(), "__func__", None) is not self.own_hook
-
-    def _counts_passes(self, model: nn.Module) -> bool:
-        """Return whether the number of passes must depend only on the number of rows, not on their lengths.
-
-        An engine may communicate in every pass, and the rows of processes differ. DDP communicates in the
-        last pass; if it searches for unused weights (experts without a token), it sees only that pass.
-        """
-        if runtime.is_sharded(self.accelerator):
-            return True
-        ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        return ddp and bool(model.find_unused_parameters or model.static_graph)
 
     def _rows(self, batch: Tokens) -> Rows:
         """Return the rows of a batch with their sampled tokens."""
@@ -200,7 +195,7 @@ class ForwardPasses:
         # The router's loss is not a sum over rows, so it needs a single pass.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
         flags = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
-        single = compute_aux_loss or self._counts_passes(model)
+        single = compute_aux_loss or self._engine.counts_passes(model)
         overhead = float("inf") if single else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, results = input_ids.size(1), []
@@ -218,7 +213,7 @@ class ForwardPasses:
 
     def values(self, batch: Tokens, batch_size: int | None = None) -> Tensor:
         """Return the critic's values before each completion token and after the last column, [B, T + 1]."""
-        sharded, packs = runtime.is_sharded(self.accelerator), self.why_padded is None
+        sharded, packs = self._engine.shards, self.why_padded is None
         if packs and not sharded and (packed := self._packed_values(batch, batch_size)) is not None:
             return packed
         ids, mask, length = full_sequence(batch)
@@ -226,7 +221,7 @@ class ForwardPasses:
         values, critic = [], self.critic
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
-            with runtime.autocast(self.accelerator):
+            with self._engine.autocast():
                 values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
 
@@ -239,11 +234,19 @@ class ForwardPasses:
         costs, values = replace(self._costs(base), head=0.0), []
         packs = list(map(rows.build, rows.plan(costs, batch_size)))
         for pack in packs:
-            with runtime.autocast(self.accelerator):
+            with self._engine.autocast():
                 mask = mask_of(pack, base)
                 hidden = critic.hidden_states(pack.input_ids, mask, pack.position_ids)
                 values.append(critic.score(hidden[:, rows.places(pack)])[0])
         return rows.put_back(packs, values) if packs else None
+
+    def pieces(self, inputs: UpdateData, size: int, *, has_aux: bool) -> list[UpdateData]:
+        """Split a micro-batch into passes of at most `size` rows; the router's loss needs one pass."""
+        rows = len(inputs["loss_mask"])
+        if rows <= size or has_aux or self._engine.shards:
+            return [inputs]
+        numbers = torch.arange(rows, device=inputs["loss_mask"].device)
+        return [without_padding(take_rows(inputs, part)) for part in numbers.split(size)]
 
     def parts(
         self, ids: Tensor, mask: Tensor, max_rows: int | None, overhead: float | None = None

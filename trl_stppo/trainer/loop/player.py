@@ -22,8 +22,8 @@ from ...rollout.func import read_rollout
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Tokens, collate
+from ..engine import engine_of
 from ..planning.data import Row, rows_with_prompts
-from ..sharding.runtime import is_sharded
 from .rollout import EpisodeKey, Played, Raw, Sums
 from .sampler import TurnSampler
 
@@ -160,14 +160,11 @@ class EpisodePlayer:
         ended, pad = rollout.ended(self.end_ids), self.renderer.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
         hidden = [self.hides_truncated and not ended[n] for n, _ in rollout.contexts]
-        # With sharded gradients all processes must make equally many passes, so pad to equally many rows.
-        if is_sharded(self.accelerator):
-            most = max(gather_object([len(contexts)]))
-            for _ in range(most - len(contexts)):
-                contexts.append(
-                    Context(prompt_ids=[pad], ids=[pad], action_mask=[False], logprobs=[0.0])
-                )
-                hidden.append(False)
+        # An engine may need equally many rows on all processes.
+        for _ in range(engine_of(self.accelerator).num_rows(len(contexts)) - len(contexts)):
+            row = Context(prompt_ids=[pad], ids=[pad], action_mask=[False], logprobs=[0.0])
+            contexts.append(row)
+            hidden.append(False)
         return collate(
             contexts,
             pad_token_id=pad,

@@ -19,6 +19,7 @@ from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
 from .._trl import unwrap_model_for_generation
+from ..engine import engine_of
 from ..ppo_config import PPOConfig
 from ..sharding import runtime
 from .vllm import VLLM
@@ -149,7 +150,7 @@ class TurnSampler:
         if self.accelerator.num_processes == 1:
             return False
         if not args.use_vllm:
-            return runtime.shards_weights(self.accelerator) and not self._is_cached
+            return engine_of(self.accelerator).gathers and not self._is_cached
         return args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1
 
     def why_not_cached(self) -> str | None:

@@ -17,8 +17,8 @@ from ...generation.engine import EngineBackend
 from ...generation.protocol import Backend
 from ...generation.server import ServerBackend, ServerError
 from .. import _trl_vllm
+from ..engine import engine_of
 from ..ppo_config import PPOConfig
-from ..sharding import runtime
 
 # Interval between checks for a server that is away, in seconds.
 LOOK_SECONDS = 1.0
@@ -152,7 +152,7 @@ class VLLM:
                 yield backend
             return
         # Sharded weights need all processes, so one process cannot send them during the rollout.
-        can_send = not runtime.shards_weights(self._accelerator)
+        can_send = not engine_of(self._accelerator).gathers
         server = self._at_server(capacity, version, can_send=can_send)
         yield server
         figures = self.figures_of(server)

@@ -26,9 +26,9 @@ from .._trl import (
     add_fused_lm_head,
     create_model_from_path,
     disable_dropout,
-    prepare_frozen,
 )
 from ..bridge import Bridge
+from ..engine import engine_of
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
 
@@ -141,7 +141,7 @@ def check_sharding(
         critic = "named"
     checks.check(
         checks.EngineRun(
-            engine=runtime.sharding_name(accelerator),
+            engine=engine_of(accelerator).name,
             plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
             args=host.args,
             critic=critic if host.has_critic else None,
@@ -232,7 +232,7 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
     reference.eval()
     in_float32 = args.cast_lm_head_to_fp32
     add_fused_lm_head(reference, temperature=host.temperature, cast_lm_head_to_fp32=in_float32)
-    host.ref_model = prepare_frozen(reference, host)
+    host.ref_model = engine_of(host.accelerator).prepare_frozen(reference)
     if args.sync_ref_model:
         host.add_callback(
             SyncRefModelCallback(ref_model=host.ref_model, accelerator=host.accelerator)
@@ -308,9 +308,8 @@ def _separate(model: Any, host: Bridge) -> SeparateCritic:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         if hasattr(model, "peft_config"):
             model.enable_input_require_grads()
-    # FSDP2 moves the critic to the device shard by shard.
-    if not getattr(model, "is_quantized", False) and not host.is_fsdp_enabled:
-        model.to(host.accelerator.device)
+    if not getattr(model, "is_quantized", False):
+        engine_of(host.accelerator).place(model)
     # Gradient checkpointing is off in evaluation mode.
     model.train()
     return SeparateCritic(model)

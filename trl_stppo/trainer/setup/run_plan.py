@@ -15,11 +15,11 @@ from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from .. import _trl_vllm
 from .._trl import replaced
+from ..engine import engine_of
 from ..planning.data import DataPlan
 from ..planning.plan import RolloutPlan, check_tokenizer, fitted_tokenizer, model_name
 from ..planning.rewards import RewardPlan
 from ..ppo_config import PPOConfig
-from ..sharding import runtime
 from .models import GivenCritic, ReferencePlan
 from .players import why_own_turns
 
@@ -73,7 +73,7 @@ def adapter_rank(trainer: Any) -> int | None:
     Merged weights always work, but they are rounded once more, and sent in full.
     """
     model, args = trainer.model, trainer.args
-    if args.vllm_enable_sleep_mode or runtime.shards_weights(trainer.accelerator):
+    if args.vllm_enable_sleep_mode or engine_of(trainer.accelerator).gathers:
         return None
     if not hasattr(model, "peft_config"):
         return None

@@ -1,9 +1,4 @@
-"""Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
-
-Both control the policy's backward pass: at its end gradients are reduced and sharded, and under
-DeepSpeed the step is already taken. The critic therefore has a separate optimizer (`critics.py`).
-`checks.py` refuses unsupported combinations.
-"""
+"""Weights and optimizers in pieces: gathered, cut, saved and loaded."""
 
 from __future__ import annotations
 
@@ -22,27 +17,6 @@ from transformers.integrations import deepspeed as hf_deepspeed
 from ..step import GradientBuffer
 
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
-
-
-def sharding_name(accelerator: Any) -> str:
-    """Return the policy's engine: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
-    deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
-    fsdp = getattr(accelerator.state, "fsdp_plugin", None)
-    if deepspeed is not None:
-        return f"ZeRO-{deepspeed.zero_stage}"
-    if fsdp is not None:
-        return f"FSDP{fsdp.fsdp_version}"
-    return "DDP" if accelerator.num_processes > 1 else "one process"
-
-
-def is_sharded(accelerator: Any) -> bool:
-    """Return whether the policy's gradient is sharded."""
-    return sharding_name(accelerator).startswith(("ZeRO", "FSDP"))
-
-
-def shards_weights(accelerator: Any) -> bool:
-    """Return whether all processes must join each forward pass of the policy, because it gathers weights."""
-    return sharding_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
 
 
 @dataclasses.dataclass(eq=False)
@@ -186,10 +160,3 @@ def unpartitioned() -> Iterator[None]:
     finally:
         if config is not None:
             hf_deepspeed.set_hf_deepspeed_config(config)
-
-
-def autocast(accelerator: Any) -> Any:
-    """Return the critic's autocast context, also under DeepSpeed, where accelerate's context is empty."""
-    if sharding_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
-        return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
-    return accelerator.autocast()

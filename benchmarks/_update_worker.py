@@ -117,7 +117,7 @@ def time_phases(trainer: Any, probe: Probe) -> None:
     probe.phase(trainer._loop, "value_loss", "critic")
     probe.phase(trainer._loop, "policy_loss", "policy_forward")
     probe.phase(trainer.accelerator, "backward", "policy_backward")
-    probe.phase(trainer._loop.step, "finish", "finish_gradients")
+    probe.phase(trainer._loop.step, "close", "finish_gradients")
     make = trainer.create_optimizer
 
     def create(*args: Any, **kwargs: Any) -> Any:

@@ -238,7 +238,7 @@ class Event(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 1 and self.name == "rests":
-            self.trainer._guards._rollout_stopped = True
+            self.trainer._guards.has_stopped = True
         if state.global_step == 1 and self.name == "not finite" and os.environ["RANK"] == "1":
             self.vf_coef, args.vf_coef = args.vf_coef, math.nan
 

@@ -67,7 +67,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     assert trainer.accelerator.num_processes == 2
     arrange(case, trainer)
     error, what, count = None, [], trainer._guards._count_skip
-    trainer._guards._count_skip = lambda: what.append(trainer._guards._faults) or count()
+    trainer._guards._count_skip = lambda faults: what.append(faults) or count(faults)
     try:
         trainer.train()
     except (NonFiniteError, RunLockError) as caught:

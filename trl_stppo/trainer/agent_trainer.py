@@ -243,7 +243,6 @@ class AgentTrainer(Bridge):
         self._guards = Guards(
             run.args,
             self.accelerator,
-            self._optimizer_step,
             ending,
             self.next_metrics["train"],
             has_critic=self.has_critic,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ class MiniBatchMetrics:
 
     def __init__(self) -> None:
         self._sums = RatioOfSums()
-        self._scalars: dict[str, float] = {}
         self._tokens: Tensor | int = 0
 
     def add_policy(
@@ -72,13 +71,9 @@ class MiniBatchMetrics:
         """Add the values of `x` under `mask` to the mean `name` of the mini-batch."""
         self._sums.mean(name, x, mask)
 
-    def add_scalars(self, figures: Mapping[str, Tensor | float]) -> None:
-        """Add metrics that are equal on all processes."""
-        self._scalars |= {name: float(value) for name, value in figures.items()}
-
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
         """Return metrics since the last flush; `seconds` is the update's duration, 0 if unknown."""
-        result = self._sums.flush(gather) | self._scalars
+        result = self._sums.flush(gather)
         for name in ("turn", "episode"):
             if f"_{name}_count" in result:
                 count, ratio, square = (
@@ -94,7 +89,6 @@ class MiniBatchMetrics:
         if seconds > 0 and tokens:
             result["perf/update_tokens_per_second"] = tokens / seconds
             result["perf/peak_memory_gb"] = peak_memory_gb()
-        self._scalars = {}
         return result
 
 

@@ -4,8 +4,8 @@
     add_policy        the policy's terms -> estimated norms, C, the gradients that are not scaled
     backward          the passes of a micro-batch but its last one, which upstream makes
     before_backward   known before the last pass: estimated norms, the KL, the factor on the step
-    finish            reduce and clip the critic's gradient, correct the policy's gradient
-    leave_out         the policy, or policy and critic, take no step
+    close             reduce and clip the critic's gradient, correct the policy's gradient -> StepReport
+    apply             Verdict -> gradients that the optimizer leaves out, weights that are restored
 
 g is the gradient of the kept terms and C the gradient of the clipped terms, both over all policy
 parameters, micro-batches and processes. The other terms (entropy bonus, loss-side KL, router loss) have a
@@ -17,7 +17,8 @@ Nothing else takes a gradient, or writes a gradient or a learning rate, except t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,10 @@ from ..core.policy import cosine, normalization_scale
 from .engine import engine_of
 from .stabilizers import GRADIENT, STEP, Stabilizer, TrustRegion
 from .sums import Reduce, wide
+from .verdict import CRITIC_STEPS, StepReport, Verdict
+
+KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
+Policy = Sequence[tuple[str, nn.Parameter]]
 
 
 class GradientBuffer:
@@ -223,6 +228,7 @@ class Step:
         critic_grads: the critic's gradient; sharded runs replace the buffer.
         region: the trust region among `stabilizers`, or None.
         factor: factor on the policy's step.
+        rests: whether the mini-batch must leave all weights unchanged.
     """
 
     def __init__(
@@ -240,8 +246,8 @@ class Step:
         self.critic_grads = GradientBuffer(critic)
         self.exact: ClipBias | None = None
         self.estimate: ClipBiasEstimate | None = None
-        self.factor = 1.0
         self._rates: list[float | Tensor] = []
+        self.begin()
 
     def attach(
         self,
@@ -293,19 +299,33 @@ class Step:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             self.exact = ClipBias([p for p in parameters if id(p) not in others])
 
-    def begin(self) -> None:
-        """Drop all gradients and measurements before a mini-batch, also after an interrupted one."""
+    def begin(self, *, rests: bool = False, is_empty: bool = False) -> None:
+        """Drop all gradients and measurements before a mini-batch, also after an interrupted one.
+
+        `rests`: whether it must leave the weights unchanged; `is_empty`: whether no process has an episode.
+        """
+        self.rests, self._is_empty = rests or is_empty, is_empty
+        self._losses: list[Tensor] = []
+        self._weight: Tensor | None = None
+        self._figures: dict[str, Tensor | float] = {}
+        self._drop()
+        if self.region is not None:
+            self.region.start_mini_batch()
+
+    def _drop(self) -> None:
         self.factor = 1.0
         self.critic_grads.clear()
         for part in (self.exact, self.estimate):
             if part is not None:
                 part.clear()
-        if self.region is not None:
-            self.region.start_mini_batch()
 
     def add_critic(self, loss: Tensor) -> None:
         """Add the gradient of a pass's loss of the critic."""
         self.critic_grads.add(loss)
+
+    def add_weights(self, weights: Tensor) -> None:
+        """Record a pass's episode weights, [B], to detect a gradient multiplied by 0."""
+        self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def add_policy(
         self,
@@ -338,44 +358,136 @@ class Step:
             self._accelerator.backward(loss)
         return loss.detach()
 
-    def before_backward(self) -> dict[str, Tensor | float]:
-        """Set what is known of the factor before a mini-batch's last backward pass; return metrics."""
-        figures: dict[str, Tensor | float] = {}
+    def before_backward(self) -> None:
+        """Set what is known of the factor before a mini-batch's last backward pass."""
         reduce, processes = self._accelerator.reduce, self._accelerator.num_processes
         if self.region is not None:
             self.region.measure(reduce, self._accelerator.device)
             self.factor *= self.region.factor
+            if self.engine.steps_in_backward and self.region.exceeds:
+                self.factor = 0.0
         if self.estimate is None:
-            return figures
+            return
         kept, clipped = self.estimate.finish(reduce, processes)
-        figures |= {
+        self._figures |= {
             "clip_bias/norm_estimate": clipped,
             "clip_bias/grad_norm_estimate": kept,
             "clip_bias/share_estimate": normalization_scale(kept, clipped, "share"),
         }
         if self._is_estimate and self._scaler is not None:
-            figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
+            self._figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
             self.factor *= scale
-        return figures
 
-    def finish(self, *, policy: bool) -> dict[str, Tensor | float]:
-        """Reduce and clip the critic's gradient; if `policy`, correct the policy's; return metrics."""
-        figures: dict[str, Tensor | float] = {}
+    def check_before_backward(self, loss: Tensor) -> tuple[str, bool]:
+        """Return what of a loss is not finite, and whether an episode weight so far is not 0.
+
+        For engines that step inside the backward pass, which cannot leave a step out.
+        """
+        weight = torch.ones_like(loss) if self._weight is None else self._weight
+        flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
+        broken, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()
+        return _fault(KINDS[0], broken), any(weighs)
+
+    def end_micro_batch(self, loss: Tensor) -> None:
+        """Record a micro-batch's loss, detached."""
+        self._losses.append(loss)
+
+    def close(self, policy: Policy, *, warms_up: bool) -> StepReport:
+        """End a mini-batch: reduce and clip the critic's gradient, correct the policy's; report the facts.
+
+        Upstream clips the policy's gradient later, which would spread one NaN to all of it. `policy`: the
+        policy's trained parameters, with names. `warms_up`: whether only the critic trains.
+        """
+        if self.critic_grads.parameters and self.critic_grads.is_empty and not self.rests:
+            raise TypeError("`_compute_loss` has not trained the critic: call super().")
+        # A policy whose step is already taken is not checked.
+        policy = () if self.engine.steps_in_backward else policy
+        device, region = self._accelerator.device, self.region
+        parts = self._losses, [p.grad for _, p in policy], [self.critic_grads.norm()]
+        weight = torch.ones((), device=device) if self._weight is None else self._weight
+        local = torch.stack(
+            [*(_broken(part, device).long() for part in parts), (weight == 0).long()]
+        )
+        *columns, weightless = self._accelerator.gather(local.unsqueeze(0)).T.tolist()
+        faults = [_fault(kind, c) for kind, c in zip(KINDS, columns, strict=True) if any(c)]
+        _, policy_breaks, critic_breaks = map(any, columns)
+        has_moved = region is not None and region.has_moved
+        sound = not faults
+        if not self.rests and (sound or (has_moved and policy_breaks and not critic_breaks)):
+            self._finish(policy=sound and not warms_up)
+        figures = {name: float(value) for name, value in self._figures.items()}
+        # Without a scale the norm is only a diagnostic.
+        norm = figures.get("clip_bias/norm", figures.get("clip_bias/norm_estimate", 0.0))
+        if sound and "clip_bias/scale" in figures and not math.isfinite(norm):
+            faults = ["the gradient of the clipped terms"]
+        return StepReport(
+            figures=figures,
+            faults=", ".join(faults),
+            breaks_policy=policy_breaks,
+            breaks_critic=critic_breaks,
+            detail=self._detail(policy) if faults else "",
+            warms_up=warms_up,
+            is_empty=self._is_empty,
+            is_weightless=all(weightless),
+            exceeds=region is not None and region.exceeds,
+            has_moved=has_moved,
+        )
+
+    def _detail(self, policy: Policy) -> str:
+        """Return what is not finite on this process, for the main process or one with such a loss."""
+        losses = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
+        if not (losses or self._accelerator.is_main_process):
+            return ""
+        gradients = [(name, p.grad) for name, p in policy if p.grad is not None]
+        names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
+        named = ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none"
+        return f"losses {losses} of {len(self._losses)}; gradients of {named}"
+
+    def _finish(self, *, policy: bool) -> None:
+        """Reduce and clip the critic's gradient; if `policy`, correct the policy's."""
         mean = None
         if self._accelerator.num_processes > 1:
             mean = partial(self._accelerator.reduce, reduction="mean")
         if self.critic_grads.parameters:
             if mean is not None:
                 self.critic_grads.reduce(mean)
-            figures["value/grad_norm"] = self.critic_grads.clip_(self._args.max_grad_norm)
+            self._figures["value/grad_norm"] = self.critic_grads.clip_(self._args.max_grad_norm)
         if policy and self.exact is not None:
             factor, more = self.exact.finish(mean, self._scaler)
             self.factor *= factor
-            figures |= more
-        return figures
+            self._figures |= more
 
-    def leave_out(self, policy: nn.Module, *, critic: bool) -> None:
-        """Drop the policy's gradient, so that the optimizer leaves it alone; with `critic` both."""
-        policy.zero_grad(set_to_none=True)
-        if critic:
-            self.begin()
+    def apply(self, verdict: Verdict, report: StepReport, model: nn.Module, policy: Policy) -> None:
+        """Leave gradients, and the policy's weights, as the verdict says, before the optimizer steps."""
+        region, weights = self.region, [parameter for _, parameter in policy]
+        if region is not None:
+            if verdict is Verdict.TAKEN:
+                region.keep(weights, on_device=hasattr(model, "peft_config"))
+            elif verdict is Verdict.TAKEN_BACK:
+                region.take_back(weights)
+            else:
+                region.refuse()
+            if verdict is Verdict.TARGET_KL:
+                region.end_update()
+        if verdict is Verdict.TAKEN or (report.warms_up and verdict is Verdict.CRITIC_ONLY):
+            return
+        model.zero_grad(set_to_none=True)
+        if verdict not in CRITIC_STEPS or self.rests or report.breaks_critic:
+            self._drop()
+
+
+def _fault(kind: str, flags: Sequence[int]) -> str:
+    """Return the name of a part that is not finite, with its processes; "" if no process has it."""
+    ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
+    return f"{kind} (process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)})" if ranks else ""
+
+
+def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
+    """Return whether any tensor has a NaN, an infinity or an overflowing norm, as a 0-dim bool tensor."""
+    sound = [torch.ones((), dtype=torch.bool, device=device)]
+    for tensor in tensors:
+        if tensor is not None:
+            part = getattr(tensor, "to_local", lambda whole=tensor: whole)()
+            norm = torch.linalg.vector_norm(part, dtype=_wide(part))
+            sound.append(norm.isfinite().to(device))
+    return ~torch.stack(sound).all()

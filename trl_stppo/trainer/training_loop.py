@@ -47,7 +47,6 @@ from .batch import (
 )
 from .bridge import Bridge
 from .guards.steps import Guards
-from .guards.verdict import CRITIC_STEPS, Verdict
 from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
@@ -66,8 +65,9 @@ from .shuffle import (
     num_episodes,
     without_padding,
 )
-from .stabilizers import TrustRegion, weighs
+from .stabilizers import weighs
 from .step import Step
+from .verdict import Verdict
 
 
 class Totals(NamedTuple):
@@ -263,7 +263,8 @@ class TrainingLoop:
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
             self.open_window(regroup(window))
             is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
-            self.start_mini_batch(empty=is_empty)
+            self.metrics = MiniBatchMetrics()
+            self.step.begin(rests=self.guards.has_stopped, is_empty=is_empty)
         return without_padding(self.window[step % accumulation])
 
     def open_window(self, window: list[UpdateData]) -> None:
@@ -299,15 +300,9 @@ class TrainingLoop:
         done = self.host.micro_step % self.args.micro_batches_per_rollout
         return int(done // self.args.gradient_accumulation_steps)
 
-    def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Reset gradients, checks and metrics, also after an interrupted step."""
-        self.step.begin()
-        self.metrics = MiniBatchMetrics()
-        self.guards.start_mini_batch(empty=empty)
-
     def loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
         """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum."""
-        if self.guards.leaves_weights:
+        if self.step.rests:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         size, has_aux = self.args.per_device_train_batch_size, self.host.aux_loss_enabled
         *pieces, last = self.forward.pieces(inputs, size, has_aux=has_aux)
@@ -318,12 +313,13 @@ class TrainingLoop:
             return loss
         # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
-            self.metrics.add_scalars(self.step.before_backward())
+            self.step.before_backward()
         if self.step.engine.steps_in_backward:
-            if self.region is not None and self.region.exceeds:
-                self.step.factor = 0.0
-            weighs_in = self.guards.check_before_backward(loss)
-            loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
+            faults, weighs_in = self.step.check_before_backward(loss)
+            if faults:
+                raise self.guards.before_backward(faults)
+            if self.accelerator.sync_gradients and not weighs_in:
+                return loss.detach()
         return loss
 
     def piece_loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
@@ -430,7 +426,7 @@ class TrainingLoop:
             return surrogate
         factor = inputs["episode_weights"]
         if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
-            self.guards.add_weights(factor)
+            self.step.add_weights(factor)
         self.metrics.add_episode_weights(factor, inputs["loss_mask"].any(dim=1))
         return surrogate.weighted(factor)
 
@@ -462,30 +458,28 @@ class TrainingLoop:
         return sum(terms[1:], terms[0]) if terms else None
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
-        """End a micro-batch begun at `started`; after the last of a mini-batch, check and log the step."""
-        self.guards.add_loss(loss)
-        if self.accelerator.sync_gradients:
-            sound = self.guards.inspect(self._policy)
-            if sound or (self.guards.takes_back_fault and self.guards.may_use_critic):
-                policy = sound and not self.is_warming_up
-                self.metrics.add_scalars(self.step.finish(policy=policy))
+        """End a micro-batch begun at `started`; after the last of a mini-batch, judge and log the step."""
+        self.step.end_micro_batch(loss)
+        ends = self.accelerator.sync_gradients
+        report = self.step.close(self._policy, warms_up=self.is_warming_up) if ends else None
         self.seconds += time.perf_counter() - started
-        if not self.accelerator.sync_gradients:
+        if report is None:
             return
+        gather = self.accelerator.gather
+        self.guards.ending.agree(gather(self.guards.ending.received().unsqueeze(0)).tolist())
         seconds = self.seconds - self.rollout_seconds
         self.seconds = self.rollout_seconds = 0.0
-        metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
-        self.log.add(metrics)
-        admitted = self.guards.admit(metrics)
-        taken = admitted and not self.is_warming_up
+        figures = self.metrics.flush(gather, seconds) | report.figures
+        self.log.add(figures)
+        verdict = self.guards.judge(report, figures.get("policy/approx_kl"))
+        self.step.apply(verdict, report, self.host.model, self._policy)
+        if verdict is Verdict.TAKEN:
+            self.stepped = self.window
         if self.region is not None:
-            self._prepare_step(self.region, taken=taken)
-        if not admitted:
-            critic_steps = self.guards.verdict in CRITIC_STEPS and self.guards.may_use_critic
-            self.step.leave_out(self.host.model, critic=not critic_steps)
+            self.log.set(self.region.figures())
         self.trace.end_mini_batch(
-            window,
-            outcome=Verdict.CRITIC_ONLY if admitted and not taken else self.guards.verdict,
+            self.window,
+            outcome=verdict,
             clip_range=(self.host.epsilon_low, self.host.epsilon_high),
             is_last=self._ends_update,
         )
@@ -496,20 +490,6 @@ class TrainingLoop:
     @property
     def _ends_update(self) -> bool:
         return self.host.micro_step % self.args.micro_batches_per_rollout == 0
-
-    def _prepare_step(self, region: TrustRegion, *, taken: bool) -> None:
-        """Keep the policy's weights before a step, or take its last step back."""
-        verdict, weights = self.guards.verdict, [parameter for _, parameter in self._policy]
-        if taken:
-            self.stepped = self.window
-            region.keep(weights, on_device=hasattr(self.host.model, "peft_config"))
-        elif verdict is Verdict.TAKEN_BACK:
-            region.take_back(weights)
-        else:
-            region.refuse()
-            if verdict is Verdict.TARGET_KL:
-                region.end_update()
-        self.log.set(region.figures())
 
     def after_step(self) -> None:
         """Measure the last step of an update or run, and take it back if its KL is too large.

@@ -22,9 +22,9 @@ from tests.kit.scripted import (
     weights,
 )
 from trl_stppo import STGRPOTrainer, STPPOConfig, STPPOTrainer
-from trl_stppo.trainer.guards.verdict import Verdict
 from trl_stppo.trainer.stabilizers import TrustRegion
 from trl_stppo.trainer.stabilizers.share import Share
+from trl_stppo.trainer.verdict import Verdict
 
 CPU = torch.device("cpu")
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -197,7 +197,6 @@ class Ruin(TrainerCallback):
         self.trainer, self.before, self.after, self.verdicts = None, [], [], []
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.verdicts.append(self.trainer._guards.verdict)
         self.before.append(weights(self.trainer))
         if state.global_step + 1 in self.steps:
             for parameter in policy_parameters(self.trainer).values():
@@ -207,10 +206,17 @@ class Ruin(TrainerCallback):
     def on_step_end(self, *args, **kwargs):
         self.after.append(weights(self.trainer))
 
+    def watch(self, trainer):
+        """Note the verdicts of a trainer."""
+        self.trainer, judge = trainer, trainer._guards.judge
+        trainer._guards.judge = lambda *facts: (
+            self.verdicts.append(judge(*facts)) or self.verdicts[-1]
+        )
+
 
 def trained(folder, ruin: Ruin, **options):
     trainer, _ = scripted_trainer(folder, callbacks=[ruin], **{**RUN, **options})
-    ruin.trainer = trainer
+    ruin.watch(trainer)
     trainer.train()
     return trainer
 
@@ -277,7 +283,7 @@ def test_a_ruin_before_a_callback_ends_the_run_is_undone_and_a_new_run_begins_an
         "on_step_end", 2, lambda: setattr(ruin.trainer.control, "should_training_stop", True)
     )
     trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin, stop], **RUN, save_strategy="no")
-    ruin.trainer = trainer
+    ruin.watch(trainer)
     trainer.train()
     assert trainer.state.global_step == 2
     assert equal(ruin.before[1], weights(trainer), "policy")
@@ -371,7 +377,7 @@ def broken_at(trainer, *steps):
 def test_a_policy_that_is_not_finite_after_a_step_is_taken_back_and_no_skip(tmp_path):
     ruin = Ruin()
     trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin], **RUN)
-    ruin.trainer = trainer
+    ruin.watch(trainer)
     broken_at(trainer, 3, 5)
     trainer.train()
     expected = [Verdict.TAKEN] * 8
@@ -472,7 +478,8 @@ def test_a_broken_critic_does_not_decide_on_the_policy(gradient_only, tmp_path):
     """Its gradient in step 4 does not keep the ruin of step 3; its loss in step 4 takes nothing back."""
     ruin = Ruin(*([3] if gradient_only else []))
     trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin], **RUN)
-    ruin.trainer, value_loss = trainer, trainer._loop.value_loss
+    ruin.watch(trainer)
+    value_loss = trainer._loop.value_loss
 
     def broken(inputs):
         loss = value_loss(inputs)
@@ -497,7 +504,8 @@ def test_a_broken_critic_does_not_decide_on_the_policy(gradient_only, tmp_path):
 def test_an_empty_mini_batch_at_the_end_hides_no_ruin(tmp_path):
     ruin = Ruin(3)
     trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin], **{**RUN, "max_steps": 4})
-    ruin.trainer, open_window = trainer, trainer._loop.open_window
+    ruin.watch(trainer)
+    open_window = trainer._loop.open_window
 
     def empties(window):
         if trainer.state.global_step == 3:
@@ -518,7 +526,7 @@ def test_a_callback_that_ends_the_epoch_inside_an_update_leaves_no_ruin(tmp_path
     )
     options = {**RUN, "max_steps": 4, "save_strategy": "epoch"}
     trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin, stop], **options)
-    ruin.trainer = trainer
+    ruin.watch(trainer)
     trainer.train()
     assert equal(ruin.before[1], weights(trainer), "policy")
     assert (tmp_path / f"checkpoint-{trainer.state.global_step}").is_dir()

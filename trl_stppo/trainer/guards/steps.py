@@ -6,26 +6,22 @@ import dataclasses
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
 
+from ...errors import NonFiniteError
 from ...rollout.episode import Episode
 from ..disk import checkpoints
 from ..ppo_config import PPOConfig
-from ..step import Step
+from ..verdict import StepReport, Verdict
 from .alarms import PATIENCE, FallWatch, SamplerWatch, failures_of
 from .endings import MAX_SKIPS, Ending
-from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
-
-KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 
 @dataclasses.dataclass
@@ -58,24 +54,20 @@ class Guards:
         self,
         args: PPOConfig,
         accelerator: Any,
-        step: Step,
         ending: Ending,
         metrics: dict[str, list[float]],
         *,
         has_critic: bool,
     ) -> None:
-        self._args, self._accelerator, self._step = args, accelerator, step
+        self._args, self._accelerator = args, accelerator
         self.ending, self._metrics = ending, metrics
         self._has_critic = has_critic
-        self._policy: Sequence[tuple[str, nn.Parameter]] = ()
-        self.verdict = Verdict.TAKEN
         self._begin()
 
     def _begin(self) -> None:
         # Whether the rest of this rollout batch must not move the weights.
-        self._rollout_stopped = False
+        self.has_stopped = False
         self.load_state_dict({})
-        self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, equal on all processes."""
@@ -112,7 +104,7 @@ class Guards:
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
         """Context manager around a rollout batch: clear a `target_kl` stop, then check for a collapse."""
-        self._rollout_stopped = False
+        self.has_stopped = False
         metrics = self._metrics
         before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
@@ -166,133 +158,57 @@ class Guards:
         """Count the failed episodes of a rollout batch; raise if their rate is too high."""
         self.ending.failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
-    @property
-    def leaves_weights(self) -> bool:
-        """Return whether the mini-batch must leave the weights unchanged."""
-        return self._rollout_stopped or self._empty
+    def before_backward(self, faults: str) -> NonFiniteError:
+        """Return the error for a loss that is not finite, of an engine that cannot leave a step out."""
+        self._count_skip(faults)
+        return self.ending.before_backward(faults)
 
-    def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Reset the checks for a mini-batch; `empty`: no process has an episode to train on."""
-        self._losses: list[Tensor] = []
-        self._weight: Tensor | None = None
-        self._faults = ""
-        self._broken_parts = [False] * len(KINDS)
-        self._empty, self._weightless = empty, False
+    def judge(self, report: StepReport, kl: float | None) -> Verdict:
+        """Return the verdict on an optimizer step, and count it.
 
-    def add_loss(self, loss: Tensor) -> None:
-        """Record a micro-batch's loss, detached."""
-        self._losses.append(loss)
-
-    def add_weights(self, weights: Tensor) -> None:
-        """Record a micro-batch's episode weights, [B], to detect a gradient multiplied by 0."""
-        self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
-
-    def check_before_backward(self, loss: Tensor) -> bool:
-        """Raise if a process's loss is not finite; return whether any episode weight so far is not 0."""
-        weight = torch.ones_like(loss) if self._weight is None else self._weight
-        flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
-        broken, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()
-        if any(broken):
-            self._faults = f"{KINDS[0]} ({_processes(broken)})"
-            self._losses.append(loss.detach())
-            self._warn("skipped")
-            self._count_skip()
-            raise self.ending.before_backward(self._faults)
-        return any(weighs)
-
-    def inspect(self, policy: Sequence[tuple[str, nn.Parameter]]) -> bool:
-        """Gather the checks of all processes; return whether the step may use the gradients.
-
-        Call it before clipping, which would spread one NaN to every gradient. `policy`: the policy's
-        trained parameters.
+        `kl`: `policy/approx_kl` of the mini-batch in nats; None without a policy's pass.
         """
-        device, critic_grads = self._accelerator.device, self._step.critic_grads
-        if self._has_critic and critic_grads.is_empty and not self.leaves_weights:
-            raise TypeError("`_compute_loss` has not trained the critic: call super().")
-        # Skip a policy whose step is already taken.
-        self._policy = () if self._step.engine.steps_in_backward else policy
-        faults = [
-            _broken(self._losses, device),
-            _broken((p.grad for _, p in self._policy), device),
-            _broken([critic_grads.norm()], device),
-        ]
-        weight = torch.ones((), device=device) if self._weight is None else self._weight
-        local = torch.stack([*(fault.long() for fault in faults), (weight == 0).long()])
-        local = torch.cat([local, self.ending.received()])
-        gathered = self._accelerator.gather(local.unsqueeze(0))
-        *columns, weightless = gathered[:, :-2].T.tolist()
-        self._weightless = all(weightless)
-        self.ending.agree(gathered[:, -2:].tolist())
-        pairs = zip(KINDS, columns, strict=True)
-        self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
-        self._broken_parts = list(map(any, columns))
-        return not self._faults and not self.leaves_weights
-
-    @property
-    def takes_back_fault(self) -> bool:
-        """Return whether the policy is not finite after a step that can be taken back."""
-        region = self._step.region
-        return region is not None and region.has_moved and self._broken_parts[1]
-
-    @property
-    def may_use_critic(self) -> bool:
-        """Return whether the critic's gradient is finite, and the critic may take its step."""
-        return not self._broken_parts[-1] and not self.leaves_weights
-
-    def admit(self, figures: dict[str, float]) -> bool:
-        """Set the verdict on an optimizer step from its metrics; return whether the policy may step."""
-        state, region = self._state, self._step.region
+        state = self._state
         limit = math.inf if self._args.target_kl is None else self._args.target_kl
-        # Without a scale the norm is only a diagnostic.
-        norm = figures.get("clip_bias/norm", figures.get("clip_bias/norm_estimate", 0.0))
-        if not self._faults and "clip_bias/scale" in figures and not math.isfinite(norm):
-            self._faults = "the gradient of the clipped terms"
-        exceeds = region is not None and region.exceeds
-        if self.takes_back_fault or (region is not None and exceeds and region.has_moved):
-            self.verdict = Verdict.TAKEN_BACK
-            if self._faults:
-                self._warn("taken back")
-        elif self._faults:
-            self.verdict = Verdict.NOT_FINITE
-            self._warn("skipped")
-            self._count_skip()
-        elif exceeds:
-            self.verdict = Verdict.REFUSED
-        elif self._rollout_stopped or figures.get("policy/approx_kl", 0.0) > limit:
-            self.verdict = Verdict.TARGET_KL
-            self._rollout_stopped = True
+        if report.has_moved and (report.exceeds or report.breaks_policy):
+            verdict = Verdict.TAKEN_BACK
+            if report.faults:
+                self._warn(report, "taken back")
+        elif report.faults:
+            verdict = Verdict.NOT_FINITE
+            self._warn(report, "skipped")
+            self._count_skip(report.faults)
+        elif report.exceeds:
+            verdict = Verdict.REFUSED
+        elif self.has_stopped or (kl or 0.0) > limit:
+            verdict, self.has_stopped = Verdict.TARGET_KL, True
             state.kl_stopped_steps += 1
-        elif self._empty or self._weightless:
-            critic_only = self._has_critic and not self._empty
-            self.verdict = Verdict.CRITIC_ONLY if critic_only else Verdict.EMPTY
+        elif report.is_empty or report.is_weightless:
+            critic_only = self._has_critic and not report.is_empty
+            verdict = Verdict.CRITIC_ONLY if critic_only else Verdict.EMPTY
             state.empty_steps += 1
         else:
-            self.verdict = Verdict.TAKEN
+            verdict = Verdict.CRITIC_ONLY if report.warms_up else Verdict.TAKEN
             state.consecutive_skips = 0
-        if "policy/approx_kl" in figures:
-            state.kls.append(figures["policy/approx_kl"])
+        if kl is not None:
+            state.kls.append(kl)
         self._log()
-        self._losses = []
-        return self.verdict is Verdict.TAKEN
+        return verdict
 
-    def _warn(self, what: str) -> None:
-        accelerator = self._accelerator
-        broken = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
-        gradients = [(name, p.grad) for name, p in self._policy if p.grad is not None]
-        names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
-        if accelerator.is_main_process or broken:
+    def _warn(self, report: StepReport, what: str) -> None:
+        if report.detail:
             logger.warning(
-                "Step %d is %s, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
-                self.ending.state.global_step + 1, what, self._faults, accelerator.process_index,
-                broken, len(self._losses), ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none",
+                "Step %d is %s, not finite: %s. On process %d: %s.",
+                self.ending.state.global_step + 1, what, report.faults,
+                self._accelerator.process_index, report.detail,
             )  # fmt: skip
 
-    def _count_skip(self) -> None:
+    def _count_skip(self, faults: str) -> None:
         state = self._state
         state.skipped_steps += 1
         state.consecutive_skips += 1
         if state.consecutive_skips >= MAX_SKIPS:
-            self.ending.broken = self._faults
+            self.ending.broken = faults
             # A resumed run counts skips from zero.
             state.consecutive_skips = 0
 
@@ -304,20 +220,3 @@ class Guards:
         figures["guard/falls"] = [self._falls.falls]
         if self._args.target_kl is not None:
             figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
-
-
-def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """Return whether any tensor has a NaN, an infinity or an overflowing norm, as a 0-dim bool tensor."""
-    sound = [torch.ones((), dtype=torch.bool, device=device)]
-    for tensor in tensors:
-        if tensor is not None:
-            part = getattr(tensor, "to_local", lambda whole=tensor: whole)()
-            dtype = torch.promote_types(part.dtype, torch.float32)
-            norm = torch.linalg.vector_norm(part, dtype=dtype)
-            sound.append(norm.isfinite().to(device))
-    return ~torch.stack(sound).all()
-
-
-def _processes(flags: list[int]) -> str:
-    ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
-    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)}"

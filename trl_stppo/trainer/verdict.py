@@ -1,7 +1,8 @@
-"""The verdict on an optimizer step."""
+"""The facts about an optimizer step that is due, and the verdict on it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -38,3 +39,31 @@ class Verdict(StrEnum):
 
 # Verdicts with which the critic takes its step.
 CRITIC_STEPS = (Verdict.TAKEN, Verdict.CRITIC_ONLY, Verdict.TAKEN_BACK, Verdict.REFUSED)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The facts about an optimizer step that is due; equal on all processes, but for `detail`.
+
+    Attributes:
+        figures: metrics of the step.
+        faults: the parts that are not finite, with their processes; "" if there are none.
+        breaks_policy, breaks_critic: whether the policy's and the critic's gradient are not finite.
+        detail: what is not finite on the main process, or on one with such a loss; "" elsewhere.
+        warms_up: whether the step trains only the critic.
+        is_empty: whether no process has an episode to train on.
+        is_weightless: whether the weights of all episodes are 0.
+        exceeds: whether the policy's KL is above the limit of the trust region.
+        has_moved: whether the update's last step of the policy can be taken back.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    faults: str = ""
+    breaks_policy: bool = False
+    breaks_critic: bool = False
+    detail: str = ""
+    warms_up: bool = False
+    is_empty: bool = False
+    is_weightless: bool = False
+    exceeds: bool = False
+    has_moved: bool = False

@@ -30,7 +30,6 @@ from ..core import (
     importance_ratio,
     kl_penalty,
     log_importance_ratio,
-    sampler_correction,
     turn_starts,
 )
 from ._trl import disable_gradient_checkpointing, use_adapter
@@ -51,7 +50,7 @@ from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rollout import Played, Scored
-from .loop.targets import critic_targets, group_targets
+from .loop.targets import critic_targets, group_targets, reference_kl, sampler_weights
 from .metrics import MiniBatchMetrics
 from .optimizers import policy_parameters
 from .planning.data import Row
@@ -200,36 +199,11 @@ class TrainingLoop:
     def _corrects_sampler(self) -> bool:
         return self.host.use_vllm and self.host.vllm_importance_sampling_correction
 
-    def sampler_weights(self, passes: Passes, turns: TurnBatch) -> Tensor | None:
-        """Return importance weights that correct for the gap between the policy and vLLM's sampler."""
-        if not self._corrects_sampler:
-            return None
-        assert passes.old is not None
-        assert passes.sampled is not None
-        level, form = self.args.vllm_importance_sampling_mode.split("_")
-        return sampler_correction(
-            passes.old,
-            passes.sampled,
-            turns.turn_index,
-            "product" if level == "sequence" else level,
-            truncate=form == "truncate",
-            clip_min=self.args.vllm_importance_sampling_clip_min,
-            clip_max=self.args.vllm_importance_sampling_clip_max,
-        )
-
-    def kl_to_reference(self, passes: Passes, turns: TurnBatch) -> Tensor | None:
-        """Return the per-token KL to the reference for the reward, [B, T] nats; None if `kl_coef` is 0."""
-        if self.args.kl_coef == 0.0:
-            return None
-        assert passes.old is not None
-        assert passes.ref is not None
-        estimator = self.args.kl_estimator
-        return kl_penalty(passes.old, passes.ref, estimator, loss_mask=turns.action_mask)
-
     def estimates(self, passes: Passes, turns: TurnBatch, scored: Scored) -> Estimates:
         """Compute what an update trains on from passes with a row per episode, also of several contexts."""
         mask = turns.action_mask & scored.counts.unsqueeze(1)
-        ratio, kl = self.sampler_weights(passes, turns), self.kl_to_reference(passes, turns)
+        ratio = sampler_weights(passes, turns, self.args) if self._corrects_sampler else None
+        kl = reference_kl(passes, turns, self.args)
         targets = self.targets(passes, turns, mask, scored, kl)
         weights = None
         if self.weighing:

@@ -9,6 +9,7 @@ import torch
 
 from tests.kit.microbatch import captured, loss_and_gradient, value_loss_and_gradient
 from tests.kit.tiers import quick
+from trl_stppo.trainer import training_loop
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 POISON = [1e3, -1e3, math.nan, math.inf]
@@ -81,15 +82,15 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
         before, after = original(self, batch)
         return before.masked_fill(outside, poison), after
 
-    original_kl = TrainingLoop.kl_to_reference
+    original_kl = training_loop.reference_kl
 
-    def kl(self, passes, turns):
-        original_kl(self, passes, turns)
+    def kl(passes, turns, args):
+        original_kl(passes, turns, args)
         old, ref = passes.old.masked_fill(outside, poison), passes.ref.masked_fill(outside, -poison)
-        return original_kl(self, replace(passes, old=old, ref=ref), turns)
+        return original_kl(replace(passes, old=old, ref=ref), turns, args)
 
     monkeypatch.setattr(TrainingLoop, "rollout_values", values)
-    monkeypatch.setattr(TrainingLoop, "kl_to_reference", kl)
+    monkeypatch.setattr(training_loop, "reference_kl", kl)
     trainer, bad = captured(tmp_path, **options)
     mask = clean["loss_mask"]
     assert torch.equal(bad["turn_index"], clean["turn_index"])

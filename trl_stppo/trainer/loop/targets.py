@@ -1,4 +1,4 @@
-"""Advantages and the critic's targets: GAE with a critic, else a comparison of episodes or turns."""
+"""What an update trains on: advantages and the critic's targets, by GAE or by comparison in groups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor
 from ...core import (
     default_lam,
     group_advantages,
+    kl_penalty,
     leave_one_out_advantages,
     return_batch_norm,
+    sampler_correction,
     token_gae,
     token_rewards,
     turn_gae,
@@ -24,6 +26,31 @@ from ..ppo_config import PPOConfig
 from ..stgrpo_config import STGRPOConfig
 from ..sums import Reduce, centred, deviation, spread
 from .rollout import Scored
+
+
+def sampler_weights(passes: Passes, turns: TurnBatch, args: PPOConfig) -> Tensor:
+    """Return weights that correct for the gap between the policy and vLLM's sampler, [B, T] or [B, 1]."""
+    assert passes.old is not None
+    assert passes.sampled is not None
+    level, form = args.vllm_importance_sampling_mode.split("_")
+    return sampler_correction(
+        passes.old,
+        passes.sampled,
+        turns.turn_index,
+        "product" if level == "sequence" else level,
+        truncate=form == "truncate",
+        clip_min=args.vllm_importance_sampling_clip_min,
+        clip_max=args.vllm_importance_sampling_clip_max,
+    )
+
+
+def reference_kl(passes: Passes, turns: TurnBatch, args: PPOConfig) -> Tensor | None:
+    """Return the per-token KL to the reference for the reward, [B, T] nats; None if `kl_coef` is 0."""
+    if args.kl_coef == 0.0:
+        return None
+    assert passes.old is not None
+    assert passes.ref is not None
+    return kl_penalty(passes.old, passes.ref, args.kl_estimator, loss_mask=turns.action_mask)
 
 
 def critic_targets(

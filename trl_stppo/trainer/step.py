@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,27 @@ from .verdict import CRITIC_STEPS, StepReport, Verdict
 
 KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 Policy = Sequence[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of the policy's loss in one pass.
+
+    Attributes:
+        surrogate: kept and clipped terms of the tokens.
+        weights: [B, T], weights of the tokens in the mini-batch's loss.
+        extra: the other terms of the loss, [], or None.
+        logprobs: [B, T] nats, with their graph.
+        entropies: [B, T] nats.
+        loss_mask: [B, T] bool, tokens that train.
+    """
+
+    surrogate: ClippedSurrogate
+    weights: Tensor
+    extra: Tensor | None
+    logprobs: Tensor
+    entropies: Tensor
+    loss_mask: Tensor
 
 
 class GradientBuffer:
@@ -133,15 +155,13 @@ class ClipBias:
         self._bias = GradientBuffer(parameters)
         self._extra = GradientBuffer(parameters)
 
-    def add(self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None) -> None:
-        """Add the gradients of a pass's clipped terms and of the unscaled loss `extra`; keep the graph.
-
-        `weights`, [B, T]: weights of tokens in the mini-batch's loss.
-        """
-        if extra is not None and extra.requires_grad:
-            self._extra.add(extra, retain_graph=True)
-        if surrogate.is_clipped.any():
-            self._bias.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
+    def add(self, terms: Terms) -> None:
+        """Add the gradients of a pass's clipped terms and of its unscaled terms; keep the graph."""
+        if terms.extra is not None and terms.extra.requires_grad:
+            self._extra.add(terms.extra, retain_graph=True)
+        if terms.surrogate.is_clipped.any():
+            clipped = (terms.surrogate.clipped * terms.weights).sum()
+            self._bias.add(-clipped, retain_graph=True)
 
     def clear(self) -> None:
         """Drop all gradients before a new mini-batch."""
@@ -191,20 +211,14 @@ class ClipBiasEstimate:
     def __init__(self, device: torch.device) -> None:
         self._squares = wide(torch.zeros(2, device=device))
 
-    def add(
-        self,
-        surrogate: ClippedSurrogate,
-        weights: Tensor,
-        logprobs: Tensor,
-        entropies: Tensor,
-        loss_mask: Tensor,
-    ) -> None:
-        """Add a pass's tensors [B, T]; `surrogate` must have its graph back to `logprobs`."""
-        squares = []
-        for terms in (surrogate.kept, surrogate.clipped):
-            loss = (terms * weights).sum()
+    def add(self, terms: Terms) -> None:
+        """Add a pass's terms, which must have their graph back to its log-probabilities."""
+        squares, logprobs = [], terms.logprobs
+        for part in (terms.surrogate.kept, terms.surrogate.clipped):
+            loss = (part * terms.weights).sum()
             (by_logprob,) = torch.autograd.grad(loss, logprobs, retain_graph=True)
-            squares.append(logit_space_squares(by_logprob, logprobs, entropies, loss_mask).sum())
+            own = logit_space_squares(by_logprob, logprobs, terms.entropies, terms.loss_mask)
+            squares.append(own.sum())
         self._squares = self._squares + wide(torch.stack(squares))
 
     def clear(self) -> None:
@@ -327,27 +341,20 @@ class Step:
         """Record a pass's episode weights, [B], to detect a gradient multiplied by 0."""
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
-    def add_policy(
-        self,
-        surrogate: ClippedSurrogate,
-        weights: Tensor,
-        extra: Tensor | None,
-        logprobs: Tensor,
-        entropies: Tensor,
-        loss_mask: Tensor,
-    ) -> Tensor:
-        """Measure a pass's terms, [B, T], and return its loss for the backward pass.
+    def add_policy(self, terms: Terms) -> Tensor:
+        """Measure a pass's terms, and return its loss for the backward pass.
 
-        The loss has the gradient of -kept and of `extra`, the loss's other terms or None, unless that has its
-        own buffer; its value is that of -objective and `extra`.
+        The loss has the gradient of -kept and of the other terms, unless these have their own buffer; its
+        value is that of -objective and the other terms.
         """
+        extra = terms.extra
         if self.estimate is not None:
-            self.estimate.add(surrogate, weights, logprobs, entropies, loss_mask)
+            self.estimate.add(terms)
         if self.exact is not None:
-            self.exact.add(surrogate, weights, extra)
+            self.exact.add(terms)
             extra = None if extra is None else extra.detach()
-        kept = (surrogate.kept * weights).sum()
-        objective = (surrogate.objective * weights).sum()
+        kept = (terms.surrogate.kept * terms.weights).sum()
+        objective = (terms.surrogate.objective * terms.weights).sum()
         loss = -kept + (kept - objective).detach()
         return loss if extra is None else loss + extra
 

@@ -48,7 +48,7 @@ from .bridge import Bridge
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
-from .loop.player import EpisodePlayer, count_cut_off_as_failed
+from .loop.player import EpisodePlayer
 from .loop.rollout import Played, Scored
 from .loop.targets import critic_targets, group_targets, reference_kl, sampler_weights
 from .metrics import MiniBatchMetrics
@@ -65,7 +65,7 @@ from .shuffle import (
     without_padding,
 )
 from .stabilizers import weighs
-from .step import Step
+from .step import Step, Terms
 from .verdict import Verdict
 
 
@@ -121,7 +121,6 @@ class TrainingLoop:
             passes = self.passes(tokens)
             estimates = self.estimates(passes.of_episodes(turns), turns, scored)
         data = update_data(tokens, passes, estimates)
-        count_cut_off_as_failed(played)
         self.guards.ending.abandon_rollout()
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
@@ -363,7 +362,9 @@ class TrainingLoop:
         self.trace.observe(inputs, logprobs, old, log_ratio, surrogate)
         # Upstream does not divide the loss by the number of micro-batches, because GRPOTrainer sets
         # `loss_is_scaled_for_ga`.
-        return self.step.add_policy(surrogate, weights, extra, logprobs, entropies, loss_mask)
+        return self.step.add_policy(
+            Terms(surrogate, weights, extra, logprobs, entropies, loss_mask)
+        )
 
     def observe_kl(self, inputs: UpdateData, logprobs: Tensor) -> None:
         """Add the KL of some rows from the policy at the start of the update to the trust region's."""

@@ -9,7 +9,7 @@ import torch
 from tests.kit.loss_reference import LossReference
 from tests.kit.scripted import DEFAULTS, assert_same, logged, train
 from tests.kit.tiers import quick
-from trl_stppo.trainer.step import ClipBiasEstimate
+from trl_stppo.trainer.step import ClipBiasEstimate, Terms
 
 ESTIMATED = {"clip_bias_estimator": "logits"}
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
@@ -74,10 +74,10 @@ def test_norms_are_of_the_gradient_that_processes_average():
     # p is 1/2 for each of two tokens: |onehot - p|^2 = 1 - 2/2 + 1/2. With derivatives 2 and 4 the squares
     # are 4/2 and 16/2, twice that on two such processes: roots 2 and 4, of the mean half of it.
     logprobs = torch.tensor([[0.5]]).log().requires_grad_()
-    terms = SimpleNamespace(kept=2.0 * logprobs, clipped=4.0 * logprobs)
+    surrogate = SimpleNamespace(kept=2.0 * logprobs, clipped=4.0 * logprobs)
     one, entropies = torch.ones(1, 1), torch.tensor([[2.0]]).log()
     estimate = ClipBiasEstimate(torch.device("cpu"))
-    estimate.add(terms, one, logprobs, entropies, one.bool())
+    estimate.add(Terms(surrogate, one, None, logprobs, entropies, one.bool()))
     norms = estimate.finish(lambda squares: 2 * squares, num_processes=2)
     assert [float(norm) for norm in norms] == pytest.approx([1.0, 2.0], rel=1e-6)
 

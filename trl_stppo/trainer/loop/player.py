@@ -122,6 +122,7 @@ class EpisodePlayer:
         # In an evaluation too, reward functions see the class names of training's environments.
         for episode in raw.episodes:
             episode.env_type = self.engine.drivers[episode.name].type_name
+        _count_cut_off_as_failed(raw.episodes)
         rewrites = any(driver.calls_model for driver in self.engine.drivers.values())
         more |= {"has_logprobs": self.sampler.tells_logprobs, "has_contexts": rewrites}
         return Played(*raw[:3], seed, sums=sums, **more)
@@ -212,11 +213,8 @@ def seed_batch(seed: tuple[int, ...], names: Sequence[EpisodeKey]) -> None:
     set_seed(turn_random((*seed, *names[0])).getrandbits(32))
 
 
-def count_cut_off_as_failed(rollout: Played) -> None:
+def _count_cut_off_as_failed(episodes: Sequence[Episode]) -> None:
     """Mark episodes that ran out of turns or tokens as failed, if their environments judge episodes."""
-    if not rollout.has_environment:
-        return
-    episodes = rollout.episodes
     reporting = sorted({str(e.env_type) for e in episodes if e.success is not None})
     every = {kind for kinds in gather_object([reporting]) for kind in kinds}
     for episode, success in zip(episodes, cut_off_as_failed(episodes, every), strict=True):

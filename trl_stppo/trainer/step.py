@@ -2,8 +2,8 @@
 
     add_critic        the critic's loss -> its gradient, in a buffer of its own
     add_policy        the policy's terms -> estimated norms, C, the gradients that are not scaled
-    backward          the passes of a micro-batch but its last one, which upstream makes
-    before_backward   known before the last pass: estimated norms, the KL, the factor on the step
+    accumulate        the passes of a micro-batch but its last one, which upstream makes
+    set_factor        known before the last pass: estimated norms, the KL, the factor on the step
     close             reduce and clip the critic's gradient, correct the policy's gradient -> StepReport
     apply             Verdict -> gradients that the optimizer leaves out, weights that are restored
 
@@ -358,14 +358,14 @@ class Step:
         loss = -kept + (kept - objective).detach()
         return loss if extra is None else loss + extra
 
-    def backward(self, model: nn.Module, make_loss: Callable[[], Tensor]) -> Tensor:
+    def accumulate(self, model: nn.Module, make_loss: Callable[[], Tensor]) -> Tensor:
         """Make a pass without communication, and its backward pass; return the loss, detached."""
         with self._accelerator.no_sync(model):
             loss = make_loss()
             self._accelerator.backward(loss)
         return loss.detach()
 
-    def before_backward(self) -> None:
+    def set_factor(self) -> None:
         """Set what is known of the factor before a mini-batch's last backward pass."""
         reduce, processes = self._accelerator.reduce, self._accelerator.num_processes
         if self.region is not None:
@@ -385,7 +385,7 @@ class Step:
             self._figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
             self.factor *= scale
 
-    def check_before_backward(self, loss: Tensor) -> tuple[str, bool]:
+    def check_loss(self, loss: Tensor) -> tuple[str, bool]:
         """Return what of a loss is not finite, and whether an episode weight so far is not 0.
 
         For engines that step inside the backward pass, which cannot leave a step out.
@@ -498,3 +498,26 @@ def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
             norm = torch.linalg.vector_norm(part, dtype=_wide(part))
             sound.append(norm.isfinite().to(device))
     return ~torch.stack(sound).all()
+
+
+def set_base_rate(
+    schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
+) -> None:
+    """Set a group's base learning rate, and the scheduled rate of the next optimizer step."""
+    if index is None:
+        # A separate critic optimizer has no scheduler: it reads the setting at each step.
+        return
+    scheduler: Any = getattr(schedule, "scheduler", schedule)
+    if hasattr(scheduler, "lr_lambdas"):
+        rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)
+    else:
+        rate = float(group["lr"]) * (new / old if old else 1.0)
+    if "initial_lr" in group:
+        group["initial_lr"] = new
+    for known, value in (("base_lrs", new), ("_last_lr", rate)):
+        if hasattr(scheduler, known):
+            getattr(scheduler, known)[index] = value
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

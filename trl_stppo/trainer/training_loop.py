@@ -280,17 +280,17 @@ class TrainingLoop:
         size, has_aux = self.args.per_device_train_batch_size, self.host.aux_loss_enabled
         *pieces, last = self.forward.pieces(inputs, size, has_aux=has_aux)
         # Upstream makes the last backward pass, so only the last piece keeps its graph.
-        done = [self.step.backward(model, partial(self.piece_loss, model, each)) for each in pieces]
+        done = [self.step.accumulate(model, partial(self.piece_loss, model, each)) for each in pieces]
         loss = sum(done, self.piece_loss(model, last))
         if self.is_warming_up:
             return loss
         # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
-            self.step.before_backward()
+            self.step.set_factor()
         if self.step.engine.steps_in_backward:
-            faults, weighs_in = self.step.check_before_backward(loss)
+            faults, weighs_in = self.step.check_loss(loss)
             if faults:
-                raise self.guards.before_backward(faults)
+                raise self.guards.cannot_skip(faults)
             if self.accelerator.sync_gradients and not weighs_in:
                 return loss.detach()
         return loss

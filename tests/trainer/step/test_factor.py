@@ -29,7 +29,7 @@ def test_a_factor_multiplies_the_policys_rate_in_one_step_alone():
     )
     for _ in range(3):
         step.begin()
-        step.before_backward()
+        step.set_factor()
         policy.grad = torch.ones(())
         step.add_critic(1.0 * critic)
         optimizer.step()

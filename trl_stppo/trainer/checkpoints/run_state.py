@@ -30,6 +30,7 @@ from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
 from ..stale import StalePolicies
+from ..step import set_base_rate
 
 Groups = list[tuple[dict[str, Any], str, int | None]]
 
@@ -98,35 +99,12 @@ def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
     own = [(group, index) for group, role, index in groups if role in roles and key in group]
     for group, index in own:
         if key == "lr":
-            _set_rate(host.lr_scheduler, group, index, old, new)
+            set_base_rate(host.lr_scheduler, group, index, old, new)
         elif place is None:
             group[key] = new
         else:
             group[key] = (*group[key][:place], new, *group[key][place + 1 :])
     return bool(own)
-
-
-def _set_rate(
-    schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
-) -> None:
-    """Set a group's base learning rate, and the scheduled rate of the next optimizer step."""
-    if index is None:
-        # A separate critic optimizer has no scheduler: it reads the setting at each step.
-        return
-    scheduler: Any = getattr(schedule, "scheduler", schedule)
-    if hasattr(scheduler, "lr_lambdas"):
-        rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)
-    else:
-        rate = float(group["lr"]) * (new / old if old else 1.0)
-    if "initial_lr" in group:
-        group["initial_lr"] = new
-    for known, value in (("base_lrs", new), ("_last_lr", rate)):
-        if hasattr(scheduler, known):
-            getattr(scheduler, known)[index] = value
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
 
 
 def plain(value: Any) -> Any:

@@ -295,7 +295,7 @@ class Ending(TrainerCallback):
             f"{older[-1] if older else 'none'})."
         )
 
-    def before_backward(self, what: str) -> NonFiniteError:
+    def cannot_skip(self, what: str) -> NonFiniteError:
         """Return the error for a non-finite value under DeepSpeed, which cannot skip a step."""
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self.state.global_step + 1}. DeepSpeed "

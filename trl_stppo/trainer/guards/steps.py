@@ -158,10 +158,10 @@ class Guards:
         """Count the failed episodes of a rollout batch; raise if their rate is too high."""
         self.ending.failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
-    def before_backward(self, faults: str) -> NonFiniteError:
+    def cannot_skip(self, faults: str) -> NonFiniteError:
         """Return the error for a loss that is not finite, of an engine that cannot leave a step out."""
         self._count_skip(faults)
-        return self.ending.before_backward(faults)
+        return self.ending.cannot_skip(faults)
 
     def judge(self, report: StepReport, kl: float | None) -> Verdict:
         """Return the verdict on an optimizer step, and count it.

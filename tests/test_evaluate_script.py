@@ -218,20 +218,16 @@ def test_rows_keep_their_order_where_all_of_them_fit():
     (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
     (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
     (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
-    (["--dry_run"], "`--dry_run`"),
-    (["--config", "WRONG"], "`label` in .*wrong.yaml.* `labels`"),
 ])  # fmt: skip
 def test_what_cannot_be_evaluated_is_said(words, flags, said, monkeypatch, tmp_path):
     """Before anything is evaluated, so that nothing is lost."""
-    (tmp_path / "wrong.yaml").write_text("label: none")
-    places = {"EMPTY": str(tmp_path), "WRONG": str(tmp_path / "wrong.yaml")}
+    places = {"EMPTY": str(tmp_path)}
     monkeypatch.setattr(evaluate, "evaluate", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         evaluate.compare([*words, *(places.get(flag, flag) for flag in flags)])
 
 
 def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path, capsys):
-    """And flags of the training script are passed over in a file."""
     one = {"episodes": 4, "success": 0.5, "success low": 0.2, "success high": 0.8, "turns": 2.0}
     figures = tables.with_mean({"nq": one, "hotpotqa": one})
 
@@ -243,15 +239,9 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path,
     monkeypatch.setattr(evaluate, "evaluate", once)
     monkeypatch.setattr(evaluate, "check_agent", lambda *args: None)
     monkeypatch.setattr(evaluate, "policy_folder", lambda name, *rest, **options: Path(name))
-    (tmp_path / "run.yaml").write_text("dry_run: true\n")
     flags = ["--models", AGENT, "second", "--labels", "first", "second"]
     with pytest.raises(MemoryError):
-        evaluate.compare(
-            [
-                "--config", str(tmp_path / "run.yaml"), *words, *flags, "--output",
-                str(tmp_path / "t.json"),
-            ]
-        )  # fmt: skip
+        evaluate.compare([*words, *flags, "--output", str(tmp_path / "t.json")])
     assert json.loads((tmp_path / "t.json").read_text())["results"] == {"first": figures}
     assert "hotpotqa" in capsys.readouterr().out
 

@@ -46,7 +46,6 @@ def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
 
 @pytest.mark.parametrize(("flags", "named", "code"), [
     (["--variant", "so-ppo"], "`variant='so-ppo'`", 2),
-    (["--num_processes", "4"], "accelerate launch --num_processes 4", 2),
     (["--environment", "SearchEnv"], "`SearchEnv`", 1),
     (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
     (["--load_in_4bit", "true"], "`use_peft: true`", 1),

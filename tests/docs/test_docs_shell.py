@@ -43,4 +43,4 @@ def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
     path = tmp_path / "run.yaml"
     path.write_text(block.code)
     words = ["--config", str(path), "--output_dir", "run", "--use_cpu", "true", "--bf16", "false"]
-    TrlParser(flag_types(TrainArguments, [])).parse_args_and_config(words)
+    TrlParser(flag_types(TrainArguments)).parse_args_and_config(words)

@@ -18,7 +18,6 @@ FOLDERS = (
     ROOT / "benchmarks" / "studies",
 )
 DEMO = str(SCRIPTS / "configs" / "demo.yaml")
-LAUNCHES = ROOT / "trl_stppo" / "cli" / "accelerate_configs"
 AGENT = str(SCRIPTS / "assets" / "search-agent")
 
 

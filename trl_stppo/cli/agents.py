@@ -15,7 +15,7 @@ from trl import ModelConfig, get_dataset
 from ..hub.loading import load_tokenizer
 from ..paths import ROWS, check_name
 from ..trainer.stgrpo_config import STGRPOConfig
-from .flags import AgentArguments, flag_types, read_flags
+from .flags import AgentArguments, read_flags
 from .objects import factory_of, load_object, load_reward, offered_by
 from .usage import UsageError
 
@@ -27,9 +27,8 @@ def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelC
     """Parse flags; return script arguments, trainer configuration, model configuration, trainer class."""
     from ..trainer.ppo_trainer import STGRPOTrainer, STPPOTrainer
 
-    types = flag_types(arguments, words)
-    args, training_args, model_args = read_flags(types, words)
-    trainer_class = STGRPOTrainer if types[1] is STGRPOConfig else STPPOTrainer
+    args, training_args, model_args = read_flags(arguments, words)
+    trainer_class = STGRPOTrainer if isinstance(training_args, STGRPOConfig) else STPPOTrainer
     return args, training_args, model_args, trainer_class
 
 

@@ -32,7 +32,7 @@ from ..trainer.precision import SAMPLE, WAYS_OUT, rounded_away
 from ..watch.runs import duration
 from . import agents
 from .env_check import play_agent, render
-from .flags import TrainArguments, given
+from .flags import TrainArguments
 from .usage import UsageError
 
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> int:
     """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
     engines = [name for name in ENGINES if os.environ.get(name) == "true"]
-    if not torch.cuda.is_available() and given(words, "use_cpu").get("use_cpu") is None:
+    if not torch.cuda.is_available():
         words = [*words, "--use_cpu", "true"]
     with alone(processes):
         plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)

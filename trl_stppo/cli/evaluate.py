@@ -137,7 +137,7 @@ def reported_functions(args: EvaluateArguments, counting: Sequence[Any]) -> list
 def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
     """Return the names of an agent's settings that flags or the YAML file set."""
     names = (*LIMITS, *SAMPLING, "max_completion_length", "chat_template_kwargs")
-    return {*given(words, *names), *config.eval_settings, *(config.generation_kwargs or {})}
+    return {*given(words, names), *config.eval_settings, *(config.generation_kwargs or {})}
 
 
 def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:

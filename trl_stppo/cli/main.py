@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..redaction import redacted
 from ..version import __version__
-from .usage import Parser, UsageError, hint
+from .usage import Parser, UsageError
 
 PROGRAM = "trl-stppo"
 # Command -> its module. The module's docstring is the help.
@@ -70,7 +70,7 @@ def _dispatch(words: list[str]) -> int:
         print(*(f"  {name:<10} {documented(name)[0]}" for name in MODULES), sep="\n")
         print(f"\n--version shows the version.\n\n{FIRST_STEPS}")
     elif command not in MODULES:
-        raise UsageError(f"`{command}` is no command. {hint(command, MODULES)}")
+        raise UsageError(f"`{command}` is no command; allowed are {', '.join(MODULES)}.")
     elif command not in TRAINERS:
         return _run_parsed(command, words)
     elif {"-h", "--help"} & set(words):
@@ -90,17 +90,15 @@ def documented(command: str) -> tuple[str, str, str]:
 
 
 def _run(command: str, words: list[str]) -> int:
-    from .flags import FlagParser, types_of, wants_dry_run
+    from .flags import FlagParser, early, types_of
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     if {"--help_all", "--help-all"} & set(words):
-        about = documented(command)[1]
-        options = {"prog": f"{PROGRAM} {command}", "description": about, "add_help": False}
-        parser = FlagParser(types_of(command), **options)
-        print(parser.format_help())
+        parser = FlagParser(types_of(command), prog=f"{PROGRAM} {command}", add_help=False)
+        parser.print_help()
         return 0
-    dry = command == "train" and wants_dry_run(words)
+    dry = command == "train" and early(words).dry_run
     if dry:
         # Set the variable now, because the libraries read it when they are imported.
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -116,11 +114,7 @@ def _run_parsed(command: str, words: Sequence[str]) -> int:
     _, about, examples = documented(command)
     parser = Parser(prog=f"{PROGRAM} {command}", description=about, epilog=examples)
     module.add_arguments(parser)
-    options, unknown = parser.parse_known_args(words)
-    for word in unknown:
-        known = [name for name in parser._option_string_actions if name.startswith("--")]
-        raise UsageError(f"`{word}` is not known. {hint(word.partition('=')[0], known)}")
-    return int(module.run(options) or 0)
+    return int(module.run(parser.parse_args(words)) or 0)
 
 
 def guarded(call: Callable[[], int]) -> int:

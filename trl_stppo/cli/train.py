@@ -66,7 +66,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ..watch.lines import say
 from . import agents
 from .evaluation_tables import figures_of, print_table
-from .flags import TrainArguments, accelerate_line
+from .flags import TrainArguments
 from .usage import UsageError
 
 
@@ -156,6 +156,6 @@ def run(words: Sequence[str]) -> int:
     if parsed[1].n_gpu > 1:
         raise UsageError(
             f"{parsed[1].n_gpu} GPUs are visible, and one process trains on one. Choose it with "
-            f"CUDA_VISIBLE_DEVICES=0, or run:\n  {accelerate_line([TrainArguments], words)}"
+            "CUDA_VISIBLE_DEVICES=0, or run `accelerate launch -m trl_stppo train ...`."
         )
     return train(*parsed)

@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
     *("datasets", "transformers"),
-    *("gem", "gymnasium", "mcp", "numpy", "openenv", "textworld"),
+    *("gem", "gymnasium", "mcp", "numpy", "openenv"),
 }
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)

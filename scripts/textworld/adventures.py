@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_stppo.envs.adapters import TextWorldEnv
+from textworld_env import TextWorldEnv
 
 MANIFEST = "games.jsonl"
 THEMES = ("house", "basic")

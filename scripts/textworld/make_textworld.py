@@ -18,8 +18,7 @@ from adventures import (
     make_games,
     write_rows,
 )
-
-from trl_stppo.envs.adapters import TextWorldEnv
+from textworld_env import TextWorldEnv
 
 # So far behind the training games' seeds.
 TEST_SEEDS = 10**6

@@ -21,11 +21,11 @@ from _task import Messages, Row, Task, sft, taught
 from filelock import FileLock
 from transformers import Qwen2ForCausalLM, set_seed
 
-from trl_stppo.envs.adapters import TextWorldEnv
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
 sys.path.append(str(Path(__file__).parents[3] / "scripts" / "textworld"))
 from adventures import GameKind, demonstration, game_rows, make_games, write_rows
+from textworld_env import TextWorldEnv
 
 KIND = GameKind(rooms=3, objects=4, quest_length=4, step_points=True, theme="basic")
 HARD = GameKind(rooms=6, objects=8, quest_length=4, step_points=True, theme="basic")

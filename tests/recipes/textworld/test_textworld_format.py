@@ -9,13 +9,13 @@ from datasets import load_dataset
 
 from tests.kit import rollout_kit
 from tests.kit.script_kit import ROOT, scripts
-from trl_stppo.envs.adapters import TextWorldEnv
 from trl_stppo.generation.protocol import TurnResult
 from trl_stppo.models.small import tiny_tokenizer
 from trl_stppo.rollout.chat import ChatRenderer
 
 with scripts():
     from adventures import demonstration
+    from textworld_env import TextWorldEnv
 
 KIND = {"rooms": 2, "objects": 3, "quest_length": 3, "theme": "basic", "train": 2, "test": 1}
 FLAGS = [f"--{name}={value}" for name, value in KIND.items()]

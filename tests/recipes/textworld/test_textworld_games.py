@@ -9,11 +9,11 @@ import pytest
 
 from tests.kit.script_kit import SCRIPTS, scripts
 from trl_stppo.envs import check_env
-from trl_stppo.envs.adapters import TextWorldEnv
 
 with scripts():
     import adventures
     from adventures import GameKind, game_rows, make_games
+    from textworld_env import TextWorldEnv
 
 KIND = GameKind(rooms=2, objects=3, quest_length=3, step_points=True, theme="basic")
 PARTS = ("description", "feedback", "inventory")

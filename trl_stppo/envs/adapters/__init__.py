@@ -4,7 +4,6 @@ from .gem import GemEnv
 from .gymnasium import GymnasiumEnv
 from .mcp import McpEnv
 from .openenv import NoAction, OpenEnvSession
-from .textworld import TextWorldEnv
 
 __all__ = [
     "GemEnv",
@@ -12,5 +11,4 @@ __all__ = [
     "McpEnv",
     "NoAction",
     "OpenEnvSession",
-    "TextWorldEnv",
 ]

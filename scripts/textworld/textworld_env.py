@@ -1,4 +1,7 @@
-"""Adapter of TextWorld games, with a reward per turn and without the banner in the text."""
+"""An environment of TextWorld games, with a reward per turn and without the banner in the text.
+
+It needs `pip install 'textworld>=1.7'`.
+"""
 
 import os
 import re
@@ -7,9 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ...errors import MissingPackageError
-from ._common import action_text, no_episode
-
+_TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 _BANNER = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
 # The status line has the padded prompt, then room and score.
 _STATUS_LINE = re.compile(r"\n>[^\n]*\s*\Z")
@@ -78,7 +79,7 @@ class TextWorldEnv:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Implement `TextEnv.step`: play one command."""
         if self._state is None:
-            raise no_episode()
+            raise RuntimeError("no episode is running: call reset before step.")
         moves = self._state.moves
         state, score, done = self._env.step(_command(action))
         self._steps += 1
@@ -102,10 +103,8 @@ class TextWorldEnv:
 
     def _load(self, game: str) -> None:
         # Import names, because a folder called `textworld` (as in `scripts/`) can be imported but lacks them.
-        try:
-            from textworld import EnvInfos, start
-        except ImportError as error:
-            raise MissingPackageError("textworld") from error
+        from textworld import EnvInfos, start
+
         if game == self._loaded:
             return
         if not (game.endswith(".z8") and os.path.isfile(game)):
@@ -145,5 +144,6 @@ def _clean(text: str) -> str:
 
 def _command(action: str) -> str:
     """Return the last line of the action, without characters that crash the interpreter (NUL, backslash)."""
-    last = "".join(action_text(action).splitlines()[-1:]).replace("\\", "")
+    text = (_TAGGED.findall(action) or [action])[-1].strip()
+    last = "".join(text.splitlines()[-1:]).replace("\\", "")
     return "".join(filter(str.isprintable, last))[:MAX_COMMAND_CHARS].strip()

@@ -11,8 +11,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.kit.script_kit import scripts
 from trl_stppo.envs import check_env
-from trl_stppo.envs.adapters import TextWorldEnv
+
+with scripts():
+    from textworld_env import TextWorldEnv
 
 BANNER = "\n\n   ________  \n  |        \\ \n  \\$$$$| $$ \n   >$$  $$  \n\n"
 STATUS = "\n\n>" + " " * 30 + "-= Attic =-0/1"

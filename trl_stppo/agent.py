@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -205,9 +204,9 @@ class Agent:
             raise ValueError("`factory`, `tools` and `agent` are all None. Set one.")
         every, episodes = [dict(row) for row in rows], []
         sampling, options = self.sampling(greedy), {"agent": agent, "wrap_backend": wrap_backend}
-        with self.player(factory, tools=tools, **options) as (player, shared):
+        with self.player(factory, tools=tools, **options) as player:
             # A shared instance plays one episode at a time; each episode of a batch needs its own instance.
-            size = 1 if shared else parallel or max(1, len(every))
+            size = 1 if player.is_shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
                 part = every[start : start + size]
                 names = [(start + i, 0) for i in range(len(part))]
@@ -249,36 +248,21 @@ class Agent:
             The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
         """
         weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
-        scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}
-        scoring |= {"repetitions": repetitions, "parallel": parallel, "on_rollout": on_rollout}
+        size = {"repetitions": repetitions, "parallel": parallel}
         sampling, seeds = self.sampling(greedy), (seed, EVALUATION)
-        with self.player(factory, **options) as (player, _):
+        with self.player(factory, **options) as player:
+            scorer = player.scorer(reward_funcs, missing_eos_penalty)
             return {
-                name: player.evaluate(rows, sampling, seeds, reward_funcs, weights, **scoring)
+                name: player.evaluate(
+                    rows, sampling, seeds, scorer, weights, on_rollout=on_rollout, **size
+                )
                 for name, rows in data_sets.items()
             }
 
-    @contextmanager
-    def player(
-        self, factory: Any, *, tools: list[Any] | None = None, **options: Any
-    ) -> Iterator[tuple[Player, bool]]:
-        """Yield a player, and whether all episodes share one environment, which the caller must then close.
-
-        `factory` is as `env` of `run`; `options` are arguments of `trainer.play.Player`.
-        """
-        shared = not isinstance(factory, (type, dict)) and hasattr(factory, "reset")
-        player = Player(
-            self._speaker,
-            (lambda: factory) if shared else factory,
-            self._limits(),
-            tools=tools,
-            template_kwargs=self.settings.chat_template_kwargs,
-            **options,
-        )
-        try:
-            yield player, shared
-        finally:
-            player.close(environments=not shared)
+    def player(self, factory: Any, **options: Any) -> Player:
+        """Return a player. `factory` is as `env` of `run`; for `options` see `trainer.play.Player`."""
+        kwargs = self.settings.chat_template_kwargs
+        return Player(self._speaker, factory, self._limits(), template_kwargs=kwargs, **options)
 
     def sampling(self, greedy: bool) -> SamplingSettings:
         """Return settings for greedy decoding, or the sampling settings of the run's evaluation."""

@@ -116,6 +116,26 @@ def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:
     return [None if value is None else check_reward(value, f"{name}()[{i}]") for i, value in pairs]
 
 
+def called(
+    func: RewardFunc,
+    rows: Sequence[dict[str, Any]],
+    run_async: Callable[[Any], Any],
+    **arguments: Any,
+) -> list[float | None]:
+    """Call a function with the columns of the rows and `arguments`; return one number or None per row."""
+    columns = [key for key in rows[0] if key not in RESERVED]
+    arguments = {key: [row[key] for row in rows] for key in columns} | arguments
+    check_columns(func, arguments, columns)
+    with noted(func):
+        rewards = func(**arguments)
+        if inspect.isawaitable(rewards):
+            rewards = run_async(rewards)
+    found = checked(rewards, func, len(rows))
+    if len(found) != len(rows):
+        raise ValueError(f"`{name_of(func)}` returned {len(found)} rewards for {len(rows)}.")
+    return found
+
+
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
     """Raise TypeError if a reward function cannot be called with the available arguments."""
     missing, left = unmatched(func, arguments)

@@ -161,7 +161,7 @@ class AgentTrainer(Bridge):
             self.call_reward_funcs,
             self.reward_func_names,
             run.rewards,
-            self._turn_reward_funcs,
+            turn_funcs=self._turn_reward_funcs,
             decode=self.decode,
             end_ids=set(self.eos_token_ids),
             columns=self.pending_columns,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -25,15 +24,24 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Limits
-from ..rollout.reward_funcs import RESERVED, CurrentEpisodes, guarded, name_of, numbered, turn_sums
+from ..rollout.reward_funcs import (
+    GIVEN,
+    CurrentEpisodes,
+    called,
+    guarded,
+    name_of,
+    numbered,
+    turn_sums,
+)
 from ._trl import prepare_tool_tokenizer
 from .evaluation.metrics import EvaluationRun
 from .loop.log import played_episodes
 from .loop.player import play_rows, raise_first, seed_batch
-from .loop.rewards import score
+from .loop.rewards import EpisodeRewards
 from .loop.rollout import Played, Scored
-from .planning.data import check_eval_dataset
+from .planning.data import Row, check_eval_dataset
 from .planning.plan import RolloutPlan, fitted_tokenizer
+from .planning.rewards import RewardPlan
 from .setup.players import agent_template, assemble, growing_template
 
 logger = logging.getLogger(__name__)
@@ -150,25 +158,29 @@ def prompt_template(
 
 
 class Player:
-    """Plays rows without a trainer, as a trainer's evaluation does; `close` releases its workers.
+    """Plays rows without a trainer, as a trainer's evaluation does. A context manager releases its workers.
 
     The arguments are as in the trainer and in `assemble`; `wrap_backend` wraps the speaker's backend.
-    Without environments and tools a row gets one turn.
+    `factory` may be an instance, which all episodes share and the caller closes. Without environments and
+    tools a row gets one turn.
     """
 
     def __init__(
         self,
         speaker: Speaker,
-        environment_factory: Any,
+        factory: Any,
         limits: Limits,
         *,
         tools: list[Any] | None = None,
         agent: Any = None,
         template_kwargs: dict[str, Any] | None = None,
         wrap_backend: Callable[[Backend], Backend] | None = None,
-        **options: Any,
+        agent_endpoint: bool = False,
     ) -> None:
-        text, tool_factories, probes = split_environments(environment_factory)
+        self.is_shared = not isinstance(factory, (type, dict)) and hasattr(factory, "reset")
+        text, tool_factories, probes = split_environments(
+            (lambda: factory) if self.is_shared else factory
+        )
         self.rollout = RolloutPlan(text, tool_factories, probes, list(tools or []), agent=agent)
         if isinstance(getattr(speaker.tokenizer, "chat_template", None), dict):
             speaker = copy.copy(speaker)
@@ -182,13 +194,20 @@ class Player:
                 uses_tools=bool(tool_factories or tools),
                 prepare=agent_template if agent else growing_template,
             )
+        ends = speaker.eos_token_ids
         self.renderer = ChatRenderer(
-            speaker.tokenizer,
-            speaker.eos_token_ids,
-            chat_template=template,
-            template_kwargs=template_kwargs,
+            speaker.tokenizer, ends, chat_template=template, template_kwargs=template_kwargs
         )
-        self._engine = assemble(self.rollout, self.renderer, limits, **options)
+        self._engine = assemble(self.rollout, self.renderer, limits, agent_endpoint=agent_endpoint)
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.is_shared:
+            self._engine.calls.close()
+        else:
+            self._engine.close()
 
     def play(
         self,
@@ -202,7 +221,7 @@ class Player:
         texts = (row.get("prompt", "" if "input_ids" in row else None) for row in rows)
         if self._broken is not None and not all(isinstance(text, str) for text in texts):
             raise self._broken
-        backend = self._speaker.backend(sampling)
+        backend, owns_prompts = self._speaker.backend(sampling), self.rollout.owns_prompts
         played = backend if self._wrap is None else self._wrap(backend)
         with backend.running():
             raw = play_rows(
@@ -211,56 +230,55 @@ class Player:
                 played,
                 rows,
                 seed,
-                owns_prompts=self.rollout.owns_prompts,
+                owns_prompts=owns_prompts,
                 names=names,
             )
         if raw.failure is not None:
             raise raw.failure
         return Played(*raw[:3], seed, names=names)
 
-    def rewards(self, rollout: Played, functions: Sequence[Callable[..., Any]]) -> torch.Tensor:
-        """Return the rewards of the functions and of the environment, [B, F + 2].
+    def scorer(
+        self, functions: Sequence[Callable[..., Any]], missing_eos_penalty: float | None
+    ) -> EpisodeRewards:
+        """Return what scores episodes by functions, and by the environment's rewards.
 
         The last two columns are the environment's: the episode's reward, and the sum of its turn rewards.
-        NaN stands for None.
         """
-        rows, episodes = rollout.rows, rollout.episodes
-        arguments: dict[str, Any] = {k: [r[k] for r in rows] for k in rows[0] if k not in RESERVED}
-        if self.rollout.tools:
-            arguments["environments"] = [episode.env for episode in episodes]
-        arguments |= {
-            "prompts": [episode.prompt for episode in episodes],
-            "completions": rollout.completions(self.renderer.decode_action),
-            "completion_ids": [episode.completion_ids for episode in episodes],
-            "trainer_state": TrainerState(),
-            "log_extra": lambda column, values: None,
-            "log_metric": lambda name, value: None,
-        }
-        current, columns = CurrentEpisodes(), list[list[float | None]]()
-        with current.about(episodes):
-            for function in functions:
-                rewards = guarded(function, current)(**arguments)
-                if inspect.isawaitable(rewards):
-                    rewards = self._engine.calls.run_async(rewards)
-                columns.append(list(rewards))
-                if len(columns[-1]) != len(rows):
-                    raise ValueError(
-                        f"`{name_of(function)}` returned {len(columns[-1])} rewards for {len(rows)} episodes."
-                    )
-            columns.append([episode.final_reward for episode in episodes])
-            columns.append(turn_sums(current, None)(**arguments))
-        rewards = [[math.nan if r is None else r for r in column] for column in columns]
-        return torch.tensor(rewards).T
+        current = CurrentEpisodes()
+        own = [
+            lambda **kwargs: [e.final_reward for e in current.episodes],
+            turn_sums(current, None),
+        ]
+        every = [*(guarded(function, current) for function in functions), *own]
+        # A trainer logs what functions pass to `log_extra` and `log_metric`.
+        logs = [lambda name, value: None] * 2
+
+        def call(environments: Any, rows: list[Row], *parts: list[Any]) -> torch.Tensor:
+            more: dict[str, Any] = dict(zip(GIVEN, [*parts, TrainerState(), *logs], strict=True))
+            if environments is not None:
+                more["environments"] = environments
+            run_async = self._engine.calls.run_async
+            table = [called(function, rows, run_async, **more) for function in every]
+            return torch.tensor([[math.nan if r is None else r for r in rs] for rs in table]).T
+
+        return EpisodeRewards(
+            call,
+            numbered([name_of(function) for function in functions]),
+            RewardPlan(every, turn_sum=len(every) - 1, current=current),
+            self.renderer.decode_action,
+            {*self.renderer.eos_token_ids},
+            missing_eos_penalty,
+            shows_environments=bool(self.rollout.tools),
+        )
 
     def evaluate(
         self,
         rows: Any,
         sampling: SamplingSettings,
         seed: tuple[int, ...],
-        functions: Sequence[Callable[..., Any]],
+        scorer: EpisodeRewards,
         weights: Sequence[float],
         *,
-        missing_eos_penalty: float | None,
         repetitions: int,
         parallel: int,
         on_rollout: Callable[[Played, Scored], None] | None = None,
@@ -272,8 +290,8 @@ class Player:
         check_eval_dataset(rows, self.rollout)
         every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
         batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
-        run = EvaluationRun(numbered([name_of(function) for function in functions]))
-        factors, ends = [*weights, 1.0, 1.0], set(self.renderer.eos_token_ids)
+        run, factors = EvaluationRun([*scorer.names]), [*weights, 1.0, 1.0]
+        ends = {*scorer.end_ids, self.renderer.tokenizer.pad_token_id}
         state, failure, has_rewards = PartialState(), None, False
         try:
             for names in batches[state.process_index :: state.num_processes]:
@@ -281,20 +299,11 @@ class Player:
                 rollout = self.play(
                     [dict(rows[row]) for row, _ in names], sampling, seed, names=names
                 )
-                scored = score(
-                    rollout,
-                    self.rewards(rollout, functions),
-                    torch.tensor(factors),
-                    len(factors) - 1,
-                    run.reward_names,
-                    rollout.ended(ends),
-                    missing_eos_penalty,
-                )
+                scored = scorer.score(rollout, torch.tensor(factors), None)
                 has_rewards |= bool(scored.counts.any())
                 if on_rollout is not None:
                     on_rollout(rollout, scored)
-                pad = self.renderer.tokenizer.pad_token_id
-                run.episodes += played_episodes(rollout, scored, names, {*ends, pad}, factors)
+                run.episodes += played_episodes(rollout, scored, names, ends, factors)
         except (EnvironmentFailureError, NonFiniteError) as error:
             # `raise_first` raises the error on all processes, before they gather the metrics.
             failure = error
@@ -302,10 +311,3 @@ class Player:
         if state.is_main_process and not has_rewards:
             logger.warning("No episode has a reward, so every score is 0: set `reward_funcs`.")
         return run.figures(gather_object)
-
-    def close(self, *, environments: bool = True) -> None:
-        """Release the workers; close the environments too, if `environments` is True."""
-        if environments:
-            self._engine.close()
-        else:
-            self._engine.calls.close()

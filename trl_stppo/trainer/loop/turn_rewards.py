@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ...rollout.record import check_reward
-from ...rollout.reward_funcs import RESERVED, check_columns, checked, name_of, noted, numbered
+from ...rollout.reward_funcs import called, name_of, numbered
 from .._trl import apply_chat_template, get_config_model_id
 from ..planning.rewards import check_scores
 from .rollout import Played, Sums
@@ -158,28 +157,20 @@ class TurnRewardFuncs:
     ) -> list[float | None]:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
-        columns = [key for key in turns[0].columns if key not in RESERVED]
-        arguments: dict[str, Any] = {
-            **{key: [turn.columns[key] for turn in turns] for key in columns},
-            "prompts": [turn.prompt for turn in turns],
-            "completions": [turn.completion for turn in turns],
-            "completion_ids": [turn.ids for turn in turns],
-            "turn": [turn.number for turn in turns],
-            **more,
-            # Extra columns are dropped, because the table of completions has one row per episode.
-            "log_extra": lambda column, values: None,
-        }
         if environments is not None:
-            arguments["environments"] = [environments[turn.episode] for turn in turns]
-        check_columns(func, arguments, columns)
-        with noted(func):
-            rewards = func(**arguments)
-            if inspect.isawaitable(rewards):
-                rewards = self._run_async(rewards)
-        scores = checked(rewards, func, len(turns))
-        if len(scores) != len(turns):
-            raise ValueError(f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)}.")
-        return scores
+            more = {**more, "environments": [environments[turn.episode] for turn in turns]}
+        return called(
+            func,
+            [turn.columns for turn in turns],
+            self._run_async,
+            prompts=[turn.prompt for turn in turns],
+            completions=[turn.completion for turn in turns],
+            completion_ids=[turn.ids for turn in turns],
+            turn=[turn.number for turn in turns],
+            # Extra columns are dropped, because the table of completions has one row per episode.
+            log_extra=lambda column, values: None,
+            **more,
+        )
 
     def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
         rewards: list[float | None] = []

@@ -213,8 +213,6 @@ def test_rows_keep_their_order_where_all_of_them_fit():
     (["--dataset_test_split", "dev"], "`dataset_test_split='dev'`"),
     (["--labels", "a", "b"], "`labels="),
     (["--models", "a", "b", "--labels", "c", "c"], "`labels="),
-    (["--max_rows", "0"], "`max_rows=0`"),
-    (["--show", "-1"], "`show=-1`"),
     (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
     (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
     (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),

@@ -72,7 +72,7 @@ def test_figures_are_the_environments_own_unless_they_are_in_the_score():
 
     assert reported(environment=f"{HERE}:Offering") == [shout]
     assert reported(environment=f"{HERE}:Silent") == []
-    counted = objects.load_reward(f"{HERE}:shout", "reward_funcs")
+    counted = objects.load_reward(f"{HERE}:shout")
     assert reported(counted, environment=f"{HERE}:Offering") == []
     other = f"{HERE}:Offering"
     assert reported(environment=f"{HERE}:Silent", eval_environment=other) == [shout]

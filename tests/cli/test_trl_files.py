@@ -95,7 +95,7 @@ def test_a_reward_model_comes_first_as_in_trl(file, tmp_path):
 def test_the_registered_names_are_those_of_trls_script():
     script = inspect.getsource(trl.scripts.grpo)
     assert set(objects.TRL_REWARDS) == set(re.findall(r'^ {8}"(\w+)": ', script, re.MULTILINE))
-    loaded = {name: objects.load_reward(name, "reward_funcs") for name in objects.TRL_REWARDS}
+    loaded = {name: objects.load_reward(name) for name in objects.TRL_REWARDS}
     assert loaded["think_format_reward"].__name__ == "think_format_reward"
     # A factory, which TRL's script has called: nothing is paid up to 1024 tokens, -1 from 1280 on.
     punished = loaded["get_soft_overlong_punishment"]

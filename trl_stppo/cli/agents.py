@@ -55,7 +55,7 @@ def load_rewards(args: AgentArguments) -> list[Any]:
     """Return the reward model's name (if set) and the reward functions, in the order of `reward_weights`."""
     check_name("reward_model_name_or_path", args.reward_model_name_or_path)
     models = [args.reward_model_name_or_path] if args.reward_model_name_or_path else []
-    return [*models, *(load_reward(path, "reward_funcs") for path in args.reward_funcs or [])]
+    return [*models, *(load_reward(path) for path in args.reward_funcs or [])]
 
 
 def rows_are_here(args: AgentArguments) -> bool:

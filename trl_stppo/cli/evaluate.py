@@ -123,8 +123,6 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
         parts = {name: rows.select(part) for name, part in indices.items()}
     if args.max_rows is None:
         return parts
-    if args.max_rows < 1:
-        raise UsageError(f"`max_rows={args.max_rows}`: must satisfy max_rows >= 1 or None.")
     return {name: agents.drawn(part, args.max_rows) for name, part in parts.items()}
 
 
@@ -238,7 +236,7 @@ def evaluate(
     counter = agents.token_counter(folder)
     factory = agents.load_eval_environment(args, counter)
     factory = factory or agents.load_environment(args, counter)
-    counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
+    counting = [load_reward(path) for path in args.reward_funcs or []]
     reported = reported_functions(args, counting)
     functions = [*counting, *reported]
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
@@ -284,8 +282,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     `wrapper` takes an agent and its name, and returns a function that wraps the backend of its turns.
     """
     args, config, model_args, _ = agents.parse_flags(EvaluateArguments, words)
-    if args.show < 0:
-        raise UsageError(f"`show={args.show}`: must satisfy show >= 0.")
     found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in found.values():
         check_name(flag, name)

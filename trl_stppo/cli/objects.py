@@ -43,17 +43,14 @@ def load_object(path: str) -> Any:
     raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}.")
 
 
-def load_reward(path: str, key: str) -> Any:
+def load_reward(path: str) -> Any:
     """Load a reward function by its name in TRL, or by an import path as in `load_object`."""
     if path in TRL_REWARDS:
         from trl import rewards
 
         function, arguments = getattr(rewards, path), TRL_REWARDS[path]
         return function(**arguments) if arguments else function
-    try:
-        return load_object(path)
-    except UsageError as error:
-        raise UsageError(f"`{key}`: {error} TRL's are {', '.join(TRL_REWARDS)}.") from error
+    return load_object(path)
 
 
 def offered_by(path: str | None, name: str) -> Any:

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from transformers import trainer as upstream_trainer
 from transformers.integrations import TrackioCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl import rewards as trl_rewards
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,

@@ -97,7 +97,7 @@ class AgentTrainer(Bridge):
         eval_environment_factory: Environments | None = None,
         agent: Callable[[Any, Row], Any] | None = None,
     ) -> None:
-        plan.check_models(model, processing_class, ref_model, reward_model, value_model)
+        plan.check_models(model, ref_model, reward_model, value_model)
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)

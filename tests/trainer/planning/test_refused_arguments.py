@@ -198,7 +198,6 @@ REFUSED = [
     ("train_dataset", {"train_dataset": None}),
     ("prompt", {"train_dataset": DICT.to_iterable_dataset()}),
     # models
-    ("processing_class", {"processing_class": lambda: without("pad_token")}),
     ("processing_class", {"processing_class": Images()}),
     ("processing_class", {"processing_class": grown}),
     ("data_collator", {"data_collator": lambda rows: rows}),
@@ -210,7 +209,6 @@ REFUSED = [
     # rewards
     ("reward_weights", {"reward_weights": [1.0, 2.0]}),
     ("reward_funcs", {"reward_funcs": None}),
-    ("reward_funcs[0]", {"reward_funcs": "accuracy_reward"}),
     *(
         (func.__name__, {role: func})
         for role in ("reward_funcs", "turn_reward_funcs")
@@ -229,9 +227,6 @@ OF_ANOTHER_TYPE = [
     ("args", {"args": PPOConfig(output_dir="out", **PLAIN)}),
     ("processing_class", {"processing_class": lambda: "qwen"}),
     ("ref_model", {"ref_model": "qwen"}),
-    ("model", {"model": Qwen2Model}),
-    ("model", {"model": value_model()}),
-    ("model", {"model": headless()}),
     ("tools[1]", {"tools": [look, "search"]}),
     ("answer", {"turn_reward_funcs": needs_answer}),
     ("answer", {"reward_funcs": needs_answer, "train_dataset": prompts(8).to_iterable_dataset()}),

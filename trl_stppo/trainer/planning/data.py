@@ -12,7 +12,7 @@ from datasets import Dataset
 from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
 from ...rollout.messages import check_turn, read_messages
-from ...rollout.reward_funcs import GIVEN, RESERVED, unmatched
+from ...rollout.reward_funcs import unmatched
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
@@ -63,7 +63,6 @@ logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1000
 # Columns that can hold the prompt; the first column that a row has is used.
 PROMPTS = ("prompt", "input_ids")
-TAKEN = {*GIVEN} - {*RESERVED}
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,8 @@ def plan_data(
 def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
     """Return the checked training rows: repeated if too few, placeholders if there is no dataset."""
     if dataset is None:
-        if rollout.text and None not in rollout.text:
-            names = list(rollout.text)
-            raise ValueError(
-                f"`train_dataset` is missing; its `environment` must choose among {names}."
-            )
-        if not (rollout.text or rollout.agent):
+        # GRPOTrainer refuses to train without rows that plain prompts, tools and named environments need.
+        if None not in rollout.text and not rollout.agent:
             return None
         if args.max_steps <= 0:
             raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")
@@ -166,10 +161,6 @@ def _check_rows(
     if not owns_prompt and not {"prompt", "input_ids"} & columns:
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
-        )
-    if taken := columns & TAKEN:
-        raise ValueError(
-            f"`{name}` has a column `{min(taken)}`, which is an argument of reward functions; rename it."
         )
     _check_each_row(dataset, name, rollout)
     _check_resets(name, dataset.column_names, evaluation_plan)

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import isclass
 from typing import Any
 
 from transformers import ProcessorMixin
@@ -33,30 +32,17 @@ def check_arguments(
             f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
         )
     check_tokenizer(processing_class, model)
-    if processing_class is not None and processing_class.pad_token is None:
-        raise ValueError(
-            "`processing_class` has no pad token. Set `tokenizer.pad_token = tokenizer.eos_token`."
-        )
     if data_collator is not None and not hasattr(data_collator, "tokenizer"):
         raise ValueError(
             f"`data_collator` is a {type(data_collator).__name__}; allowed are padding collators."
         )
 
 
-def check_models(
-    model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
-) -> None:
-    """Refuse models that do not fit their role, and one model object in two roles."""
+def check_models(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:
+    """Refuse the name of a missing folder, a reference by name, and one model object in two roles."""
     check_name("model", model)
-    given = {"processing_class": processing_class, "ref_model": ref_model}
-    wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
-    if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):
-        wrong["model"] = model
-    for name, value in wrong.items():
-        raise TypeError(
-            f"`{name}` is {value!r:.70}, not what from_pretrained(...) of "
-            f"{'AutoTokenizer' if name == 'processing_class' else 'AutoModelForCausalLM'} returns."
-        )
+    if isinstance(ref_model, str):
+        raise TypeError(f"`ref_model` is {ref_model!r}; allowed is a model, not a name.")
     if ref_model is not None and ref_model is model:
         raise ValueError(
             "`ref_model` and `model` are the same object, so the reference would be trained along."
@@ -157,8 +143,6 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
         )
     if factory is None:
         return rollout
-    if not rollout.probes:
-        raise ValueError("`eval_environment_factory` was given without an `environment_factory`.")
     text, tools, probes = split_environments(factory)
     if (set(text), set(tools)) != (set(rollout.text), set(rollout.tools)):
         raise ValueError(

@@ -20,7 +20,6 @@ from ...rollout.reward_funcs import (
     is_function,
     turn_sums,
 )
-from .._trl import trl_rewards
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
@@ -106,10 +105,6 @@ def plan_rewards(
         )
     fields = [f"reward_funcs[{i}]" for i in range(len(funcs))]
     for i, func in enumerate(funcs):
-        if isinstance(func, str) and hasattr(trl_rewards, func):
-            raise ValueError(
-                f"`reward_funcs[{i}]={func!r}` is not a model; pass the function trl.rewards.{func}."
-            )
         check_scores(func, fields[i], trust=args.trust_remote_code)
         if columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []

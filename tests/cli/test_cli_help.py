@@ -1,4 +1,4 @@
-"""Help of the console script: without heavy imports, true to the parsers, complete on request."""
+"""Help of the console script: true to the parsers; where TRL's flags are not read, without heavy imports."""
 
 import dataclasses
 import re
@@ -11,8 +11,9 @@ import pytest
 from tests.kit.docs_scripts import flags_of_command, given_flags
 from tests.kit.script_kit import ROOT
 from trl_stppo import STPPOConfig
-from trl_stppo.cli.main import MODULES, main
+from trl_stppo.cli.main import MODULES, TRAINERS, main
 
+OWN = [command for command in MODULES if command not in TRAINERS]
 QUICK = """
 import io, sys
 from trl_stppo.cli import main
@@ -32,7 +33,7 @@ class Env:
 
 def test_help_trace_plot_and_play_import_neither_torch_nor_trl(tmp_path):
     (tmp_path / "own.py").write_text(PLAYED)
-    helped = [[*command.split(), "--help"] for command in MODULES]
+    helped = [[*command.split(), "--help"] for command in OWN]
     words = [[], ["--help"], ["--version"], ["env"], *helped, ["trian"]]
     words += [["trace", "nowhere"], ["plot", "nowhere"], ["env", "play", "own:Env"]]
     code = QUICK.replace("WORDS", repr(words))
@@ -41,16 +42,16 @@ def test_help_trace_plot_and_play_import_neither_torch_nor_trl(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     lines = [line for line in done.stderr.splitlines() if re.match(r"\d", line)]
-    assert lines == ["0"] * (4 + len(MODULES)) + ["2", "1", "1", "0"], done.stderr
+    assert lines == ["0"] * (4 + len(OWN)) + ["2", "1", "1", "0"], done.stderr
     assert "Env: 1 turns, return 1" in done.stdout
 
 
-@pytest.mark.parametrize("command", MODULES)
+@pytest.mark.parametrize("command", OWN)
 def test_flags_of_the_help_exist(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
     assert shown.startswith(f"usage: trl-stppo {command} ")
-    known = flags_of_command(command) | {"--help_all", "--help", "--trace_episodes"}
+    known = flags_of_command(command) | {"--help", "--trace_episodes"}
     assert set(re.findall(r"(?<=[ (])--\w+", shown)) <= known
     for example in examples.splitlines():
         assert f"{example} ".startswith(f"    trl-stppo {command} ")
@@ -58,8 +59,8 @@ def test_flags_of_the_help_exist(command, capsys):
     assert 1 <= len(examples.splitlines()) <= 4
 
 
-def test_help_all_has_every_flag(capsys):
-    assert main(["train", "--help_all"]) == 0
+def test_help_of_a_training_has_every_flag(capsys):
+    assert main(["train", "--help"]) == 0
     flags = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE))
     assert {spec.name for spec in dataclasses.fields(STPPOConfig) if spec.init} <= flags
     assert {"environment", "dry_run", "dataset_name", "lora_r"} <= flags

@@ -105,7 +105,7 @@ def _command(rest: list[str]) -> None:
     if rest[:1] in (["--version"], ["-h"], ["--help"]):
         return
     name = " ".join(rest[:2]) if rest[0] == "env" else rest[0]
-    known = flags_of_command(name) | {"--help", "--help_all"}
+    known = flags_of_command(name) | {"--help"}
     assert given_flags(rest) <= known, (rest, given_flags(rest) - known)
     _files(rest)
 

@@ -3,17 +3,8 @@
 Plays every held-out row once per agent and prints success with its interval,
 per data set and their mean. It accepts the flags and files of `train`, and uses
 the task, the limits of an episode and the eval_* settings. Critic, reference
-and optimizer are not loaded.
-
-  --models NAME ...   agents: checkpoints, Hub ids, adapter folders; default
-                      model_name_or_path
-  --labels NAME ...   their names in the table; default their folders' names
-  --output FILE       JSON file to write, with figures and settings
-  --max_rows N        most rows of each data set, drawn with a fixed seed
-  --show N            print each agent's first N episodes (0)
-
-A reward function with weight 0 is reported and does not count in the score.
---help_all lists all flags.
+and optimizer are not loaded. A reward function with weight 0 is reported and
+does not count in the score.
 
 Examples:
     trl-stppo evaluate --config run.yaml --models runs/agent

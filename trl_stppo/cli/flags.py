@@ -69,13 +69,17 @@ class TrainArguments(AgentArguments):
 
 @dataclass
 class EvaluateArguments(AgentArguments):
-    """Flags of `evaluate`. The help text in `cli.evaluate` explains each flag."""
+    """Flags of `evaluate`: the flags of the task, the agents, and the results."""
 
-    models: list[str] | None = None
-    labels: list[str] | None = None
-    output: str | None = None
-    max_rows: int | None = None
-    show: int = 0
+    models: list[str] | None = option(
+        None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path."
+    )
+    labels: list[str] | None = option(None, "Their names in the table; default their folders'.")
+    output: str | None = option(None, "JSON file to write, with figures and settings.")
+    max_rows: int | None = option(
+        None, "Most rows of each data set, drawn with a fixed seed; default all."
+    )
+    show: int = option(0, "Print each agent's first N episodes.")
 
 
 @dataclass

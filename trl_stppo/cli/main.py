@@ -65,7 +65,7 @@ def _dispatch(words: list[str]) -> int:
     words = words[len(command.split()) :]
     if command in ("-V", "--version"):
         print(f"{PROGRAM} {__version__}")
-    elif command in ("", "env", "env -h", "env --help", "help", "-h", "--help", "--help_all"):
+    elif command in ("", "env", "env -h", "env --help", "help", "-h", "--help"):
         print(f"usage: {PROGRAM} COMMAND [--flag VALUE ...]\n\ncommands:")
         print(*(f"  {name:<10} {documented(name)[0]}" for name in MODULES), sep="\n")
         print(f"\n--version shows the version.\n\n{FIRST_STEPS}")
@@ -73,9 +73,6 @@ def _dispatch(words: list[str]) -> int:
         raise UsageError(f"`{command}` is no command; allowed are {', '.join(MODULES)}.")
     elif command not in TRAINERS:
         return _run_parsed(command, words)
-    elif {"-h", "--help"} & set(words):
-        print(f"usage: {PROGRAM} {command} [--config FILE] [--flag VALUE ...]\n")
-        print(*documented(command)[1:], sep="\n\n")
     else:
         return _run(command, words)
     return 0
@@ -94,9 +91,11 @@ def _run(command: str, words: list[str]) -> int:
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    if {"--help_all", "--help-all"} & set(words):
-        parser = FlagParser(types_of(command), prog=f"{PROGRAM} {command}", add_help=False)
-        parser.print_help()
+    if {"-h", "--help"} & set(words):
+        _, about, examples = documented(command)
+        usage = f"{PROGRAM} {command} [--config FILE] [--flag VALUE ...]"
+        texts = {"usage": usage, "description": about, "epilog": examples}
+        FlagParser(types_of(command), **texts).print_help()
         return 0
     dry = command == "train" and early(words).dry_run
     if dry:

@@ -1,50 +1,9 @@
 """Train an agent.
 
 Trains with a variant of PPO or GRPO, over several turns in an environment.
-These are the usual settings, as flags or keys of the YAML file; a flag
-overrides the file.
-
-task
-  --environment TEXT         module:factory; default none: plain prompts
-  --environment_kwargs JSON  arguments of the factory
-  --dataset_name TEXT        a file or folder of rows, or a Hub id; default the
-                             environment's own rows
-  --reward_funcs TEXT ...    names of `trl grpo`, or module:function
-  --eval_episodes N          held-out rows to evaluate on, before and after (0)
-  --dry_run                  check everything but the weights, show the plan of
-                             the run, and stop
-model
-  --model_name_or_path TEXT  a checkpoint, or a model of the Hub
-  --use_peft --lora_r N      train a LoRA adapter; --load_in_4bit for QLoRA
-training
-  --output_dir FOLDER        checkpoints, log, recorded episodes, the agent
-  --variant NAME             ppo, turn-ppo, s-ppo, st-ppo (the default), grpo,
-                             rloo, ...
-  --total_episodes N         episodes to collect in all
-  --per_device_train_batch_size N
-                             episodes per micro-batch and process (8)
-  --gradient_accumulation_steps N
-                             micro-batches per rollout with num_mini_batches (1)
-  --num_mini_batches N       optimizer steps per epoch over a rollout batch
-  --num_ppo_epochs N         passes over each rollout batch (4)
-  --learning_rate X          of the policy (1e-06)
-  --critic_learning_rate X   default 10 x learning_rate, from 1e-5 to 1e-3
-  --cliprange X              half-width of the clip interval (0.2; turn ratios:
-                             0.2 / tokens per turn)
-  --kl_coef X                weight of the KL to the reference policy in the
-                             reward (0.05)
-  --gamma X, --lam X         discount (1.0), GAE parameter (0.9 per turn)
-  --num_generations N        episodes per prompt (1)
-  --max_turns N              turns per episode
-  --max_turn_tokens N        sampled tokens per turn
-  --max_completion_length N  tokens of a whole episode after the prompt (512)
-  --use_vllm                 sample with vLLM
-  --eval_steps N             optimizer steps between evaluations
-  --save_steps N             optimizer steps between checkpoints (500)
-  --seed N                   of weights, rows, sampling and environments (42)
-
---help_all lists all flags, also TRL's. `accelerate launch -m trl_stppo train`
-starts several processes.
+A setting is a flag or a key of the YAML file; a flag overrides the file.
+`accelerate launch -m trl_stppo train` starts several processes. The usual
+settings stand at the head of docs/configuration.md.
 
 Examples:
     trl-stppo train --config run.yaml --dry_run # check it, and see its batches

@@ -35,7 +35,7 @@ def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option(default: Value, meaning: str) -> Value:
-    """Define a dataclass field with a default and a help text for `--help_all` and the API pages."""
+    """Define a dataclass field with a default and a help text for `--help` and the API pages."""
     spec: Any = field(default=default, metadata={"help": meaning})
     return cast(Value, spec)
 

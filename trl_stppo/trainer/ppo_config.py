@@ -56,7 +56,7 @@ class KeepsSecrets:
 class PPOConfig(KeepsSecrets, GRPOConfig):
     """Configuration of [`PPOTrainer`]: [`~trl.GRPOConfig`] with new options and other defaults.
 
-    Each field has a `help` text, which the API pages and `trl-stppo train --help_all` show.
+    Each field has a `help` text, which the API pages and `trl-stppo train --help` show.
     """
 
     # Name of the trainer class that supports all of these options.

@@ -50,7 +50,7 @@ from tests.kit.scripted import scripted_trainer
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.main import main
 
-main(["train", "--help_all"])
+main(["train", "--help"])
 for refused in ({"stabilizers": ["share", "halving"]}, {"stabilizers": "halving", "max_grad_norm": 7.0}):
     with pytest.raises(ValueError, match="halving"):
         STPPOConfig("out", use_cpu=True, bf16=False, **refused)

@@ -27,7 +27,7 @@ class Stabilizer:
 
     Attributes:
         name: entry in `stabilizers`.
-        meaning: one clause for `--help_all` and docs/algorithm.md.
+        meaning: one clause for `--help` and docs/algorithm.md.
         scale_target: what `scale` multiplies: "step" (the policy's learning rate in one step), "gradient"
             (Adam cancels a constant factor on the gradient), or None.
         needs_exact_norms: whether estimated norms are refused; sharded gradients are then refused too.

@@ -10,9 +10,12 @@ from .generation.protocol import Backend
 from .generation.sampling import SamplingSettings
 from .hub.loading import load_model, load_tokenizer, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
-from .rollout.chat import ChatRenderer
+from .rollout.chat import ChatRenderer, Message
 from .rollout.episode import Episode, Limits
 from .rollout.messages import read_messages
+from .rollout.reward_funcs import RewardFunc
+from .trainer.loop.rollout import Played, Scored
+from .trainer.planning.data import Row
 from .trainer.play import Player, Speaker, prompt_template
 from .trainer.setup.models import keep_trainable
 
@@ -40,14 +43,14 @@ class AgentEpisode:
             model that has no cache between turns (docs/many_gpus.md).
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     turns: list[str]
     rewards: list[float]
     final_reward: float | None
     success: bool | None
     stop_reason: str
     error: str | None
-    prompt: list[dict[str, Any]] | str
+    prompt: list[Message] | str
     prompt_ids: list[int] = field(repr=False)
     ids: list[int] = field(repr=False)
     turn_spans: list[tuple[int, int]] = field(repr=False)
@@ -157,7 +160,7 @@ class Agent:
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         return cls(model, tokenizer, known)
 
-    def run(self, env: Any, row: dict[str, Any] | None = None, **options: Any) -> AgentEpisode:
+    def run(self, env: object, row: Row | None = None, **options: Any) -> AgentEpisode:
         """Play one episode.
 
         Args:
@@ -169,11 +172,11 @@ class Agent:
 
     def run_many(
         self,
-        factory: Any,
-        rows: Iterable[dict[str, Any]],
+        factory: object,
+        rows: Iterable[Row],
         *,
-        tools: list[Any] | None = None,
-        agent: Any = None,
+        tools: list[Callable[..., object]] | None = None,
+        agent: Callable[..., object] | None = None,
         seed: int = 0,
         greedy: bool = True,
         parallel: int | None = 32,
@@ -216,9 +219,9 @@ class Agent:
 
     def evaluate(
         self,
-        factory: Any,
+        factory: object,
         data_sets: Mapping[str, Any],
-        reward_funcs: Sequence[Callable[..., Any]] = (),
+        reward_funcs: Sequence[RewardFunc] = (),
         *,
         reward_weights: Sequence[float] | None = None,
         missing_eos_penalty: float | None = None,
@@ -226,7 +229,7 @@ class Agent:
         greedy: bool = True,
         parallel: int = 32,
         repetitions: int = 1,
-        on_rollout: Callable[[Any, Any], None] | None = None,
+        on_rollout: Callable[[Played, Scored], None] | None = None,
         **options: Any,
     ) -> dict[str, dict[str, float]]:
         """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
@@ -259,7 +262,7 @@ class Agent:
                 for name, rows in data_sets.items()
             }
 
-    def player(self, factory: Any, **options: Any) -> Player:
+    def player(self, factory: object, **options: Any) -> Player:
         """Return a player. `factory` is as `env` of `run`; for `options` see `trainer.play.Player`."""
         kwargs = self.settings.chat_template_kwargs
         return Player(self._speaker, factory, self._limits(), template_kwargs=kwargs, **options)
@@ -273,9 +276,9 @@ class Agent:
 
     def act(
         self,
-        messages: list[dict[str, Any]] | str,
+        messages: list[Message] | str,
         *,
-        tools: list[Any] | None = None,
+        tools: list[Callable[..., object]] | None = None,
         seed: int = 0,
         greedy: bool = True,
         trusted_text: bool = False,

@@ -7,23 +7,31 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
 from trl import ModelConfig, get_dataset
 
 from ..hub.loading import load_tokenizer
 from ..paths import ROWS, check_name
+from ..trainer.ppo_config import PPOConfig
 from ..trainer.stgrpo_config import STGRPOConfig
 from .flags import AgentArguments, read_flags
 from .objects import factory_of, load_object, load_reward, offered_by
 from .usage import UsageError
 
+if TYPE_CHECKING:
+    from ..trainer.ppo_trainer import PPOTrainer
+
 logger = logging.getLogger(__name__)
 Counter = Callable[[str], int]
+Rows: TypeAlias = Dataset | IterableDataset | None
+Splits: TypeAlias = DatasetDict | IterableDatasetDict
 
 
-def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
+def parse_flags(
+    arguments: type, words: Sequence[str]
+) -> tuple[Any, PPOConfig, ModelConfig, type[PPOTrainer]]:
     """Parse flags; return script arguments, trainer configuration, model configuration, trainer class."""
     from ..trainer.ppo_trainer import STGRPOTrainer, STPPOTrainer
 
@@ -32,12 +40,14 @@ def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelC
     return args, training_args, model_args, trainer_class
 
 
-def load_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], Any] | None:
+def load_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], object] | None:
     """Return the environment factory that the flags name, with its arguments bound."""
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
-def load_eval_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], Any] | None:
+def load_eval_environment(
+    args: AgentArguments, count_tokens: Counter
+) -> Callable[[], object] | None:
     """Return the evaluation's environment factory, or None if evaluation uses the training's factory."""
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
@@ -46,7 +56,7 @@ def load_eval_environment(args: AgentArguments, count_tokens: Counter) -> Callab
     return factory_of(path, arguments, count_tokens, flag="eval_environment_kwargs")
 
 
-def load_agent(args: AgentArguments) -> Callable[..., Any] | None:
+def load_agent(args: AgentArguments) -> Callable[..., object] | None:
     """Return the agent function of `--agent`, or None without the flag."""
     return None if args.agent is None else load_object(args.agent)
 
@@ -64,7 +74,7 @@ def rows_are_here(args: AgentArguments) -> bool:
     return all(name in offered or Path(name).exists() for name in args.row_sources)
 
 
-def load_splits(args: AgentArguments) -> tuple[Any, Any]:
+def load_splits(args: AgentArguments) -> tuple[Dataset | IterableDataset, Rows]:
     """Load the training rows and the held-out rows (None without a test split), perhaps as streams."""
     offered = offered_by(args.environment, "datasets") or {}
     if args.dataset_name is None and not args.datasets:
@@ -84,7 +94,7 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
     return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
 
 
-def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -> None:
+def check_splits(args: AgentArguments, config: PPOConfig, train: Rows, held_out: Rows) -> None:
     """Raise UsageError if evaluation has no held-out split, or if a stream has no number of steps."""
     strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
     wanted = {"eval_episodes": (args.eval_episodes, 0), "eval_strategy": (strategy, "no")}
@@ -98,7 +108,7 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
         raise UsageError(f"`{name}=True`: a stream has no length. Set max_steps or total_episodes.")
 
 
-def drawn(rows: Any, number: int) -> Any:
+def drawn(rows: Dataset | IterableDataset, number: int) -> Dataset:
     """Draw at most `number` rows with a fixed seed. The rows of a stream come from its beginning."""
     if hasattr(rows, "__len__") and len(rows) <= number:
         return rows
@@ -106,7 +116,7 @@ def drawn(rows: Any, number: int) -> Any:
     return few if hasattr(few, "__len__") else Dataset.from_list(list(few))
 
 
-def mixed(args: AgentArguments) -> Any:
+def mixed(args: AgentArguments) -> Splits:
     """Load the mixture of data sets that the option `datasets` lists, with TRL's `get_dataset`."""
     if args.dataset_name is not None:
         logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
@@ -118,7 +128,7 @@ def mixed(args: AgentArguments) -> Any:
     return get_dataset(args)
 
 
-def loaded_dataset(args: AgentArguments) -> Any:
+def loaded_dataset(args: AgentArguments) -> Splits:
     """Load the data set `dataset_name` from a file, a folder, or the Hub."""
     name, streaming = str(args.dataset_name), args.dataset_streaming
     check_name("dataset_name", name)

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TrainingArguments
 from trl import ModelConfig
 
 from ..envs.check import DEFAULT_ACTIONS, check_env
@@ -25,9 +25,11 @@ from ..errors import EnvironmentContractError
 from ..generation.slots import supports
 from ..hub.loading import load_tokenizer
 from ..redaction import redacted
+from ..rollout.contexts import AgentRequest
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
+from ..trainer.ppo_trainer import PPOTrainer
 from ..trainer.precision import SAMPLE, WAYS_OUT, rounded_away
 from ..watch.runs import duration
 from . import agents
@@ -46,7 +48,7 @@ class Plan:
     args: TrainArguments
     config: Any
     model_args: ModelConfig
-    trainer_class: Any
+    trainer_class: type[PPOTrainer]
     processes: int
     train: Any = None
 
@@ -146,7 +148,7 @@ def look(run: Plan, found: Findings) -> None:
         found.check(_play, factory, run, found)
 
 
-def _play(factory: Any, run: Plan, found: Findings) -> None:
+def _play(factory: Callable[[], object], run: Plan, found: Findings) -> None:
     """Play two rows to check the environment. An unreachable server becomes a note, not a problem."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -161,7 +163,7 @@ def _play(factory: Any, run: Plan, found: Findings) -> None:
 def _render(agent: Any, run: Plan, tokenizer: Any) -> None:
     """Render the calls that an agent makes in two rows, as far as made-up answers lead it."""
     for row in islice(run.train or (), 2):
-        requests: list[Any] = []
+        requests: list[AgentRequest] = []
         with suppress(EnvironmentContractError):
             play_agent(agent, row, DEFAULT_ACTIONS, 20, requests.append)
         render(tokenizer, row, requests, **(run.config.chat_template_kwargs or {}))
@@ -177,7 +179,7 @@ def how_trained(run: Plan) -> str:
     return f"{how}, {dtype}"
 
 
-def shape_of(run: Plan) -> Any:
+def shape_of(run: Plan) -> PreTrainedModel | None:
     """Return the policy without weights if its configuration is on this machine, else None."""
     name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
     with suppress(Exception):
@@ -187,7 +189,7 @@ def shape_of(run: Plan) -> Any:
     return None
 
 
-def rounding(run: Plan, model: Any) -> str | None:
+def rounding(run: Plan, model: PreTrainedModel | None) -> str | None:
     """Describe which weights steps do not move, judged by the size of a new model's weights."""
     named = agents.model_options(run.model_args, run.config.model_init_kwargs).get("dtype")
     own = getattr(model, "dtype", torch.float32)
@@ -199,7 +201,7 @@ def rounding(run: Plan, model: Any) -> str | None:
     return rounded_away({f: [(usual, getattr(run.config, f))] for f in full if full[f]})
 
 
-def passes(run: Plan, model: Any) -> str:
+def passes(run: Plan, model: PreTrainedModel | None) -> str:
     """Describe whether forward passes of a model would be packed."""
     if run.config.torch_compile:
         return "padded: `torch_compile` is set"
@@ -209,7 +211,7 @@ def passes(run: Plan, model: Any) -> str:
     return "packed" if reason is None else f"padded. {reason}"
 
 
-def seconds_per_rollout(run: Plan, model: Any) -> float:
+def seconds_per_rollout(run: Plan, model: PreTrainedModel) -> float:
     """Estimate the seconds of a rollout batch and its updates, if every episode uses all its tokens.
 
     Prompts and evaluations are not counted. A forward pass takes two operations per weight and token. A
@@ -228,7 +230,7 @@ def seconds_per_rollout(run: Plan, model: Any) -> float:
     return 2 * weights * tokens * rounds / (rate / 2) / run.processes
 
 
-def length_of(run: Plan, model: Any, rollouts: float) -> str:
+def length_of(run: Plan, model: PreTrainedModel | None, rollouts: float) -> str:
     """Describe how long one rollout batch takes at most, and how long all take together."""
     if model is None:
         return "not known before the model is here"
@@ -243,7 +245,7 @@ def length_of(run: Plan, model: Any, rollouts: float) -> str:
     )
 
 
-def resolved(run: Plan, model: Any) -> dict[str, str]:
+def resolved(run: Plan, model: PreTrainedModel | None) -> dict[str, str]:
     """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
     args, config = run.args, run.config
     episodes, group = config.generation_batch_size, config.num_generations

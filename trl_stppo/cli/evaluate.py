@@ -34,9 +34,11 @@ from ..hub.loading import adapter_base, load_tokenizer, policy_folder
 from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
 from ..redaction import redacted
-from ..rollout.reward_funcs import name_of, numbered
+from ..rollout.reward_funcs import RewardFunc, name_of, numbered
+from ..trainer.loop.rollout import Played, Scored
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
+from ..trainer.ppo_config import PPOConfig
 from ..trainer.sharding.runtime import unpartitioned
 from ..watch.lines import QUIET_SECONDS
 from . import agents
@@ -117,19 +119,19 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     return {name: agents.drawn(part, args.max_rows) for name, part in parts.items()}
 
 
-def reported_functions(args: EvaluateArguments, counting: Sequence[Any]) -> list[Any]:
+def reported_functions(args: EvaluateArguments, counting: Sequence[RewardFunc]) -> list[RewardFunc]:
     """Return the environment's reward functions that are reported but not `counting` in the score."""
     offered = offered_by(args.eval_environment or args.environment, "figures") or []
     return [function for function in offered if function not in counting]
 
 
-def chosen_settings(words: Sequence[str], config: Any) -> set[str]:
+def chosen_settings(words: Sequence[str], config: PPOConfig) -> set[str]:
     """Return the names of an agent's settings that flags or the YAML file set."""
     names = (*LIMITS, *SAMPLING, "max_completion_length", "chat_template_kwargs")
     return {*given(words, names), *config.eval_settings, *(config.generation_kwargs or {})}
 
 
-def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:
+def settings_for(folder: Path, config: PPOConfig, chosen: set[str]) -> dict[str, Any]:
     """Return an agent's settings: `chosen` settings from flags, the rest from `agent.json` if it exists."""
     # These settings apply only to sampled turns, so a greedy evaluation (temperature 0) adds none.
     sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
@@ -151,7 +153,7 @@ def settings_for(folder: Path, config: Any, chosen: set[str]) -> dict[str, Any]:
 
 
 def load_agent(
-    folder: Path, config: Any, model_args: ModelConfig, settings: dict[str, Any]
+    folder: Path, config: PPOConfig, model_args: ModelConfig, settings: dict[str, Any]
 ) -> Agent:
     """Load an agent as a trainer with these flags would use it in evaluation."""
     # `model_revision` is the agent's revision; the adapter names the revision of its base model.
@@ -189,7 +191,7 @@ class Watch:
         self._spoke = time.monotonic()
         self.outcomes: Outcomes = []
 
-    def __call__(self, rollout: Any, scored: Any) -> None:
+    def __call__(self, rollout: Played, scored: Scored) -> None:
         """Print episodes of a rollout: how each ended, and its tokens as text."""
         pairs = [*zip(rollout.episodes, scored.totals, strict=True)]
         self.outcomes += [(episode.success, score) for episode, score in pairs]
@@ -198,12 +200,13 @@ class Watch:
             self._spoke = time.monotonic()
             print(f"{self._label}: {played} of {self._total} episodes", flush=True)
         # Show the first episode of each row before a repetition.
-        order = sorted(range(len(pairs)), key=lambda n: rollout.names[n][1])
+        names = rollout.names or ()
+        order = sorted(range(len(pairs)), key=lambda n: names[n][1])
         pairs = [pairs[n] for n in order[: self._left]]
         self._left -= len(pairs)
         for episode, score in pairs:
             ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"
-            success = {True: ", success", False: ", no success"}.get(episode.success, "")
+            success = {True: ", success", False: ", no success", None: ""}[episode.success]
             print(f"\n{self._label}: {ending}{success}")
             for context in episode.contexts:
                 print(redacted(self._decode([*context.prompt_ids, *context.ids])))
@@ -212,7 +215,7 @@ class Watch:
 def evaluate(
     folder: Path,
     args: EvaluateArguments,
-    config: Any,
+    config: PPOConfig,
     model_args: ModelConfig,
     settings: dict[str, Any],
     sets: dict[str, Dataset],

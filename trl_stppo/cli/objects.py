@@ -62,7 +62,7 @@ def offered_by(path: str | None, name: str) -> Any:
     return method() if inspect.ismethod(method) else None
 
 
-def named_factory(path: str, arguments: str | None) -> Callable[[], Any]:
+def named_factory(path: str, arguments: str | None) -> Callable[[], object]:
     """Return the factory of a required environment; raise UsageError if `path` is "none"."""
     factory = factory_of(path, arguments, flag="arguments")
     if factory is None:
@@ -76,7 +76,7 @@ def factory_of(
     count_tokens: Callable[[str], int] | None = None,
     *,
     flag: str = "environment_kwargs",
-) -> Callable[[], Any] | None:
+) -> Callable[[], object] | None:
     """Import the factory `path` and bind the JSON `arguments`; return None if `path` is None or "none".
 
     `count_tokens` is bound if the factory accepts it and limits observations in tokens.

@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from ..trainer.ppo_config import PPOConfig
+from ..trainer.ppo_trainer import PPOTrainer
 from ..watch.lines import say
 from . import agents
 from .evaluation_tables import figures_of, print_table
@@ -30,8 +31,11 @@ from .usage import UsageError
 
 
 def make_trainer(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
-) -> Any:
+    args: TrainArguments,
+    training_args: PPOConfig,
+    model_args: ModelConfig,
+    trainer_class: type[PPOTrainer],
+) -> PPOTrainer:
     """Make the trainer that the flags describe."""
     critic = args.value_model_name_or_path
     agents.check_models(model_args, critic, trainer_class.has_critic)
@@ -66,7 +70,9 @@ class FirstEvaluation(TrainerCallback):
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: PPOConfig, state: TrainerState, control: object, **kwargs: object
+    ) -> None:
         """Set `eval_on_start` for a new run. transformers reads this setting after the callback."""
         args.eval_on_start = state.global_step == 0
         if args.eval_on_start and state.is_world_process_zero:
@@ -74,7 +80,10 @@ class FirstEvaluation(TrainerCallback):
 
 
 def train(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+    args: TrainArguments,
+    training_args: PPOConfig,
+    model_args: ModelConfig,
+    trainer_class: type[PPOTrainer],
 ) -> int:
     """Train, evaluate before and after if `eval_episodes` is set, and return the exit code."""
     disable_progress_bar()

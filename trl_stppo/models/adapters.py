@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from transformers import PreTrainedModel
@@ -32,7 +33,7 @@ REFUSED_FIELDS = (
 )
 
 
-def check_policy_adapter(model: Any, peft_config: Any) -> None:
+def check_policy_adapter(model: str | PreTrainedModel, peft_config: PeftConfig | None) -> None:
     """Raise ValueError for an adapter that could not be trained, sampled, saved or resumed.
 
     `peft_config` describes an adapter that is not yet made, or is None.
@@ -65,7 +66,7 @@ def check_policy_adapter(model: Any, peft_config: Any) -> None:
             raise ValueError(f"`{name}={value!r}` is not supported. Leave it unset.")
 
 
-def _check_given_adapters(model: Any) -> None:
+def _check_given_adapters(model: PreTrainedModel) -> None:
     """Raise ValueError for a PeftModel whose adapter does not suit TRL and the checkpoints."""
     loaded = "PeftModel.from_pretrained(base, path, is_trainable=True)"
     if not hasattr(model, "get_base_model"):
@@ -78,7 +79,7 @@ def _check_given_adapters(model: Any) -> None:
         raise ValueError(f"The adapter {POLICY!r} of `model` is frozen. Load it by {loaded}.")
 
 
-def check_loaded_policy(model: Any) -> None:
+def check_loaded_policy(model: PreTrainedModel) -> None:
     """Raise ValueError for an adapter with which the base model's forward pass would fail."""
     if not hasattr(model.get_output_embeddings(), "bias"):
         raise ValueError("`trainable_token_indices` is not supported with tie_word_embeddings.")
@@ -88,18 +89,18 @@ def check_loaded_policy(model: Any) -> None:
         raise ValueError("`use_dora=True` on a base in 8 bits is not supported on the CPU.")
 
 
-def check_untouched_base(config: Any, who: str, instead: str) -> None:
+def check_untouched_base(config: PeftConfig, who: str, instead: str) -> None:
     """Raise ValueError if an adapter trains biases, because these change the base for all adapters."""
     if getattr(config, "bias", "none") != "none":
         raise ValueError(f"`bias={config.bias!r}` changes {who}. Allowed: 'none'; or {instead}.")
 
 
-def is_lora(config: Any) -> bool:
+def is_lora(config: object) -> bool:
     """Return whether an adapter configuration is plain LoRA, not a variant of LoRA."""
     return getattr(config, "peft_type", None) == "LORA"
 
 
-def needs_reference_copy(model: Any, peft_config: Any) -> bool:
+def needs_reference_copy(model: str | PreTrainedModel, peft_config: Any) -> bool:
     """Return whether the initial policy may differ from its backbone without adapters."""
     if hasattr(model, "peft_config"):
         return True
@@ -140,7 +141,7 @@ def add_critic_adapter(model: PreTrainedModel) -> None:
         model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
 
 
-def _further_config(policy: Any) -> Any:
+def _further_config(policy: PeftConfig) -> PeftConfig:
     """Copy an adapter's configuration for another adapter, without options that change the base weights."""
     config = copy.deepcopy(policy)
     config.inference_mode = False

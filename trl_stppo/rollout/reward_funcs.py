@@ -65,17 +65,17 @@ def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
     return wrapper
 
 
-def is_async(func: Callable[..., Any]) -> bool:
+def is_async(func: RewardFunc) -> bool:
     """Return whether `func` is a coroutine function, or an object with an asynchronous `__call__`."""
     return any(map(inspect.iscoroutinefunction, (func, type(func).__call__)))
 
 
-def is_function(func: Any) -> bool:
+def is_function(func: object) -> bool:
     """Return whether `func` is a function, not a reward model or a model's name."""
     return callable(func) and not isinstance(func, type) and not hasattr(func, "forward")
 
 
-def name_of(func: Callable[..., Any]) -> str:
+def name_of(func: RewardFunc) -> str:
     """Return the name of a user's reward function or tool; of a partial, that of its function."""
     if isinstance(func, functools.partial):
         return name_of(func.func)
@@ -89,7 +89,7 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def noted(func: Callable[..., Any]) -> Iterator[None]:
+def noted(func: RewardFunc) -> Iterator[None]:
     """Context manager that adds a reward function's name to its errors."""
     try:
         yield
@@ -149,7 +149,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
         )
 
 
-def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
+def unmatched(func: RewardFunc, arguments: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the parameters that `arguments` lacks, and the arguments that `func` does not take."""
     try:
         # Read the decorated function's own signature, because its decorator may pass further arguments to the
@@ -196,7 +196,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
 def final_rewards_of(env_type: str, current: CurrentEpisodes) -> RewardFunc:
     """Make a reward function from the `get_reward` of one environment class. Other episodes get None."""
 
-    def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
+    def get_reward(completions: list[object], **kwargs: object) -> list[float | None]:
         return [e.final_reward if e.env_type == env_type else None for e in current.episodes]
 
     return get_reward
@@ -205,7 +205,7 @@ def final_rewards_of(env_type: str, current: CurrentEpisodes) -> RewardFunc:
 def turn_sums(current: CurrentEpisodes, without: float | None) -> RewardFunc:
     """Make a reward function: an episode's sum of turn rewards; `without` if no episode has any."""
 
-    def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
+    def turn_rewards(completions: list[object], **kwargs: object) -> list[float | None]:
         if not any(episode.has_turn_rewards for episode in current.episodes):
             return [without] * len(current.episodes)
         return [sum(episode.turn_rewards) for episode in current.episodes]

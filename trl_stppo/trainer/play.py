@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import GenerationConfig, TrainerState
+from datasets import Dataset
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.batched import BatchedBackend
@@ -27,6 +28,7 @@ from ..rollout.episode import Limits
 from ..rollout.reward_funcs import (
     GIVEN,
     CurrentEpisodes,
+    RewardFunc,
     called,
     guarded,
     name_of,
@@ -56,8 +58,8 @@ class Speaker:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: Sequence[int] | None = None,
         generation_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class Speaker:
         pad = tokenizer.pad_token_id
         self._pad = tokenizer.eos_token_id if pad is None else pad
 
-    def backend(self, sampling: SamplingSettings) -> Any:
+    def backend(self, sampling: SamplingSettings) -> BatchedBackend | CachedBackend:
         """Return a backend that samples by our cached generation, or by `generate` if the model needs it."""
         _, other = SamplingSettings.from_generation_config(
             GenerationConfig(**self._options), self.model.generation_config
@@ -129,7 +131,7 @@ class Speaker:
         return [turn[:end] for turn, end in zip(turns, ends, strict=True)], None
 
 
-def _ends(model: Any, tokenizer: Any) -> list[int]:
+def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ends = model.generation_config.eos_token_id
     ends = list(ends) if isinstance(ends, list | tuple) else [ends]
     return [*{*(end for end in ends if end is not None), tokenizer.eos_token_id}]
@@ -171,8 +173,8 @@ class Player:
         factory: Any,
         limits: Limits,
         *,
-        tools: list[Any] | None = None,
-        agent: Any = None,
+        tools: list[Callable[..., object]] | None = None,
+        agent: Callable[..., object] | None = None,
         template_kwargs: dict[str, Any] | None = None,
         wrap_backend: Callable[[Backend], Backend] | None = None,
         agent_endpoint: bool = False,
@@ -211,7 +213,7 @@ class Player:
 
     def play(
         self,
-        rows: list[dict[str, Any]],
+        rows: list[Row],
         sampling: SamplingSettings,
         seed: tuple[int, ...],
         *,
@@ -238,7 +240,7 @@ class Player:
         return Played(*raw[:3], seed, names=names)
 
     def scorer(
-        self, functions: Sequence[Callable[..., Any]], missing_eos_penalty: float | None
+        self, functions: Sequence[RewardFunc], missing_eos_penalty: float | None
     ) -> EpisodeRewards:
         """Return what scores episodes by functions, and by the environment's rewards.
 
@@ -273,7 +275,7 @@ class Player:
 
     def evaluate(
         self,
-        rows: Any,
+        rows: Dataset | Sequence[Row],
         sampling: SamplingSettings,
         seed: tuple[int, ...],
         scorer: EpisodeRewards,

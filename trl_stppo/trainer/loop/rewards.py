@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerState
 
 from ...rollout.episode import Episode
 from ..planning.data import PLACEHOLDER_PROMPT
@@ -40,7 +41,7 @@ class EpisodeRewards:
     columns: dict[str, list[Any]] | None = None
     process_index: int = 0
 
-    def score(self, rollout: Played, weights: Tensor, trainer_state: Any) -> Scored:
+    def score(self, rollout: Played, weights: Tensor, trainer_state: TrainerState | None) -> Scored:
         """Call all functions, and compute each episode's score; `weights`, [F], of the reward functions."""
         episodes = rollout.episodes
         if rollout.has_environment and self.columns is not None:

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TrainerState,
+)
 
 from ...rollout.record import check_reward
-from ...rollout.reward_funcs import called, name_of, numbered
+from ...rollout.reward_funcs import RewardFunc, called, name_of, numbered
 from .._trl import apply_chat_template, get_config_model_id
+from ..planning.data import Row
 from ..planning.rewards import check_scores
 from .rollout import Played, Sums
 
@@ -30,10 +37,10 @@ class Turn:
     prompt: Any
     completion: Any
     ids: list[int]
-    columns: dict[str, Any]
+    columns: Row
 
 
-def turns_in_context(tokenizer: Any, rollout: Played) -> list[Turn]:
+def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> list[Turn]:
     """Return the turns of all episodes that train, each with its context."""
     turns = []
     for i, (episode, row) in enumerate(
@@ -84,8 +91,8 @@ class TurnRewardFuncs:
         funcs: Any,
         processing_classes: Any,
         run_async: Callable[..., Any],
-        tokenizer: Any,
-        accelerator: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        accelerator: Accelerator,
         *,
         template_kwargs: dict[str, Any],
         batch_size: int,
@@ -104,7 +111,7 @@ class TurnRewardFuncs:
         self._tokenizer, self._accelerator = tokenizer, accelerator
         self._template_kwargs, self._batch_size = template_kwargs, batch_size
         self._run_async = run_async
-        self._tokenizers: dict[int, Any] = {}
+        self._tokenizers: dict[int, PreTrainedTokenizerBase] = {}
         for i, func in enumerate(self.funcs):
             check_scores(func, f"turn_reward_funcs[{i}]", trust=trust_remote_code)
             if isinstance(func, str | nn.Module):
@@ -115,13 +122,13 @@ class TurnRewardFuncs:
                     f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed: functions, models, names."
                 )
 
-    def models(self) -> list[tuple[str, Any, Any]]:
+    def models(self) -> list[tuple[str, nn.Module, PreTrainedTokenizerBase]]:
         """Return the reward models with their fields and tokenizers."""
         own = self._tokenizers.items()
         return [(f"turn_reward_funcs[{i}]", self.funcs[i], tokenizer) for i, tokenizer in own]
 
     def rewards(
-        self, rollout: Played, environments: list[Any] | None, trainer_state: Any
+        self, rollout: Played, environments: list[Any] | None, trainer_state: TrainerState
     ) -> tuple[list[list[float]], Sums]:
         """Return the rewards by episode and turn, the episodes' own included, and metrics.
 
@@ -150,7 +157,7 @@ class TurnRewardFuncs:
     def _rewards(
         self,
         index: int,
-        func: Any,
+        func: RewardFunc | nn.Module,
         turns: list[Turn],
         environments: list[Any] | None,
         more: dict[str, Any],
@@ -172,7 +179,9 @@ class TurnRewardFuncs:
             **more,
         )
 
-    def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
+    def _model_rewards(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, turns: list[Turn]
+    ) -> list[float | None]:
         rewards: list[float | None] = []
         for start in range(0, len(turns), self._batch_size):
             batch = turns[start : start + self._batch_size]
@@ -205,14 +214,14 @@ def _loaded(model: Any, tokenizer: Any, *, trust: bool) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _text(tokenizer: Any, turn: Turn, template_kwargs: dict[str, Any]) -> str:
+def _text(tokenizer: PreTrainedTokenizerBase, turn: Turn, template_kwargs: dict[str, Any]) -> str:
     if isinstance(turn.prompt, str):
         return turn.prompt + turn.completion
     messages = {"messages": turn.prompt + turn.completion}
     return apply_chat_template(messages, tokenizer, **template_kwargs)["text"]
 
 
-def _name(func: Callable[..., Any]) -> str:
+def _name(func: RewardFunc) -> str:
     if isinstance(func, nn.Module):
         return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
     return name_of(func)

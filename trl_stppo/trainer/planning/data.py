@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
 
 from ...envs.base import tool_names, without_prompt
 from ...errors import EnvironmentContractError
@@ -17,12 +18,14 @@ from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
 Row = dict[str, Any]
+Rows: TypeAlias = Dataset | IterableDataset | None
+EvaluationRows: TypeAlias = Rows | Mapping[str, Rows]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 IMAGE_COLUMNS = ("image", "images")
 
 
 def rows_with_prompts(
-    rows: list[Row], tokenizer: Any, *, owns_prompts: bool
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
     """Return copies whose prompts have the form of chat templates, and the pre-tokenised ids or None."""
     check_columns("The dataset", rows[0])
@@ -38,7 +41,7 @@ def rows_with_prompts(
     return [{**row, "prompt": p} for row, p in zip(rows, prompts, strict=True)], None
 
 
-def unpadded(row: Row, tokenizer: Any) -> list[int]:
+def unpadded(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids of a pre-tokenised prompt without its left padding."""
     ids = [int(i) for i in row["input_ids"]]
     if row.get("attention_mask") is not None:
@@ -52,7 +55,7 @@ def unpadded(row: Row, tokenizer: Any) -> list[int]:
     return ids[start:]
 
 
-def is_conversational(dataset: Any) -> bool:
+def is_conversational(dataset: object) -> bool:
     """Return whether a dataset's prompts are messages; also True without a prompt column."""
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return isinstance(dataset, Dataset)
@@ -76,15 +79,19 @@ class DataPlan:
             if a `rollout_func` may add columns.
     """
 
-    train: Any
-    evaluation: Any
+    train: Rows
+    evaluation: EvaluationRows
     messages: str | None
     plain: str | None
     columns: tuple[str, ...] | None
 
 
 def plan_data(
-    args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
+    args: PPOConfig,
+    train: Rows,
+    evaluation: EvaluationRows,
+    rollout: RolloutPlan,
+    evaluation_plan: RolloutPlan,
 ) -> DataPlan:
     """Check the training and evaluation rows against their environments, and return the plan."""
     rows = training_rows(train, args, rollout)
@@ -104,13 +111,13 @@ def plan_data(
     messages = [name for name, part in rendered if is_conversational(part)]
     plain = [part[0]["prompt"] for _, part in rendered if not is_conversational(part)]
     hidden, columns = ("prompt", "completion", "completion_ids"), None
-    if getattr(train, "column_names", None):
-        columns = tuple(name for name in train.column_names if name not in hidden)
+    if names := getattr(train, "column_names", None):
+        columns = tuple(name for name in names if name not in hidden)
     first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
     return DataPlan(rows, evaluation, first_messages, first_plain, columns)
 
 
-def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
+def training_rows(dataset: Rows, args: PPOConfig, rollout: RolloutPlan) -> Rows:
     """Return the checked training rows: repeated if too few, placeholders if there is no dataset."""
     if dataset is None:
         # GRPOTrainer refuses to train without rows that plain prompts, tools and named environments need.
@@ -135,7 +142,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 
 
 def check_eval_dataset(
-    dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
+    dataset: EvaluationRows, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
     """Check evaluation rows against the environments of `evaluation_plan` (default: `rollout`)."""
     for name, part in _parts(dataset):
@@ -143,7 +150,7 @@ def check_eval_dataset(
             _check_rows(part, name, rollout, evaluation_plan or rollout)
 
 
-def _parts(dataset: Any) -> list[tuple[str, Any]]:
+def _parts(dataset: EvaluationRows) -> list[tuple[str, Rows]]:
     """Return each evaluation dataset with its name for error texts."""
     if isinstance(dataset, dict):
         return [(f"eval_dataset[{name!r}]", part) for name, part in dataset.items()]
@@ -151,7 +158,7 @@ def _parts(dataset: Any) -> list[tuple[str, Any]]:
 
 
 def _check_rows(
-    dataset: Any, name: str, rollout: RolloutPlan, evaluation_plan: RolloutPlan
+    dataset: Dataset, name: str, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> None:
     """Refuse a dataset that lacks usable prompts or has columns that do not fit the environments."""
     if len(dataset) == 0:
@@ -173,7 +180,7 @@ def _check_rows(
         )
 
 
-def _check_each_row(dataset: Any, name: str, rollout: RolloutPlan) -> None:
+def _check_each_row(dataset: Dataset, name: str, rollout: RolloutPlan) -> None:
     """Refuse rows without a usable prompt, and rows that name an unknown environment."""
     # A custom transform may compute these columns from other columns, so keep them all.
     if dataset.format["type"] != "custom":
@@ -255,7 +262,7 @@ def read_prompt(prompt: Any, row: str = "a row", *, complete: bool = False) -> A
         raise ValueError(f"The `prompt` of {row} is not supported: {error}.") from error
 
 
-def _has_content(part: Any) -> bool:
+def _has_content(part: object) -> bool:
     """Return whether `part` is a message with content or tool calls."""
     if not isinstance(part, Mapping):
         return False

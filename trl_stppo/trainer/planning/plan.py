@@ -6,9 +6,9 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from transformers import ProcessorMixin
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from ...envs.base import tool_names, tool_schema
 from ...paths import check_name
@@ -16,15 +16,16 @@ from ...rollout.environments import Factories, split_environments
 from .._trl import check_tool_template, get_config_model_id
 from ..ppo_config import PPOConfig
 
+Model: TypeAlias = str | PreTrainedModel
 ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
 
 
 def check_arguments(
     args: PPOConfig,
     config_class: type[PPOConfig],
-    processing_class: Any,
-    data_collator: Any,
-    model: Any,
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
+    data_collator: object,
+    model: Model,
 ) -> None:
     """Refuse arguments that cannot work, before any model is loaded."""
     if not isinstance(args, config_class) or args.trainer_name != config_class.trainer_name:
@@ -38,7 +39,9 @@ def check_arguments(
         )
 
 
-def check_models(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:
+def check_models(
+    model: object, ref_model: object, reward_model: object, value_model: object
+) -> None:
     """Refuse the name of a missing folder, a reference by name, and one model object in two roles."""
     check_name("model", model)
     if isinstance(ref_model, str):
@@ -67,9 +70,9 @@ class RolloutPlan:
     text: Factories = field(default_factory=dict)
     tools: Factories = field(default_factory=dict)
     probes: dict[str | None, Any] = field(default_factory=dict)
-    standalone_tools: list[Any] = field(default_factory=list)
-    user_func: Callable[..., dict[str, Any]] | None = None
-    agent: Callable[..., Any] | None = None
+    standalone_tools: list[Callable[..., object]] = field(default_factory=list)
+    user_func: Callable[..., dict[str, list[Any]]] | None = None
+    agent: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         standalone = {f"tools[{i}]": tool for i, tool in enumerate(self.standalone_tools)}
@@ -157,11 +160,11 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
     return RolloutPlan(text, tools, probes, rollout.standalone_tools)
 
 
-def _scores(environment: Any) -> bool:
+def _scores(environment: object) -> bool:
     return callable(getattr(type(environment), "get_reward", None))
 
 
-def check_tokenizer(processing_class: Any, model: Any) -> None:
+def check_tokenizer(processing_class: object, model: Model) -> None:
     """Raise ValueError if `processing_class` is a multimodal processor instead of a tokenizer."""
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
@@ -170,7 +173,9 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
         )
 
 
-def fitted_tokenizer(tokenizer: Any, rollout: RolloutPlan) -> Any:
+def fitted_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, rollout: RolloutPlan
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer, or a copy with one of its named chat templates, which must render the tools."""
     tools = bool(rollout.tools or rollout.standalone_tools)
     if isinstance(named := getattr(tokenizer, "chat_template", None), dict):
@@ -181,6 +186,6 @@ def fitted_tokenizer(tokenizer: Any, rollout: RolloutPlan) -> Any:
     return tokenizer
 
 
-def model_name(model: Any) -> str:
+def model_name(model: Model) -> str:
     """Return the name of a model that is given by name or as an instance."""
     return model if isinstance(model, str) else get_config_model_id(model.config)

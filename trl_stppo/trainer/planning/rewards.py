@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from ...paths import check_name
 from ...rollout.reward_funcs import (
@@ -85,7 +85,7 @@ def plan_rewards(
     reward_funcs: Any,
     processing_classes: Any,
     reward_model: Any,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
     rollout: RolloutPlan,
     columns: tuple[str, ...] | None,
     *,

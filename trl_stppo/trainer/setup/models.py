@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from peft import PeftConfig
 from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
 from ...hub.loading import base_of, critic_folder, load_tokenizer, policy_folder, with_adapter
@@ -39,11 +40,11 @@ def loading_options(args: PPOConfig) -> dict[str, Any]:
 
 
 def policy_to_go_on_with(
-    model: Any,
-    processing_class: Any,
+    model: str | PreTrainedModel,
+    processing_class: PreTrainedTokenizerBase | None,
     args: PPOConfig,
-    quantization_config: Any,
-    peft_config: Any = None,
+    quantization_config: BitsAndBytesConfig | None,
+    peft_config: PeftConfig | None = None,
 ) -> tuple[Any, Any, Any]:
     """Load the policy if `model` names an adapter; return model, tokenizer and quantisation config."""
     kwargs = loading_options(args)
@@ -82,12 +83,14 @@ def policy_to_go_on_with(
 class GivenCritic:
     """The critic's source: a model, a checkpoint's name, or the folder of a published shared critic."""
 
-    model: Any = None
+    model: PreTrainedModel | None = None
     name: str | None = None
     shared: Path | None = None
 
 
-def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
+def critic_to_go_on_with(
+    value_model: str | PreTrainedModel | None, args: PPOConfig, has_critic: bool
+) -> GivenCritic:
     """Resolve the critic's source; the name of a published agent means the critic saved with its policy."""
     if not has_critic or not isinstance(value_model, str):
         return GivenCritic(value_model)
@@ -101,7 +104,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
     return GivenCritic(name=str(folder))
 
 
-def shared_critic(policy: Any, folder: Path) -> SharedCritic:
+def shared_critic(policy: PreTrainedModel, folder: Path) -> SharedCritic:
     """Load a published critic's adapter and head onto a policy's backbone."""
     if not hasattr(policy, "peft_config"):
         raise ValueError(
@@ -163,11 +166,13 @@ class ReferencePlan:
     """The source of the reference policy: upstream, `model`, a copy of the adapter, or none."""
 
     by_upstream: bool = False
-    model: Any = None
+    model: PreTrainedModel | None = None
     adapter: bool = False
 
 
-def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
+def plan_reference(
+    args: PPOConfig, model: Any, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
+) -> ReferencePlan:
     """Decide the source of the reference policy, which a KL in the reward or in the loss needs.
 
     GRPOTrainer makes the reference of a policy given by name, and switches a fresh adapter off. We copy an
@@ -297,7 +302,7 @@ def keep_trainable(model: nn.Module) -> None:
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)
 
 
-def _separate(model: Any, host: Bridge) -> SeparateCritic:
+def _separate(model: PreTrainedModel, host: Bridge) -> SeparateCritic:
     args = host.args
     keep_trainable(model)
     if args.disable_dropout:

@@ -9,6 +9,8 @@ import weakref
 from functools import partial
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ...generation.sampling import shaping
 from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
@@ -82,7 +84,7 @@ def build_player(
     )
 
 
-def renderer(host: Bridge, tokenizer: Any) -> ChatRenderer:
+def renderer(host: Bridge, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
     """Make the chat renderer for a trainer's template and a tokenizer."""
     return ChatRenderer(
         tokenizer,
@@ -92,7 +94,7 @@ def renderer(host: Bridge, tokenizer: Any) -> ChatRenderer:
     )
 
 
-def why_own_turns(trainer: Any) -> str | None:
+def why_own_turns(trainer: object) -> str | None:
     """Return a text if a trainer overrides upstream's method that generates turns, else None."""
     own = overrides(trainer, "_generate_single_turn")
     return f"{type(trainer).__name__} generates by itself." if own else None
@@ -126,7 +128,7 @@ def why_not_ahead(host: Bridge, sampler: TurnSampler) -> str | None:
 
 def build_engines(
     host: Bridge,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     rollout: RolloutPlan,
     evaluation: RolloutPlan,
     context: int | None,

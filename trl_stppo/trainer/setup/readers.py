@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import cached_file
 
@@ -53,7 +54,9 @@ def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> 
     return shortest
 
 
-def _check_rows(field: str, model: Any, tokenizer: Any, host: Bridge) -> None:
+def _check_rows(
+    field: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, host: Bridge
+) -> None:
     """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
     rows = getattr(model.config.get_text_config(), "vocab_size", len(tokenizer))
     text = _written(host) if len(tokenizer) > rows else ""
@@ -67,7 +70,7 @@ def _check_rows(field: str, model: Any, tokenizer: Any, host: Bridge) -> None:
             )
 
 
-def _check_words(field: str, name: str, tokenizer: Any) -> None:
+def _check_words(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a model whose own tokenizer, if it has one, has other words under the same numbers."""
     words: dict[int, str] = {}
     with suppress(Exception):
@@ -82,7 +85,9 @@ def _check_words(field: str, name: str, tokenizer: Any) -> None:
             )
 
 
-def _check_length(field: str, context: int, module: Any, args: Any, inputs: dict[str, Any]) -> None:
+def _check_length(
+    field: str, context: int, module: nn.Module, args: object, inputs: dict[str, Any]
+) -> None:
     """Refuse a longer row than a reward model, which tokenizes texts by itself, can read."""
     if (tokens := inputs["input_ids"].shape[1]) > context:
         raise ValueError(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoProcessor
+from transformers import AutoProcessor, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...hub.loading import load_tokenizer
 from ...models.adapters import NEUTRAL_INITS, is_lora
@@ -100,9 +100,9 @@ class RunPlan:
     rewards: RewardPlan
     reference: ReferencePlan
     critic: GivenCritic
-    model: Any
-    processing_class: Any
-    quantization_config: Any
+    model: str | PreTrainedModel
+    processing_class: PreTrainedTokenizerBase | None
+    quantization_config: BitsAndBytesConfig | None
 
     def upstream_arguments(self) -> dict[str, Any]:
         """Return the arguments for GRPOTrainer's constructor that the plan determines."""
@@ -144,8 +144,12 @@ class RunPlan:
 
 
 def tokenizer_of(
-    model: Any, processing_class: Any, args: PPOConfig, messages: str | None, plain: str | None
-) -> Any:
+    model: str | PreTrainedModel,
+    processing_class: PreTrainedTokenizerBase | None,
+    args: PPOConfig,
+    messages: str | None,
+    plain: str | None,
+) -> PreTrainedTokenizerBase:
     """Return the given tokenizer, or load the model's tokenizer."""
     if processing_class is None:
         by_name, name = isinstance(model, str), model_name(model)

@@ -14,6 +14,7 @@ from trl import ModelConfig, get_dataset
 
 from ..hub.loading import load_tokenizer
 from ..paths import ROWS, check_name
+from ..trainer.planning.data import Rows
 from ..trainer.ppo_config import PPOConfig
 from ..trainer.stgrpo_config import STGRPOConfig
 from .flags import AgentArguments, read_flags
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Counter = Callable[[str], int]
-Rows: TypeAlias = Dataset | IterableDataset | None
 Splits: TypeAlias = DatasetDict | IterableDatasetDict
 
 
@@ -123,8 +123,6 @@ def mixed(args: AgentArguments) -> Splits:
         args.dataset_name = None
     for name in args.row_sources:
         check_name("datasets", name)
-    if args.streaming and args.test_split_size is not None:
-        raise UsageError(f"`test_split_size={args.test_split_size}`: not allowed with streaming.")
     return get_dataset(args)
 
 

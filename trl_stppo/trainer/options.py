@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, TypeVar, cast
 
@@ -26,14 +25,6 @@ IGNORED = {
 }
 
 
-def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without the names in IGNORED, and warn of ignored values."""
-    for name in IGNORED.keys() & settings.keys():
-        if settings[name] not in (None, 0):
-            logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
-    return {name: value for name, value in settings.items() if name not in IGNORED}
-
-
 def option(default: Value, meaning: str) -> Value:
     """Define a dataclass field with a default and a help text for `--help` and the API pages."""
     spec: Any = field(default=default, metadata={"help": meaning})
@@ -46,11 +37,13 @@ def takes_ignored(cls: type[Config]) -> type[Config]:
 
     @functools.wraps(generated)
     def __init__(self: Any, *args: Any, **settings: Any) -> None:
-        kept = without_ignored(settings)
         for name in IGNORED.keys() & settings.keys():
+            value = settings.pop(name)
+            if value not in (None, 0):
+                logger.warning("`%s=%s` is ignored: %s.", name, value, IGNORED[name])
             # Scripts read the names back.
-            setattr(self, name, settings[name])
-        generated(self, *args, **kept)
+            setattr(self, name, value)
+        generated(self, *args, **settings)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
     return cls

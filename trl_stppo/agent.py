@@ -251,14 +251,12 @@ class Agent:
             The metrics of docs/evaluation.md without prefix, by data set, equal on all processes.
         """
         weights = [1.0] * len(reward_funcs) if reward_weights is None else reward_weights
-        size = {"repetitions": repetitions, "parallel": parallel}
+        scoring: dict[str, Any] = {"missing_eos_penalty": missing_eos_penalty}
+        scoring |= {"repetitions": repetitions, "parallel": parallel, "on_rollout": on_rollout}
         sampling, seeds = self.sampling(greedy), (seed, EVALUATION)
         with self.player(factory, **options) as player:
-            scorer = player.scorer(reward_funcs, missing_eos_penalty)
             return {
-                name: player.evaluate(
-                    rows, sampling, seeds, scorer, weights, on_rollout=on_rollout, **size
-                )
+                name: player.evaluate(rows, sampling, seeds, reward_funcs, weights, **scoring)
                 for name, rows in data_sets.items()
             }
 

@@ -69,7 +69,7 @@ class Speaker:
         pad = tokenizer.pad_token_id
         self._pad = tokenizer.eos_token_id if pad is None else pad
 
-    def backend(self, sampling: SamplingSettings) -> BatchedBackend | CachedBackend:
+    def backend(self, sampling: SamplingSettings) -> Backend:
         """Return a backend that samples by our cached generation, or by `generate` if the model needs it."""
         _, other = SamplingSettings.from_generation_config(
             GenerationConfig(**self._options), self.model.generation_config
@@ -239,7 +239,7 @@ class Player:
             raise raw.failure
         return Played(*raw[:3], seed, names=names)
 
-    def scorer(
+    def _scorer(
         self, functions: Sequence[RewardFunc], missing_eos_penalty: float | None
     ) -> EpisodeRewards:
         """Return what scores episodes by functions, and by the environment's rewards.
@@ -278,9 +278,10 @@ class Player:
         rows: Dataset | Sequence[Row],
         sampling: SamplingSettings,
         seed: tuple[int, ...],
-        scorer: EpisodeRewards,
+        functions: Sequence[RewardFunc],
         weights: Sequence[float],
         *,
+        missing_eos_penalty: float | None,
         repetitions: int,
         parallel: int,
         on_rollout: Callable[[Played, Scored], None] | None = None,
@@ -290,6 +291,7 @@ class Player:
         The global random generators, which environments may use, are seeded too.
         """
         check_eval_dataset(rows, self.rollout)
+        scorer = self._scorer(functions, missing_eos_penalty)
         every = [(row, number) for row in range(len(rows)) for number in range(repetitions)]
         batches = [every[at : at + parallel] for at in range(0, len(every), parallel)]
         run, factors = EvaluationRun([*scorer.names]), [*weights, 1.0, 1.0]

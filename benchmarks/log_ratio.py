@@ -105,7 +105,7 @@ def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, f
         "token_mean": float(token.mean()),
         "token_max": float(token.max()),
         "turn_max": float(turn.max()),
-        "clip_range": trainer.epsilon_low,
+        "clip_range": trainer._loop.mini_batch.clip_range[0],
         "packed_share": sum(shares) / len(shares),
     }
 

@@ -28,7 +28,7 @@ def gradient(trainer: STPPOTrainer, loss: Tensor) -> Tensor:
 
 def loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tensor]:
     """The policy's: the critic's loss is detached, and subtracted here."""
-    trainer._loop.open_window([batch])
+    trainer._loop.mini_batch = trainer._loop.open_mini_batch([batch])
     loss = trainer._compute_loss(trainer.model, batch)
     value = loss - trainer.args.vf_coef * trainer._loop.value_loss(batch)
     trainer._optimizer_step.critic_grads.clear()
@@ -37,7 +37,7 @@ def loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tens
 
 def value_loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tensor]:
     """The critic's."""
-    trainer._loop.open_window([batch])
+    trainer._loop.mini_batch = trainer._loop.open_mini_batch([batch])
     loss = trainer._loop.value_loss(batch)
     grads = [torch.zeros_like(p) for p in trainer.critic.parameters()]
     kept = trainer._optimizer_step.critic_grads._grads

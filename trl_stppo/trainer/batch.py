@@ -202,6 +202,33 @@ class Estimates:
     weights: Tensor | None
 
 
+@dataclass(frozen=True)
+class MiniBatch:
+    """The micro-batches of one optimizer step, with counts of those that train, over all processes.
+
+    Attributes:
+        parts: this process's micro-batches.
+        episodes, turns, policy_tokens, value_tokens: counts, each [] in float32.
+        clip_range: how far below and above 1 a ratio may lie.
+    """
+
+    parts: list[UpdateData]
+    episodes: Tensor
+    turns: Tensor
+    policy_tokens: Tensor
+    value_tokens: Tensor
+    clip_range: tuple[float, float]
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no process has a token that trains."""
+        return not (self.policy_tokens or self.value_tokens)
+
+
+_ZERO = torch.zeros(())
+NO_MINI_BATCH = MiniBatch([], _ZERO, _ZERO, _ZERO, _ZERO, (0.0, 0.0))
+
+
 def collate(
     contexts: Sequence[Context],
     *,

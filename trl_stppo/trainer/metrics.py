@@ -10,10 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..core import ClippedSurrogate, log_importance_ratio, turn_starts
+from ..core import log_importance_ratio, turn_starts
 from ..rollout.contexts import OPENED
-from .batch import Estimates, UpdateData
+from .batch import Estimates, UpdateData, row_tokens
 from .loop.rollout import Played, Scored
+from .step import Terms
 from .sums import NOISE, RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
@@ -28,11 +29,9 @@ class MiniBatchMetrics:
         self._sums = RatioOfSums()
         self._tokens: Tensor | int = 0
 
-    def add_policy(
-        self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: Tensor
-    ) -> None:
-        """Add ratio, clipping and entropy of a micro-batch that has `tokens` tokens without padding."""
-        stats = surrogate.stats
+    def add_pass(self, inputs: UpdateData, terms: Terms, *, packed: bool) -> None:
+        """Add ratio, clipping and entropy of a pass, which was packed or padded."""
+        stats, mask = terms.surrogate.stats, terms.loss_mask
         add = self._sums.add
         add("policy/clip_fraction", stats.clipped_low + stats.clipped_high, stats.tokens)
         add("policy/clip_fraction_low", stats.clipped_low, stats.tokens)
@@ -40,8 +39,9 @@ class MiniBatchMetrics:
         add("policy/ratio_mean", stats.ratio_sum, stats.tokens)
         add("policy/approx_kl", stats.approx_kl_sum, stats.tokens)
         self._sums.maximum("policy/ratio_max", stats.ratio_max)
-        self.add_mean("policy/entropy", entropies, loss_mask)
-        self._tokens = self._tokens + tokens
+        self.add_mean("policy/entropy", terms.entropies, mask)
+        self.add_mean("perf/packed_share", torch.full_like(terms.weights, float(packed)), mask)
+        self._tokens = self._tokens + row_tokens(inputs).sum()
 
     def add_drift(self, inputs: UpdateData, logprobs: Tensor, old_logprobs: Tensor) -> None:
         """Add the distance from the policy that played, per token, turn and episode."""

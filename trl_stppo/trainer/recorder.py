@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
-from .batch import UpdateData
+from .batch import MiniBatch, UpdateData
 from .loop.player import EpisodePlayer
 from .loop.rollout import Played, Scored
 from .ppo_config import PPOConfig
@@ -177,22 +177,16 @@ class TraceRecorder(TrainerCallback):
                 table[rows, : values.size(1)] = values.detach().to(table.dtype)
             self._update = record
 
-    def end_mini_batch(
-        self,
-        window: list[UpdateData],
-        *,
-        outcome: str,
-        clip_range: tuple[float, float],
-        is_last: bool,
-    ) -> None:
+    def end_mini_batch(self, mini_batch: MiniBatch, *, outcome: str, is_last: bool) -> None:
         """Record the outcome of an optimizer step; write the update after its last step."""
         if self._update is None:
             return
         with self._harmless():
-            self._update.header["clip_range"] = [*clip_range]
+            self._update.header["clip_range"] = [*mini_batch.clip_range]
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
-            self._update.outcomes.append((outcome, torch.cat([part["row"] for part in window])))
+            rows = torch.cat([part["row"] for part in mini_batch.parts])
+            self._update.outcomes.append((outcome, rows))
         if is_last:
             self._update.header["complete"] = True
             self.finish()

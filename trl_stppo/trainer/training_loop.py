@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +33,15 @@ from ..core import (
 )
 from ._trl import disable_gradient_checkpointing, use_adapter
 from .batch import (
+    NO_MINI_BATCH,
     Estimates,
+    MiniBatch,
     Passes,
     Targets,
     Tokens,
     TurnBatch,
     UpdateData,
     build_turn_batch,
-    row_tokens,
     update_data,
 )
 from .bridge import Bridge
@@ -69,15 +69,6 @@ from .step import Step, Terms
 from .verdict import Verdict
 
 
-class Totals(NamedTuple):
-    """Counts of one mini-batch over all processes, each [] in float32."""
-
-    episodes: Tensor
-    turns: Tensor
-    policy_tokens: Tensor
-    value_tokens: Tensor
-
-
 @dataclass(eq=False, repr=False)
 class TrainingLoop:
     """Rollout step and update step of PPO and GRPO."""
@@ -95,13 +86,11 @@ class TrainingLoop:
         self.args, self.accelerator = self.host.args, self.host.accelerator
         self.weighing = [each for each in self.step.stabilizers if weighs(type(each))]
         self.region = self.step.region
-        # Micro-batches of the current mini-batch.
-        self.window: list[UpdateData] = []
+        self.mini_batch = NO_MINI_BATCH
         # Micro-batches of the policy's last step.
         self.stepped: list[UpdateData] = []
         # `seconds` is the mini-batch's duration, including a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
-        self.totals = Totals(*torch.zeros(4))
 
     def rollout(self, rows: list[Row]) -> UpdateData:
         """Make the data of one update: play, reward, pad, compare policies, estimate advantages, log."""
@@ -234,28 +223,28 @@ class TrainingLoop:
             first = step % per_epoch
             window = host.rollout_buffer[first : first + accumulation]
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
-            self.open_window(regroup(window))
-            is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
-            self.metrics = MiniBatchMetrics()
-            self.step.begin(rests=self.guards.has_stopped, is_empty=is_empty)
-        return without_padding(self.window[step % accumulation])
+            self.mini_batch = self.open_mini_batch(regroup(window))
+            self.metrics, rests = MiniBatchMetrics(), self.guards.has_stopped
+            self.step.begin(rests=rests, is_empty=self.mini_batch.is_empty)
+        return without_padding(self.mini_batch.parts[step % accumulation])
 
-    def open_window(self, window: list[UpdateData]) -> None:
-        """Set the next mini-batch's micro-batches, its counts over all processes and its clip range."""
-        episodes = torch.tensor(num_episodes(window), device=window[0]["loss_mask"].device)
+    def open_mini_batch(self, parts: list[UpdateData]) -> MiniBatch:
+        """Count the next mini-batch's episodes, turns and tokens over all processes; set its clip range."""
+        episodes = torch.tensor(num_episodes(parts), device=parts[0]["loss_mask"].device)
 
         def count(mask: Callable[[UpdateData], Tensor]) -> Tensor:
-            return torch.stack([mask(batch).sum() for batch in window]).sum()
+            return torch.stack([mask(batch).sum() for batch in parts]).sum()
 
         turns = count(lambda batch: turn_starts(batch["turn_index"]) & batch["loss_mask"])
         policy, value = count(itemgetter("loss_mask")), count(itemgetter("value_mask"))
-        totals = torch.stack([episodes, turns, policy, value]).float()
-        self.window, self.totals = window, Totals(*self.accelerator.reduce(totals))
+        local = torch.stack([episodes, turns, policy, value]).float()
+        episodes, turns, policy, value = self.accelerator.reduce(local)
+        # `epsilon_low` is TRL's name for `cliprange`.
+        low, high = self.host.epsilon_low, self.host.epsilon_high
         if self.args.epsilon is None:
-            by_turn = self.host.importance_sampling_level == "turn"
-            ratios = self.totals.turns if by_turn else self.totals.episodes
-            width = default_cliprange(float(self.totals.policy_tokens), float(ratios))
-            self.host.epsilon_low = self.host.epsilon_high = width
+            ratios = turns if self.host.importance_sampling_level == "turn" else episodes
+            low = high = default_cliprange(float(policy), float(ratios))
+        return MiniBatch(parts, episodes, turns, policy, value, (low, high))
 
     @cached_property
     def _policy(self) -> list[tuple[str, nn.Parameter]]:
@@ -280,7 +269,9 @@ class TrainingLoop:
         size, has_aux = self.args.per_device_train_batch_size, self.host.aux_loss_enabled
         *pieces, last = self.forward.pieces(inputs, size, has_aux=has_aux)
         # Upstream makes the last backward pass, so only the last piece keeps its graph.
-        done = [self.step.accumulate(model, partial(self.piece_loss, model, each)) for each in pieces]
+        done = [
+            self.step.accumulate(model, partial(self.piece_loss, model, each)) for each in pieces
+        ]
         loss = sum(done, self.piece_loss(model, last))
         if self.is_warming_up:
             return loss
@@ -313,7 +304,7 @@ class TrainingLoop:
             per_token, clipped = clipped_value_loss(
                 values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
             )
-            loss = per_token.sum() / self.totals.value_tokens.clamp(min=1) * processes
+            loss = per_token.sum() / self.mini_batch.value_tokens.clamp(min=1) * processes
             self.step.add_critic(self.args.vf_coef * loss)
         self.metrics.add_mean("value/loss", per_token, value_mask)
         self.metrics.add_mean("value/clip_fraction", clipped, value_mask)
@@ -332,39 +323,39 @@ class TrainingLoop:
             log_ratio,
             inputs["advantages"],
             loss_mask,
-            # `epsilon_low` is TRL's name for `cliprange`.
-            cliprange_low=host.epsilon_low,
-            cliprange_high=host.epsilon_high,
+            cliprange_low=self.mini_batch.clip_range[0],
+            cliprange_high=self.mini_batch.clip_range[1],
             delta=self.args.delta,
             weights=self.token_factors(inputs, logprobs, old),
         )
         weights = self.accelerator.num_processes * aggregation_weights(
             loss_mask,
             host.loss_type,
-            num_episodes=self.totals.episodes,
-            num_tokens=self.totals.policy_tokens,
+            num_episodes=self.mini_batch.episodes,
+            num_tokens=self.mini_batch.policy_tokens,
             max_length=host.max_completion_length,
             episode_tokens=inputs["episode_tokens"],
             dtype=surrogate.kept.dtype,
         )
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
-        self.metrics.add_policy(surrogate, entropies, loss_mask, row_tokens(inputs).sum())
-        packed = torch.full_like(surrogate.kept, float(self.forward.was_packed))
-        self.metrics.add_mean("perf/packed_share", packed, loss_mask)
-        self.metrics.add_drift(inputs, logprobs, old)
-        if self.args.rollout_staleness and self.step_of_rollout == 0:
-            # No step was taken yet, so these are log-probabilities of the policy before the update.
-            change = (logprobs - old).abs()
-            self.metrics.add_mean("sampling/drift", change, loss_mask)
-        if self.region is not None:
-            self.observe_kl(inputs, logprobs)
         surrogate = self.weigh_episodes(inputs, surrogate)
-        self.trace.observe(inputs, logprobs, old, log_ratio, surrogate)
+        terms = Terms(surrogate, weights, extra, logprobs, entropies, loss_mask)
+        self.observe(inputs, terms, old, log_ratio)
         # Upstream does not divide the loss by the number of micro-batches, because GRPOTrainer sets
         # `loss_is_scaled_for_ga`.
-        return self.step.add_policy(
-            Terms(surrogate, weights, extra, logprobs, entropies, loss_mask)
-        )
+        return self.step.add_policy(terms)
+
+    def observe(self, inputs: UpdateData, terms: Terms, old: Tensor, log_ratio: Tensor) -> None:
+        """Tell metrics, trust region and trace of a pass."""
+        self.metrics.add_pass(inputs, terms, packed=self.forward.was_packed)
+        self.metrics.add_drift(inputs, terms.logprobs, old)
+        if self.args.rollout_staleness and self.step_of_rollout == 0:
+            # No step was taken yet, so these are log-probabilities of the policy before the update.
+            change = (terms.logprobs - old).abs()
+            self.metrics.add_mean("sampling/drift", change, terms.loss_mask)
+        if self.region is not None:
+            self.observe_kl(inputs, terms.logprobs)
+        self.trace.observe(inputs, terms.logprobs, old, log_ratio, terms.surrogate)
 
     def observe_kl(self, inputs: UpdateData, logprobs: Tensor) -> None:
         """Add the KL of some rows from the policy at the start of the update to the trust region's."""
@@ -423,7 +414,7 @@ class TrainingLoop:
             terms.append(args.beta * (kl * weights).sum())
         if args.entropy_coef != 0.0:
             entropy = entropies.masked_fill(~loss_mask, 0.0).sum()
-            entropy = entropy / self.totals.policy_tokens.clamp(min=1)
+            entropy = entropy / self.mini_batch.policy_tokens.clamp(min=1)
             terms.append(-args.entropy_coef * (entropy * self.accelerator.num_processes))
         if aux_loss is not None:
             counts = torch.ones_like(aux_loss).bool()
@@ -449,13 +440,12 @@ class TrainingLoop:
         verdict = self.guards.judge(report, figures.get("policy/approx_kl"))
         self.step.apply(verdict, report, self.host.model, self._policy)
         if verdict is Verdict.TAKEN:
-            self.stepped = self.window
+            self.stepped = self.mini_batch.parts
         if self.region is not None:
             self.log.set(self.region.figures())
         self.trace.end_mini_batch(
-            self.window,
+            self.mini_batch,
             outcome=verdict,
-            clip_range=(self.host.epsilon_low, self.host.epsilon_high),
             is_last=self._ends_update,
         )
         if self.step.engine.steps_in_backward:

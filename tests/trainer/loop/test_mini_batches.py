@@ -19,8 +19,10 @@ class Dealt(STPPOTrainer):
         ids, mask = inputs["completion_ids"], inputs["completion_mask"].bool()
         rows = [NUMBER[tuple(row[keep].tolist())] for row, keep in zip(ids, mask, strict=True)]
         self.__dict__.setdefault("dealt", []).append(rows)
-        self.__dict__.setdefault("totals", []).append(torch.stack(self._loop.totals).tolist())
-        self.__dict__.setdefault("widths", []).append((self.epsilon_low, self.epsilon_high))
+        own = self._loop.mini_batch
+        totals = [own.episodes, own.turns, own.policy_tokens, own.value_tokens]
+        self.__dict__.setdefault("totals", []).append(torch.stack(totals).tolist())
+        self.__dict__.setdefault("widths", []).append(own.clip_range)
         return super()._compute_loss(model, inputs)
 
 

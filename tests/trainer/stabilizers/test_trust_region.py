@@ -505,15 +505,15 @@ def test_an_empty_mini_batch_at_the_end_hides_no_ruin(tmp_path):
     ruin = Ruin(3)
     trainer, _ = scripted_trainer(tmp_path, callbacks=[ruin], **{**RUN, "max_steps": 4})
     ruin.watch(trainer)
-    open_window = trainer._loop.open_window
+    open_mini_batch = trainer._loop.open_mini_batch
 
     def empties(window):
         if trainer.state.global_step == 3:
             off = ("loss_mask", "value_mask")
             window = [{**each, **{n: torch.zeros_like(each[n]) for n in off}} for each in window]
-        open_window(window)
+        return open_mini_batch(window)
 
-    trainer._loop.open_window = empties
+    trainer._loop.open_mini_batch = empties
     trainer.train()
     assert not equal(ruin.before[2], ruin.after[2], "policy")
     assert equal(ruin.before[2], weights(trainer), "policy")

@@ -325,7 +325,7 @@ def test_the_kl_is_that_of_the_policy_since_the_start_of_the_update(staleness, t
         found.append(loop.region.kl + loop.region.floor)
         present = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
         total, turns = 0.0, set()
-        for inputs in loop.window:
+        for inputs in loop.mini_batch.parts:
             new = batch_logprobs(trainer.model, inputs)
             trainer.model.load_state_dict(starts[-1], strict=False)
             start = batch_logprobs(trainer.model, inputs)

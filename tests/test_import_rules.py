@@ -22,10 +22,10 @@ ENV_PACKAGES = {
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors", "redaction"}, set(), ENV_PACKAGES),
+    "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
     "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
     "rollout": (
-        {"rollout", "generation", "core", "envs", "errors", "redaction", "threads"},
+        {"rollout", "generation", "core", "envs", "errors", "threads"},
         {"torch"},
         {"dill", "httpx2", "openai"},
     ),
@@ -35,7 +35,7 @@ RULES = {
         set(),
     ),
     "hub": (
-        {"hub", "watch", "errors", "paths", "redaction", "version"},
+        {"hub", "watch", "errors", "paths", "version"},
         {"huggingface_hub"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
@@ -44,18 +44,18 @@ RULES = {
     "cli": (
         {
             "agent", "cli", "hub", "trace", "trainer", "models", "rollout", "generation", "envs",
-            "watch", "errors", "paths", "redaction", "statistics", "version",
+            "watch", "errors", "paths", "statistics", "version",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
     ),
     "__main__": ({"cli"}, set(), set()),
     "trace": ({"trace", "errors"}, set(), set()),
-    "watch": ({"watch", "errors", "redaction"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
+    "watch": ({"watch", "errors"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "paths", "redaction", "statistics", "threads", "version"),
+            *("envs", "errors", "paths", "statistics", "threads", "version"),
         },
         {"torch", "transformers", "tokenizers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},

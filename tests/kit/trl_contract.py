@@ -28,7 +28,6 @@ OVERRIDDEN = {
     "_finalize_training": "wrapped",
     "_push_from_checkpoint": "wrapped",
     "push_to_hub": "wrapped",
-    "init_hf_repo": "wrapped",
     "create_model_card": "wrapped",
     "save_model": "wrapped",
     "train": "wrapped",

@@ -15,7 +15,7 @@ from trl_stppo.trainer.planning.plan import plan_rollout
 class Adder:
     """Adds numbers."""
 
-    def __init__(self, largest=3, api_key=""):
+    def __init__(self, largest=3, note=""):
         self.total = 0
 
     def reset(self, **row) -> str:
@@ -45,12 +45,8 @@ def described(tmp_path):
 
 
 def test_environments_and_tools_are_named_once_each(described):
-    names = described(partial(Adder, largest=7, api_key="sk-1"), tools=[lookup])
-    assert names["environment"] == "Adder(largest=7) + tools lookup"
-
-
-def test_a_secret_is_known_by_its_name_also_as_a_positional_argument(described):
-    assert described(partial(Adder, 7, "sk-1"))["environment"] == "Adder(largest=7)"
+    names = described(partial(Adder, 7, note="a text of several words"), tools=[lookup])
+    assert names["environment"] == "Adder(largest=7, note=#aec331) + tools lookup"
 
 
 def test_several_environments_have_names_and_rows_have_a_size(described):

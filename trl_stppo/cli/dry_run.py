@@ -24,7 +24,6 @@ from ..envs.check import DEFAULT_ACTIONS, check_env
 from ..errors import EnvironmentContractError
 from ..generation.slots import supports
 from ..hub.loading import load_tokenizer
-from ..redaction import redacted
 from ..rollout.contexts import AgentRequest
 from ..trainer.planning import plan
 from ..trainer.planning.data import training_rows
@@ -87,11 +86,11 @@ def run(words: Sequence[str]) -> int:
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
     for name, value in rows.items():
-        table.add_row(name, escape(redacted(value)))
+        table.add_row(name, escape(value))
     console.print(table)
     for kind, texts in (("note", found.notes), ("PROBLEM", found.problems)):
         for text in dict.fromkeys(texts):
-            console.print(redacted(f"{kind}: {text}"), markup=False, soft_wrap=True)
+            console.print(f"{kind}: {text}", markup=False, soft_wrap=True)
     console.print("This would not start." if found.problems else "OK")
     return int(bool(found.problems))
 

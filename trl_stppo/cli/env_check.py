@@ -26,7 +26,6 @@ from typing import Any
 from ..envs.base import described, is_text_environment
 from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..errors import EnvironmentContractError
-from ..redaction import redacted
 from ..rollout.agent_driver import ADDRESS, EPISODE_OVER, AgentSession, outcome_of
 from ..rollout.chat import ChatRenderer
 from ..rollout.contexts import AgentRequest
@@ -100,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             found = check_env(factory, rows, actions=actions or None, steps=options.steps)
         print(f"{options.environment}: played {min(len(rows or [{}]), MAX_ROWS)} rows")
     for message in found:
-        print(redacted(f"warning: {message}"))
+        print(f"warning: {message}")
     print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
     return int(bool(found) and options.strict)
 

@@ -33,7 +33,6 @@ from ..generation.protocol import Backend
 from ..hub.loading import adapter_base, load_tokenizer, policy_folder
 from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
-from ..redaction import redacted
 from ..rollout.reward_funcs import RewardFunc, name_of, numbered
 from ..trainer.loop.rollout import Played, Scored
 from ..trainer.planning.rewards import check_reward_weights
@@ -209,7 +208,7 @@ class Watch:
             success = {True: ", success", False: ", no success", None: ""}[episode.success]
             print(f"\n{self._label}: {ending}{success}")
             for context in episode.contexts:
-                print(redacted(self._decode([*context.prompt_ids, *context.ids])))
+                print(self._decode([*context.prompt_ids, *context.ids]))
 
 
 def evaluate(
@@ -320,7 +319,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
                 used = {name: getattr(config, name) for name in RECORDED}
                 used |= {"num_generations_eval": repetitions, "agents": found, "limits": settings}
                 about = {**vars(args), **used}
-                written = {"settings": redacted(about), "results": results}
+                written = {"settings": about, "results": results}
                 path.write_text(json.dumps(written, indent=1) + "\n")
                 print(f"written: {path}")
     if config.world_size == 1:

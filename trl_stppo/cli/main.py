@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..redaction import redacted
 from ..version import __version__
 from .usage import Parser, UsageError
 
@@ -155,4 +154,4 @@ def is_readable(error: BaseException) -> bool:
 
 
 def _print_error(text: str) -> None:
-    print(redacted(text), file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import Any, NoReturn
 
-from ..redaction import redacted
 
 
 class UsageError(ValueError):
@@ -32,5 +31,5 @@ def parsed_json(text: str, flag: str) -> Any:
     except json.JSONDecodeError as error:
         read = error
     if not isinstance(read, dict):
-        raise UsageError(f"`{flag}={redacted(text)}` is no JSON object ({read}).")
+        raise UsageError(f"`{flag}={text}` is no JSON object ({read}).")
     return read

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from trl_stppo.errors import EnvironmentContractError
-from trl_stppo.redaction import redacted
 
 
 @runtime_checkable
@@ -232,7 +231,6 @@ def described(error: BaseException) -> str:
     except Exception:
         # The `__str__` of an environment's own exception class may fail.
         text = "(its message cannot be read)"
-    text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
     # With `rollout_overlap` tools run outside the main thread, where signal handlers cannot be set.
     if "only works in main thread" in text:

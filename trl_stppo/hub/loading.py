@@ -10,7 +10,6 @@ from huggingface_hub import errors, snapshot_download
 
 from ..errors import HubError
 from ..paths import check_name
-from .pushing import reason
 from .settings import AgentSettings
 
 # The error for a cache that lacks files of a repository. Older versions of huggingface_hub do not have it.
@@ -44,8 +43,8 @@ def unreachable(name: str, revision: str | None, error: Exception) -> HubError:
     """Return the error for a repository that cannot be downloaded."""
     at = f" at revision {revision!r}" if revision else ""
     return HubError(
-        f"{name!r}{at} is no folder here and could not be downloaded: {reason(error)} Check name and "
-        f"revision; a private repository needs `hf auth login`. A second try continues the download."
+        f"{name!r}{at} is no folder here and could not be downloaded: {error} Check name and revision; a "
+        f"private repository needs `hf auth login`. A second try continues the download."
     )
 
 

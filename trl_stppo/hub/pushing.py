@@ -1,22 +1,23 @@
-"""The model card of a run, the files that a push leaves out, and errors and warnings of failed pushes."""
+"""The files that a push uploads, and what a run adds to TRL's model card."""
 
 from __future__ import annotations
 
-import logging
-import shlex
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import metadata_load
-
-from ..errors import HubError
-from ..redaction import redacted
 from ..watch.runs import MEASURES, SCORE, number
+from .settings import AGENT_FILE, CRITIC_FOLDER
 
 CARD = "README.md"
-GENERATED = "generated_from_trainer"
+# The files of a model and its tokenizer. A push uploads no other files.
+MODEL_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "adapter_config.json"),
+    *("config.json", "generation_config.json", "processor_config.json", "preprocessor_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
+    *("sentencepiece.bpe.model", "*.jinja"),
+)
 SETTINGS = (
     *("variant", "stabilizers", "learning_rate", "cliprange", "generation_batch_size"),
     *("num_ppo_epochs", "num_mini_batches", "kl_coef", "temperature", "seed"),
@@ -24,33 +25,33 @@ SETTINGS = (
 OF_CRITIC = ("critic_learning_rate", "gamma", "lam", "cliprange_value")
 
 
-def may_be_written(path: Path) -> bool:
-    """Return whether a model card may be overwritten: it is missing, or a trainer has written it."""
-    try:
-        return not path.exists() or GENERATED in (metadata_load(path) or {})["tags"]
-    except Exception:
-        return False
+def agent_files(folder: Path, *, code: bool = False) -> list[str]:
+    """Return the paths of an agent's files in its folder; `code` includes the model's Python files."""
+    own = (*MODEL_FILES, CARD, AGENT_FILE, *(["*.py"] if code else []))
+    parts = {
+        "*": own,
+        "additional_chat_templates/*": ("*.jinja",),
+        f"{CRITIC_FOLDER}/**/*": MODEL_FILES,
+    }
+    return [
+        path.relative_to(folder).as_posix()
+        for part, names in parts.items()
+        for path in sorted(folder.glob(part))
+        if path.is_file() and any(map(path.match, names))
+    ]
 
 
-def add_run(
-    path: Path, repo: str, settings: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
-) -> None:
-    """Add results and settings to the card that TRL has written.
-
-    `settings` are the run's settings, without secrets. `history` is its log.
-    """
+def card_of_run(
+    repo: str, settings: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the sections of a model card that TRL cannot know: how to load the agent, results, settings."""
     rows = [[f"`{name}`", f"`{value}`"] for name, value in settings.items() if value is not None]
     sections = {
         "Agent": f"`trl_stppo.Agent.from_pretrained({repo!r})` plays as the run's evaluation did.",
         "Results": results(history),
         "Settings": _table(["option", "value"], rows),
     }
-    text = "".join(f"## {name}\n\n{text}\n\n" for name, text in sections.items() if text)
-    before, heading, after = path.read_text(encoding="utf-8").partition("## Training procedure")
-    # TRL's card links to "None" for a base model in a folder, and for an agent without a repository.
-    before = before.replace("[None](https://huggingface.co/None)", "a model in a local folder")
-    before = before.replace('model="None"', f'model="{repo}"')
-    path.write_text(f"{before.rstrip()}\n\n{text}{heading}{after}", encoding="utf-8")
+    return "".join(f"\n## {name}\n\n{text}\n" for name, text in sections.items() if text)
 
 
 def results(history: Sequence[Mapping[str, Any]]) -> str:
@@ -82,61 +83,3 @@ def _shown(figures: Mapping[str, Any], name: str) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
     return "\n".join(lines) if rows else ""
-
-
-logger = logging.getLogger(__name__)
-
-EPISODES = "episodes_*.pt"
-# Files of the output directory that transformers does not upload.
-LEFT_OUT = ("_*", "checkpoint-*")
-# Files that this package does not upload: recorded episodes contain training data; the log has settings
-# and data of this machine; a downloaded checkpoint is on the Hub.
-LEFT_OUT_TOO = (
-    *("trace/*", "trace.html", EPISODES, "metrics*.jsonl", ".*.writing"),
-    "last-checkpoint/*",
-)
-
-
-def reason(error: BaseException) -> str:
-    """Return an error's type and message on one line, without secrets."""
-    text = redacted(" ".join(str(error).split()))[:1500]
-    return f"{type(error).__name__}: {text.rstrip('.')}."
-
-
-def failed_push(
-    error: BaseException, repo: str, folder: Path, revision: str | None = None
-) -> HubError:
-    """Return the `HubError` for a failed push at the end of a run."""
-    words = ["hf", "upload", repo, str(folder), "."]
-    words += ["--revision", revision] if revision else []
-    for pattern in (*LEFT_OUT, *LEFT_OUT_TOO):
-        words += ["--exclude", pattern]
-    return HubError(
-        f"The push to {repo!r} failed: {reason(error)} Model, critic and card are in `{folder}`. Push again "
-        f"with `trainer.push_to_hub()`, or from a shell with `{shlex.join(words)}`."
-    )
-
-
-def failed_creation(error: BaseException, repo: str) -> HubError:
-    """Return the error for a repository that can be neither created nor reached."""
-    return HubError(
-        f"The repository {repo!r} could not be created or reached: {reason(error)} Allowed are a "
-        f"`hub_model_id` in an account or organisation of yours that can be reached, or `push_to_hub=False`."
-    )
-
-
-def warn_of_failed_push(error: BaseException, repo: str, folder: Path) -> None:
-    """Warn of a failed push in the middle of a run; training goes on."""
-    text = "The push of `%s` to %r failed, and training goes on; the next push includes it: %s"
-    logger.warning(text, folder, repo, reason(error))
-
-
-def watch(job: Future[Any], repo: str, folder: Path) -> None:
-    """Warn if a background upload of a folder fails. transformers ignores such errors."""
-
-    def finished(done: Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if error is not None:
-            warn_of_failed_push(error, repo, folder)
-
-    job.add_done_callback(finished)

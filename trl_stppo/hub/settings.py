@@ -11,7 +11,6 @@ from typing import Any
 
 from huggingface_hub.dataclasses import type_validator
 
-from ..redaction import redacted
 from ..version import __version__
 
 AGENT_FILE = "agent.json"
@@ -61,7 +60,7 @@ class AgentSettings:
     def save(self, folder: Path) -> Path:
         """Write `agent.json` into a folder."""
         about = {"format": FORMAT, "written_by": f"trl_stppo {__version__}"}
-        text = json.dumps(redacted({**about, **dataclasses.asdict(self)}), indent=1, default=str)
+        text = json.dumps({**about, **dataclasses.asdict(self)}, indent=1, default=str)
         path = folder / AGENT_FILE
         path.write_text(text + "\n", encoding="utf-8")
         return path
@@ -80,4 +79,4 @@ class AgentSettings:
             return cls(**{name: value for name, value in found.items() if name in known})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             text = f"`{path}` is damaged or too new ({type(error).__name__}: {error})."
-            raise ValueError(redacted(text)) from None
+            raise ValueError(text) from None

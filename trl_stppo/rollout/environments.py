@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..envs.base import is_text_environment, tool_names
-from ..redaction import redacted
 from .isolation import Isolated, IsolatedEnvironment
 
 logger = logging.getLogger(__name__)
@@ -114,4 +113,4 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
         if inspect.isawaitable(result):
             run_async(result)
     except Exception as error:
-        logger.warning("%s.close raised %s", type(env).__name__, redacted(repr(error)))
+        logger.warning("%s.close raised %r", type(env).__name__, error)

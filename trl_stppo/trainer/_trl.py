@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,23 +116,30 @@ def open_trackio(trainer: Any) -> None:
 
 
 @contextmanager
-def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
-    """Context manager in which upstream's uploads leave out the files that match `patterns`."""
-    original = upstream_trainer.hf_api
+def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[Any], Path]]:
+    """Context manager in which upstream uploads only the files of a folder that `chosen` lists.
+
+    It gives a dictionary of the uploads in the background: job -> folder.
+    """
+    original, jobs = upstream_trainer.hf_api, {}
 
     def api() -> Any:
         real = original()
-        ours, upload = copy.copy(real), real.upload_folder
+        ours = copy.copy(real)
 
-        def upload_folder(*args: Any, **kwargs: Any) -> Any:
-            kwargs["ignore_patterns"] = [*(kwargs.get("ignore_patterns") or []), *patterns]
-            return upload(*args, **kwargs)
+        def upload_folder(*, folder_path: str, **kwargs: Any) -> Any:
+            folder = Path(folder_path)
+            kwargs["allow_patterns"] = chosen(folder)
+            result = real.upload_folder(folder_path=folder_path, **kwargs)
+            if isinstance(result, Future):
+                jobs[result] = folder
+            return result
 
         ours.upload_folder = upload_folder
         return ours
 
     with replaced(upstream_trainer, hf_api=api):
-        yield
+        yield jobs
 
 
 def max_context_tokens(trainer: Any) -> int | None:

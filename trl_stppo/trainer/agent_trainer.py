@@ -21,7 +21,6 @@ from transformers import (
     TrainerCallback,
 )
 
-from ..hub.pushing import failed_creation
 from ..rollout.reward_funcs import numbered
 from ..rollout.workers import RolloutInterrupted
 from . import display
@@ -45,7 +44,7 @@ from .planning.data import Row, plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
 from .precision import MovedWeights, check_precision
-from .publisher import Publisher, repo_name
+from .publisher import Publisher
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource
 from .setup import models, players, readers
@@ -461,35 +460,20 @@ class AgentTrainer(Bridge):
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, its tokenizer, its critic, the agent's settings, and a model card."""
+        """Save the policy, its tokenizer, its critic, and the agent's settings."""
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's model card, with results and settings, as `README.md` in the output directory.
 
-        A README.md that was not written by a trainer stays unchanged; a push uploads it. The arguments are
-        upstream's.
+        The arguments are upstream's.
         """
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
-
-    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:  # type: ignore[override]
-        """Create the repository on the Hub if it does not exist.
-
-        Raises:
-            HubError: the repository cannot be created or reached.
-        """
-        try:
-            super().init_hf_repo(token, **kwargs)
-        except Exception as error:
-            raise failed_creation(error, repo_name(self)) from error
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Save the policy and upload it to the Hub, with critic, settings and model card.
 
         The arguments are those of `transformers.Trainer.push_to_hub` and of `create_model_card`.
-
-        Raises:
-            HubError: the push failed; the output directory has all files.
         """
         return self._publisher.push(super().push_to_hub, *args, **kwargs)
 

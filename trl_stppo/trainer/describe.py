@@ -9,11 +9,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
-from ..redaction import redacted
 from ..rollout.reward_funcs import name_of
 from ._trl import get_config_model_id
 from .planning.plan import RolloutPlan
@@ -23,12 +22,10 @@ READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
 # An argument that the commands bind, not the user.
 COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
-# Pattern of a folder in which `datasets` caches rows of the Hub.
-_CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
 def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
-    """Return the short names of a run's model, environment and data set, without secrets.
+    """Return the short names of a run's model, environment and data set.
 
     The environment's name lists the rollout plan's environments with their arguments, its tools, and the
     function that plays the episodes.
@@ -50,12 +47,9 @@ def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
 
 
 def dataset_of(rows: Any) -> str | None:
-    """Return a data set's Hub id if its rows are from the Hub, else its name; None if unknown."""
-    files = getattr(rows, "cache_files", None) or []
-    parts = (_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts)
+    """Return a data set's name; None if it is unknown."""
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
-    hub = next((f"{part[1]}/{part[2]}" for part in parts if part), None)
-    return hub or (None if known in READERS else known)
+    return None if known in READERS else known
 
 
 def critic_of(critic: Critic) -> str:
@@ -93,7 +87,7 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, list, dict, type(None))
-    return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
+    return {name: value for name, value in values.items() if isinstance(value, simple)}
 
 
 def _arguments(factory: Any) -> str:
@@ -103,9 +97,8 @@ def _arguments(factory: Any) -> str:
     try:
         given = inspect.signature(factory.func).bind_partial(*factory.args).arguments
     except (TypeError, ValueError):
-        # Leave out arguments without a name, because they might be secrets.
         given = {}
-    named = redacted({**given, **factory.keywords}, blank=None).items()
+    named = {**given, **factory.keywords}.items()
     shown = [(n, v) for n, v in named if v is not None and not (n == COUNTER and callable(v))]
     return f"({', '.join(f'{name}={_short(value)}' for name, value in shown)})" if shown else ""
 

@@ -25,7 +25,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import CheckpointError, CheckpointWriteError, RunLockError
-from ..hub.pushing import EPISODES
 
 # Bytes per read.
 _BLOCK = 1 << 18
@@ -38,6 +37,9 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # upload names that begin with an underscore.
 STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
 MANIFEST = "stppo_checkpoint.json"
+EPISODES = "episodes_*.pt"
+# Files of a checkpoint that stay on this machine: logged texts, and settings with the user's tokens.
+LOCAL = (EPISODES, "training_args.bin")
 FORMAT = 2
 _NAME = re.compile(r"checkpoint-\d+")
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -77,8 +79,8 @@ def checksum(path: Path) -> str:
 def seal(folder: Path, about: dict[str, Any]) -> None:
     """Write the manifest of a complete folder, and flush all files to the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    # The manifest omits the files of logged texts, because a copy from the Hub lacks them.
-    needed = [p for p in files if not p.match(EPISODES)]
+    # A copy from the Hub has the manifest's files only.
+    needed = [p for p in files if not any(map(p.match, LOCAL))]
     named = {p.relative_to(folder).as_posix(): p for p in needed}
     manifest = {
         "format": FORMAT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from dataclasses import dataclass, fields
@@ -11,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
-from ..redaction import redacted
 from ._trl import GRPOConfig, SingleGeneration
 from .config_checks import as_floats, check_finite, check_values
 from .options import ALIASES, option, takes_ignored
@@ -19,41 +17,9 @@ from .options import ALIASES, option, takes_ignored
 logger = logging.getLogger(__name__)
 
 
-class KeepsSecrets:
-    """Base class that removes secrets from pickles, `to_dict` and text; it must precede TRL's class."""
-
-    def __getstate__(self) -> dict[str, object]:
-        return redacted(self.__dict__, blank=None)
-
-    def __copy__(self) -> KeepsSecrets:
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> KeepsSecrets:
-        memo[id(self)] = copied = object.__new__(type(self))
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return copied
-
-    def _without_secrets(self) -> Any:
-        clean = object.__new__(type(self))
-        clean.__dict__.update(redacted(self.__dict__, blank=None))
-        return super(KeepsSecrets, clean)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return upstream's dictionary of settings without secrets, for trackers and TensorBoard."""
-        # Upstream hides every setting whose name ends in `_token`, but this one is no secret.
-        return {**self._without_secrets().to_dict(), "stop_token": vars(self)["stop_token"]}
-
-    def __str__(self) -> str:
-        return self._without_secrets().__str__()
-
-    __repr__ = __str__
-
-
 @takes_ignored
-@dataclass(repr=False)
-class PPOConfig(KeepsSecrets, GRPOConfig):
+@dataclass
+class PPOConfig(GRPOConfig):
     """Configuration of [`PPOTrainer`]: [`~trl.GRPOConfig`] with new options and other defaults.
 
     Each field has a `help` text, which the API pages and `trl-stppo train --help` show.
@@ -243,6 +209,11 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     sft_model_path: str | None = option(None, "Read by PPO scripts.")
     reward_model_path: str | None = option(None, "Read by PPO scripts.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return upstream's dictionary of settings, for trackers."""
+        # Upstream hides every setting whose name ends in `_token`, but this one is no secret.
+        return {**super().to_dict(), "stop_token": self.stop_token}
 
     def __post_init__(self) -> None:
         check_finite(self)

@@ -1,17 +1,14 @@
-"""Saves and pushes an agent, and wraps upstream's methods for uploads and the model card."""
+"""Saves and pushes an agent: upstream's methods, the critic, `agent.json`, and lines on TRL's card."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
-import re
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
-
-from peft import PeftModel
-from transformers import TrainerCallback
 
 from ..generation.sampling import SamplingSettings
 from ..hub import pushing
@@ -19,26 +16,19 @@ from ..hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
 from ..models.adapters import discard_saved_reference
 from ..rollout.episode import Limits
 from ..rollout.reward_funcs import name_of
-from ._trl import replaced, uploads_without
+from . import disk
+from ._trl import uploads_of
 from .bridge import Bridge, Wrapped
 from .checkpoints.checkpoints import Checkpoints
-from .describe import algorithm_settings, dataset_of
+from .describe import algorithm_settings
 from .planning.plan import RolloutPlan
 from .sharding.critics import gathered
 
 logger = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
-
-def repo_name(host: Bridge) -> str:
-    """Return the trainer's repository name, also before upstream's constructor is done."""
-    named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
-    return named or Path(host.args.output_dir).absolute().name
-
-
-class Publisher(TrainerCallback):
-    """Saves one trainer's agent and pushes it to the Hub; a failed push loses no data.
+class Publisher:
+    """Saves one trainer's agent and pushes it to the Hub.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     """
@@ -48,11 +38,8 @@ class Publisher(TrainerCallback):
     ) -> None:
         self._host, self._checkpoints = host, checkpoints
         self._rollout, self._limits = rollout, limits
-        self._saved_for_push = True
-        self._pushing: Path | None = None
-        self._foreign_card_named = False
-        self._pushed_from: dict[Any, Path] = {}
-        host.add_callback(self)
+        # Uploads in the background: job -> folder.
+        self._uploads: dict[Future[Any], Path] = {}
 
     @property
     def _run_dir(self) -> Path:
@@ -61,12 +48,10 @@ class Publisher(TrainerCallback):
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
-        # PEFT would write its own card, or remove the tags from the run's card.
-        with replaced(PeftModel, create_or_update_model_card=lambda *_: None):
-            wrapped(output_dir, state_dict)
-            if not self._host.args.should_save:
-                return
-            self._host.critic.save(folder / CRITIC_FOLDER)
+        wrapped(output_dir, state_dict)
+        if not self._host.args.should_save:
+            return
+        self._host.critic.save(folder / CRITIC_FOLDER)
         self._agent_settings().save(folder)
         # Only checkpoints need the reference adapter, because a resumed run loads it.
         if self._checkpoints.staging is None:
@@ -74,60 +59,29 @@ class Publisher(TrainerCallback):
 
     def save_model(self, wrapped: Wrapped, output_dir: str | None, internal: bool) -> None:
         """Implement `AgentTrainer.save_model`: finish an upload in progress, then save all files."""
-        own = output_dir is None or Path(output_dir) == self._run_dir
-        if own:
+        if output_dir is None or Path(output_dir) == self._run_dir:
             # The upload in progress reads the files that are overwritten below.
             self._host.finish_push()
         with gathered(self._host.critic, saves=self._host.args.should_save):
             wrapped(output_dir, internal)
-        self._saved_for_push = True
-        if own and not internal and not self._host.args.push_to_hub:
-            self._host.create_model_card()
 
-    def write_card(
-        self,
-        wrapped: Wrapped,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
-    ) -> None:
+    def write_card(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> None:
         """Implement `AgentTrainer.create_model_card`: write TRL's card, and add results and settings."""
-        host, path = self._host, self._run_dir / pushing.CARD
+        wrapped(*args, **kwargs)
+        host = self._host
         if not host.is_world_process_zero():
             return
-        if not pushing.may_be_written(path):
-            if not self._foreign_card_named:
-                logger.warning(
-                    "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
-                    path, pushing.GENERATED,
-                )  # fmt: skip
-            self._foreign_card_named = True
-            return
-        # Drop local paths, because a path can have the form of a Hub id.
-        known = filter(None, (dataset_name, dataset_of(host.train_dataset)))
-        on_the_hub = (n for n in known if _HUB_ID.fullmatch(n) and not Path(n).exists())
-        wrapped(model_name or Path(repo_name(host)).name, next(on_the_hub, None), tags)
         names = (*pushing.SETTINGS, *(pushing.OF_CRITIC if host.has_critic else ()))
         settings = {name: algorithm_settings(host.args).get(name) for name in names}
         repo = host.hub_model_id or str(self._run_dir)
-        pushing.add_run(path, repo, settings, host.state.log_history)
+        with (self._run_dir / pushing.CARD).open("a", encoding="utf-8") as card:
+            card.write(pushing.card_of_run(repo, settings, host.state.log_history))
 
     def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
-        """Implement `AgentTrainer.push_to_hub`: push by upstream's method, and save all files if it fails."""
-        self._saved_for_push = False
-        try:
-            with uploads_without(pushing.LEFT_OUT_TOO):
-                result = wrapped(*args, **kwargs)
-        except Exception as error:
-            folder = self._run_dir
-            # If the repository was not created, upstream has saved nothing yet.
-            if not self._saved_for_push:
-                self._host.save_model(_internal_call=True)
-                self._host.create_model_card()
-            revision = kwargs.get("revision") or self._host.args.hub_revision
-            raise pushing.failed_push(error, repo_name(self._host), folder, revision) from error
-        if hasattr(result, "add_done_callback"):
-            pushing.watch(result, repo_name(self._host), self._run_dir)
+        """Implement `AgentTrainer.push_to_hub`: upload the agent's files by upstream's method."""
+        with uploads_of(self._agent_files) as jobs:
+            result = wrapped(*args, **kwargs)
+        self._watch(jobs)
         return result
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
@@ -136,51 +90,53 @@ class Publisher(TrainerCallback):
         folder = self._checkpoints.save(wrapped, run_dir, self._host.state, model, trial)
         if self._host.args.push_to_hub:
             self._host.push_checkpoint(str(folder))
-        uploading = {f for job, f in self._pushed_from.items() if not job.done()}
+        uploading = {f for job, f in self._uploads.items() if not job.done()}
         self._checkpoints.prune(
             run_dir, self._host.state.best_model_checkpoint, {folder, *uploading}
         )
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
-        """Push the agent from a checkpoint by upstream's method; log a failure as a warning."""
+        """Push the agent and, if `hub_strategy` says so, the checkpoint, by upstream's method."""
         # An unfinished checkpoint is uploaded later, under its final name.
         if self._checkpoints.staging is not None:
             return
-        folder = Path(checkpoint)
-        before = list(self._push_jobs())
-        self._pushing = folder
-        try:
-            with uploads_without(pushing.LEFT_OUT_TOO):
-                wrapped(checkpoint)
-        except Exception as error:
-            pushing.warn_of_failed_push(error, repo_name(self._host), folder)
-        finally:
-            self._pushing = None
-        for job in self._push_jobs():
-            if job not in before:
-                self._pushed_from[job] = folder
-                pushing.watch(job, repo_name(self._host), folder)
+        source = Path(checkpoint)
 
-    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy the agent's and critic's files, which upstream omits when it pushes from a checkpoint.
+        def chosen(folder: Path) -> list[str]:
+            if folder == source:
+                return [disk.MANIFEST, *disk.read_manifest(folder)["files"]]
+            # Upstream has copied only the policy's files.
+            shutil.copyfile(source / AGENT_FILE, folder / AGENT_FILE)
+            if (source / CRITIC_FOLDER).is_dir():
+                shutil.copytree(source / CRITIC_FOLDER, folder / CRITIC_FOLDER, dirs_exist_ok=True)
+            return self._agent_files(folder)
 
-        Upstream calls this method after the decision to push and before it copies any file.
-        """
-        folder, run_dir = self._pushing, Path(args.output_dir)
-        if folder is None:
-            return
-        shutil.copyfile(folder / AGENT_FILE, run_dir / AGENT_FILE)
-        if (folder / CRITIC_FOLDER).is_dir():
-            shutil.copytree(folder / CRITIC_FOLDER, run_dir / CRITIC_FOLDER, dirs_exist_ok=True)
+        with uploads_of(chosen) as jobs:
+            wrapped(checkpoint)
+        self._watch(jobs)
 
-    def _push_jobs(self) -> list[Any]:
-        progress = getattr(self._host, "push_in_progress", None)
-        return [] if progress is None else progress.jobs
+    def _agent_files(self, folder: Path) -> list[str]:
+        return pushing.agent_files(folder, code=self._host.args.trust_remote_code)
+
+    def _watch(self, jobs: dict[Future[Any], Path]) -> None:
+        """Warn of each upload in the background that fails, because upstream ignores it."""
+
+        def finished(job: Future[Any]) -> None:
+            error = None if job.cancelled() else job.exception()
+            if error is not None:
+                text = (
+                    "The upload of `%s` failed, and training goes on; the next one includes it: %s"
+                )
+                logger.warning(text, self._uploads[job], error)
+
+        self._uploads |= jobs
+        for job in jobs:
+            job.add_done_callback(finished)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""
         result = self._checkpoints.finish(wrapped, self._host.state, *args)
-        if self._pushed_from:
+        if self._uploads:
             self._checkpoints.prune(self._run_dir, self._host.state.best_model_checkpoint)
         return result
 

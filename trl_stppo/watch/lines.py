@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
-from ..redaction import redacted
 from .runs import SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ class ProgressLines(TrainerCallback):
         self._evaluating = self._at_line = 0.0
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
-                self._say(redacted(line))
+                self._say(line)
 
     def on_rollout(self, what: str, ended: int, episodes: int, turns: int) -> None:
         """Print how far the batch of a long rollout or evaluation is; `what`: rollout or evaluation."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..redaction import is_secret, redacted
 from .runs import FORMAT, METRICS_FILE, read_run
 
 logger = logging.getLogger(__name__)
@@ -89,14 +88,14 @@ def _free_name(path: Path) -> Path:
 
 
 def changed_settings(args: Any) -> dict[str, Any]:
-    """Return variant, seed, and all settings that differ from their default, without secrets."""
+    """Return variant, seed, and all settings that differ from their default, except `hub_token`."""
     trainer = type(args).__name__.removesuffix("Config").lower()
     variant = getattr(args, "variant", None) or trainer
     changed: dict[str, Any] = {"variant": variant, "seed": args.seed}
     for spec in fields(args):
         value = getattr(args, spec.name)
         default = spec.default if spec.default_factory is MISSING else spec.default_factory()
-        if spec.name.startswith("_") or is_secret(spec.name, value) or value == default:
+        if spec.name.startswith("_") or spec.name == "hub_token" or value == default:
             continue
         if isinstance(value, (str, int, float, bool, list)):
             changed[spec.name] = value
@@ -104,7 +103,7 @@ def changed_settings(args: Any) -> dict[str, Any]:
 
 
 def _lines(entries: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(_plain(redacted(entry)), default=str) + "\n" for entry in entries)
+    return "".join(json.dumps(_plain(entry), default=str) + "\n" for entry in entries)
 
 
 def _plain(value: Any) -> Any:

@@ -267,7 +267,7 @@ def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
     assert disk.last_complete(tmp_path).name == "checkpoint-2"
 
 
-def test_no_secret_and_nothing_that_is_no_setting_of_the_algorithm_is_written(tmp_path):
+def test_the_manifest_names_the_settings_of_the_algorithm_and_no_others(tmp_path):
     trainer = build(tmp_path, max_steps=1, hub_token="hf_secret", save_total_limit=3)
     trainer.train()
     folder = tmp_path / "checkpoint-1"

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl
 
-from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
 from ...models.critic import SharedCritic
 from .. import disk
@@ -130,8 +129,8 @@ def state_file(folder: Path, process: int) -> Path:
 
 
 def episodes_file(folder: Path, process: int) -> Path:
-    """Return the path of a process's file of logged texts, which is not uploaded (`hub.pushing`)."""
-    return folder / EPISODES.replace("*", str(process))
+    """Return the path of a process's file of logged texts, which is not uploaded (`disk.LOCAL`)."""
+    return folder / disk.EPISODES.replace("*", str(process))
 
 
 def loaded(path: Path) -> Any:

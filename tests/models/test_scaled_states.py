@@ -1,16 +1,13 @@
 """A critic's values learn alike, whatever the size of its backbone's states."""
 
-import logging
-
 import pytest
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file, save_file
 
 from tests.kit.builders import build, logs
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from trl_stppo import STPPOTrainer
-from trl_stppo.models.critic import HEAD_FILE, Critic, SeparateCritic, scalar_head
+from trl_stppo.models.critic import Critic, SeparateCritic, scalar_head
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 SETTINGS = {
@@ -68,20 +65,6 @@ def test_a_state_is_scaled_in_float32_without_weights_and_padding_stays_finite()
     expected = [-1 / root, 0.0, 7e4 / (12.5e8) ** 0.5]
     assert values.dtype == torch.float32
     torch.testing.assert_close(values[0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_a_trained_head_without_the_mark_is_named_once(tmp_path, caplog):
-    arguments = {"environment_factory": CountEnv, "peft_config": LoraConfig(**LORA)}
-    trainer = build(tmp_path, STPPOTrainer, arguments=arguments, **SETTINGS)
-    torch.nn.init.ones_(trainer.critic.head.weight)
-    trainer.save_model(str(tmp_path / "agent"))
-    folder = tmp_path / "agent" / "critic"
-    with caplog.at_level(logging.WARNING):
-        trainer.critic.load(folder)
-        assert "another scale" not in caplog.text
-        save_file(load_file(folder / HEAD_FILE), folder / HEAD_FILE)
-        trainer.critic.load(folder)
-    assert caplog.text.count("another scale") == 1
 
 
 def test_a_given_classifier_is_marked_from_then_on(caplog):

@@ -64,7 +64,7 @@ def _names(folder: Path) -> set[str]:
 HEAD_FILE = "value_head.safetensors"
 # Added to the mean square of a state before division.
 EPSILON = 1e-6
-# Mark of a saved head that reads scaled states: in the head file's metadata, or in the model's configuration.
+# Mark of a head that reads scaled states, in the model's configuration.
 SCALED = "reads_scaled_states"
 ADAPTERS = "value_model"
 
@@ -180,7 +180,7 @@ class SharedCritic(Critic):
             self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
         head = self.full or self.head.state_dict()
         head = {name: weight.detach().cpu().contiguous() for name, weight in head.items()}
-        save_file(head, folder / HEAD_FILE, metadata={SCALED: "true"})
+        save_file(head, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
         """Load the adapter and the head from `folder`, or raise FileNotFoundError."""
@@ -189,8 +189,6 @@ class SharedCritic(Critic):
         weights = load_peft_weights(str(folder), device="cpu")
         set_peft_model_state_dict(self.model, weights, adapter_name=adapters.CRITIC)
         self.head.load_state_dict(load_file(folder / HEAD_FILE))
-        with safe_open(str(folder / HEAD_FILE), framework="pt") as tensors:
-            _check_scaled(folder, self.head, mark=SCALED in (tensors.metadata() or {}))
         self._enable_gradients()
 
 
@@ -209,7 +207,12 @@ class SeparateCritic(Critic):
         if getattr(base.config, "num_labels", 1) != 1:
             raise ValueError(f"`value_model`: num_labels={base.config.num_labels}; must be 1.")
         self.model, self._base, self.head = model, base, base.score
-        _check_scaled(base.name_or_path, self.head, mark=getattr(base.config, SCALED, False))
+        trained = any(bool(weight.any()) for weight in base.score.parameters())
+        if trained and not getattr(base.config, SCALED, False):
+            logger.warning(
+                "The critic of %r has a head that was trained on states of another scale: its first values "
+                "are off by a factor, until the head has learned.", str(base.name_or_path),
+            )  # fmt: skip
         setattr(base.config, SCALED, True)
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
@@ -240,15 +243,6 @@ class SeparateCritic(Critic):
         if not (folder / SINGLE).exists():
             raise missing_critic(folder)
         self.model.load_state_dict(load_file(folder / SINGLE), strict=False)
-
-
-def _check_scaled(source: Any, head: nn.Module, *, mark: bool) -> None:
-    """Warn of a trained head that has read states of another scale."""
-    if not mark and any(bool(weight.any()) for weight in head.parameters()):
-        logger.warning(
-            "The critic of %s has a head that was trained on states of another scale: its first values are "
-            "off by a factor, until the head has learned.", repr(str(source)),
-        )  # fmt: skip
 
 
 def missing_critic(folder: Path) -> FileNotFoundError:

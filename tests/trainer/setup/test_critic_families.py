@@ -172,12 +172,12 @@ def test_the_form_on_the_disk_is_that_of_sequence_classification(name, tmp_path)
     assert names == {n for n in causal if n.startswith("model.")} | {"score.weight"}
 
 
-def test_where_transformers_has_the_class_it_is_taken(tmp_path):
-    model = critic_from_policy(tiny_policy(char_tokenizer()))
-    assert type(model).__module__ == "transformers.models.qwen2.modeling_qwen2"
-    model.save_pretrained(tmp_path)
-    assert type(critic_from_checkpoint(str(tmp_path))) is type(model)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+def test_plain_transformers_loads_a_critic_and_its_classifiers_are_critics(tmp_path):
+    critic_from_policy(tiny_policy(char_tokenizer())).save_pretrained(tmp_path / "critic")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "critic")
+    torch.nn.init.normal_(loaded.score.weight)
+    loaded.save_pretrained(tmp_path / "classifier")
+    model = critic_from_checkpoint(str(tmp_path / "classifier"))
     assert same(loaded.state_dict(), model.state_dict())
 
 
@@ -229,10 +229,6 @@ def test_a_model_of_ones_own_code_trains_saves_and_resumes(coded, tmp_path):
     trainer, _ = scripted_trainer(tmp_path / "run", **run)
     trainer.train()
     assert type(trainer.critic.model).base_model_prefix == "trunk"
-    folder = tmp_path / "run" / "checkpoint-2" / "critic"
-    assert (folder / "own.py").is_file(), "the critic can be loaded where it is alone"
-    loaded = critic_from_checkpoint(str(folder), trust_remote_code=True)
-    assert same(loaded.state_dict(), trainer.critic.model.state_dict())
     resumed, _ = scripted_trainer(tmp_path / "run", **run)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert same(weights(resumed), weights(trainer))

@@ -283,8 +283,7 @@ def build_critic(host: Bridge, given: GivenCritic) -> Critic:
         if args.disable_dropout:
             disable_dropout(policy)
     else:
-        trust = loading_options(args)["trust_remote_code"]
-        critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
+        critic = _separate(critic_from_policy(policy), host)
     if host.accelerator.num_processes > 1:
         for parameter in critic.parameters():
             if runtime.is_in_pieces(parameter):

@@ -61,7 +61,7 @@ class Estimated(STPPOTrainer):
     """STPPOTrainer with estimated norms, and with the stabilizers of this file."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["args"]._clip_bias_estimator = "logits"
+        kwargs["args"].measure_clip_bias("logits")
         super().__init__(*args, **kwargs)
 
 

@@ -35,7 +35,8 @@ def with_estimator(config: type[PPOConfig], options: dict[str, Any]) -> PPOConfi
     """A configuration; how it measures the clipping bias is no setting of it."""
     estimator = options.pop("clip_bias_estimator", None)
     args = config(**options)
-    args._clip_bias_estimator = estimator
+    if estimator is not None:
+        args.measure_clip_bias(estimator)
     return args
 
 

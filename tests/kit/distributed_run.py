@@ -24,6 +24,11 @@ from trl_stppo.trainer.stabilizers import TrustRegion
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
+CORRECTED = {
+    "importance_sampling_level": "turn",
+    "stabilizers": ["share"],
+    "clip_bias_estimator": "exact",
+}
 CASES: dict[str, dict[str, Any]] = {
     "full policy, separate critic": {"variant": "st-ppo", "entropy_coef": 0.01},
     "scaled gradient": {"stabilizers": ["triggered"], "max_grad_norm": 0.5, "beta": 0.1},
@@ -42,8 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one group, as weights may be unused": {"variant": "st-ppo", "ragged": True,
                                             "ddp_find_unused_parameters": True},
     "contexts": {"variant": "st-ppo", "stabilizers": ["share", "winners"], "contexts": True},
-    "RLOO": {"variant": "st-rloo", "num_generations": 2},
-    "ReBN": {"variant": "st-rebn", "num_generations": 1, "gamma": 0.9},
+    "RLOO": {"variant": "rloo", **CORRECTED, "num_generations": 2},
+    "ReBN": {"variant": "rebn", **CORRECTED, "num_generations": 1, "gamma": 0.9},
 }  # fmt: skip
 FIGURES = (
     "loss", "clip_bias/scale",

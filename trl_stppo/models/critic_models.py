@@ -29,7 +29,7 @@ def _class_like(causal: PreTrainedModel) -> type[PreTrainedModel]:
     family = next(cls for cls in parents if isinstance(backbone, cls))
 
     def init(self: Any, config: PretrainedConfig) -> None:
-        family.__init__(self, config)
+        super(made, self).__init__(config)
         setattr(self, prefix, type(backbone)(config))
         self.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False)
         self.post_init()
@@ -37,7 +37,8 @@ def _class_like(causal: PreTrainedModel) -> type[PreTrainedModel]:
     name = re.sub("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", "", kind.__name__)
     body = {"__module__": kind.__module__, "config_class": type(backbone.config)}
     body |= {"base_model_prefix": prefix, "__init__": init}
-    return type(f"{name}ForSequenceClassification", (family,), body)
+    made: Any = type(f"{name}ForSequenceClassification", (family,), body)
+    return made
 
 
 def critic_from_policy(policy: PreTrainedModel) -> PreTrainedModel:

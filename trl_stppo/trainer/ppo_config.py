@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -39,13 +40,13 @@ class PPOConfig(GRPOConfig):
     # Not an option: whether `critic_learning_rate` was left to its default.
     derives_critic_rate = False
 
-    # Not options; STPPOConfig overrides them.
-    scales_step: ClassVar[Any] = False
-    measures_clip_bias: ClassVar[Any] = False
-    takes_second_gradient: ClassVar[Any] = False
-    needs_exact_norms: ClassVar[Any] = False
-    has_trust_region: ClassVar[Any] = False
-    stabilizers: ClassVar[Any] = ()
+    # Not options; STPPOConfig sets them.
+    scales_step = False
+    measures_clip_bias = False
+    takes_second_gradient = False
+    needs_exact_norms = False
+    has_trust_region = False
+    stabilizers: ClassVar[Sequence[str]] = ()
 
     # Not options; PPO scripts read them, and may set them (`options.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None

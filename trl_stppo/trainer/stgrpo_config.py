@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
 from .options import option, takes_ignored
-from .stppo_config import KINDS, Preset, STPPOConfig
+from .stppo_config import STPPOConfig
 
-# The suffix of a variant's name gives the baseline of advantages.
-GROUP_VARIANTS = {
-    **{"grpo": ("token", False), "gspo": ("sequence", False)},
-    **{f"{k}{end}": meaning for end in ("grpo", "rloo", "rebn") for k, meaning in KINDS.items()},
+# Variant -> its (importance_sampling_level, whether its updates are stabilised).
+GROUP_VARIANTS: dict[str, tuple[str, bool]] = {
+    **{"grpo": ("token", False), "gspo": ("sequence", False), "st-grpo": ("turn", True)},
+    **{"rloo": ("token", False), "rebn": ("token", False)},
 }
+# Variant -> its baseline of advantages, if that is not the group's mean; level and stabilizers are free.
 ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
@@ -28,22 +30,22 @@ class STGRPOConfig(STPPOConfig):
     """Configuration of [`STGRPOTrainer`]: [`STPPOConfig`] without the critic's options.
 
     Setting one of these options, or options of rewards per token, is an error. `beta` works as in GRPO.
-    `variant` also sets the baseline of an advantage: the mean score of the group (`..grpo`, `gspo`), the
-    mean score of the group's other episodes (`..rloo`), or the mean of the discounted returns of all turns
-    of the batch (`..rebn`, which allows one episode per prompt). `scale_rewards` works only with the
-    group's mean, `gamma` only with `..rebn`.
+    `variant` also sets the baseline of an advantage: the mean score of the group's other episodes (`rloo`),
+    the mean of the discounted returns of all turns of the batch (`rebn`, which allows one episode per
+    prompt), or else the mean score of the group. `rloo` and `rebn` allow any level and stabilizers; unset,
+    they are "token" and none. `scale_rewards` works only with the group's mean, `gamma` only with `rebn`.
 
     Source: arXiv:2511.20718v2 (SO-GRPO, SORL); Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024,
     arXiv:2402.14740 (RLOO); GEM, arXiv:2510.01051 (ReBN).
     """
 
     trainer_name: ClassVar[str] = "STGRPOTrainer"
-    _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = GROUP_VARIANTS
-    _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
+    _VARIANTS: ClassVar[Mapping[str, tuple[str, bool]]] = GROUP_VARIANTS
     _HONOURS: ClassVar[tuple[str, ...]] = ("scale_rewards",)
 
     variant: str | None = option(
-        Preset("st-grpo"), f"One of {', '.join(GROUP_VARIANTS)}, or None: free choice."
+        None,
+        f"One of {', '.join(GROUP_VARIANTS)}. Default the one that fits the level; without it st-grpo.",
     )
     num_generations: int | None = option(8, "Episodes per prompt, at least 2; with ReBN 1.")
     num_iterations: int = option(  # type: ignore[assignment]
@@ -57,6 +59,12 @@ class STGRPOConfig(STPPOConfig):
         if self.num_iterations is None and self.num_ppo_epochs is None:
             self.num_iterations = STPPOConfig.num_iterations if self.stabilizers else 1
 
+    def _take_variant(self, level: str, stabilised: bool) -> None:
+        if self.variant in ESTIMATORS:
+            level = self.importance_sampling_level or level
+            stabilised = bool(self.stabilizers)
+        super()._take_variant(level, stabilised)
+
     def _resolve_critic(self) -> None:
         """Leave the critic's rate unset; a file for both kinds of trainers may set the published 1e-5."""
         if self.critic_learning_rate == 1e-5:
@@ -65,7 +73,7 @@ class STGRPOConfig(STPPOConfig):
     @property
     def advantage_estimator(self) -> str:
         """Return the variant's baseline of advantages: "group", "leave_one_out" or "batch"."""
-        return ESTIMATORS.get((self.variant or "").rpartition("-")[2], "group")
+        return ESTIMATORS.get(self.variant or "", "group")
 
     @property
     def needs_groups(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,19 +14,11 @@ from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
 # Stabilizers of a stabilised variant. "winners" is not a default, because it converges too early if the
 # policy has not found a way to play yet (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
-# Prefix of a variant's name -> (importance_sampling_level, whether its updates are stabilised)
-KINDS = {
-    **{"": ("token", False), "turn-": ("turn", False)},
-    **{"s-": ("token", True), "st-": ("turn", True)},
+# Variant -> its (importance_sampling_level, whether its updates are stabilised).
+VARIANTS: dict[str, tuple[str, bool]] = {
+    **{"ppo": ("token", False), "turn-ppo": ("turn", False)},
+    **{"s-ppo": ("token", True), "st-ppo": ("turn", True)},
 }
-VARIANTS = {f"{kind}ppo": meaning for kind, meaning in KINDS.items()}
-
-
-class Preset(str):
-    """String default, distinguishable by type from an equal value that the user sets."""
-
-    def __str__(self) -> str:
-        return self
 
 
 @takes_ignored
@@ -34,7 +27,7 @@ class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: [`PPOConfig`] with turn-level ratios and stabilizers.
 
     `variant` sets `importance_sampling_level` and `stabilizers`; setting one of them to a value
-    that contradicts the variant is an error. A level without a variant selects the variant.
+    that contradicts the variant is an error. Without a variant they select it.
 
     Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of `"share"` and `"winners"`
     are this package's own. VCPO (arXiv:2602.17616) scales the step too, as `"share"`
@@ -43,16 +36,11 @@ class STPPOConfig(PPOConfig):
 
     trainer_name: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
-    _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
-    # Level that is set without a variant -> its variant.
-    _BY_LEVEL: ClassVar[dict[str, str]] = {"token": "s-ppo", "turn": "st-ppo"}
-    # How to measure the clipping bias: "exact" or "logits". None: exact if a stabilizer scales by the bias
-    # and none weighs episodes or measures the KL. A stabilizer that needs exact norms always gets them.
-    # Sharded gradients always give estimates. Only studies set this.
-    _clip_bias_estimator: ClassVar[str | None] = None
+    _VARIANTS: ClassVar[Mapping[str, tuple[str, bool]]] = VARIANTS
 
     variant: str | None = option(
-        Preset("st-ppo"), f"One of {', '.join(VARIANTS)}, or None: free choice."
+        None,
+        f"One of {', '.join(VARIANTS)}. Default the one that fits the level; without it st-ppo.",
     )
     importance_sampling_level: str | None = option(
         None, "'token', 'turn' or 'sequence'; set by variant, or chooses it."
@@ -67,7 +55,7 @@ class STPPOConfig(PPOConfig):
         "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma. Default 0.95 for token ratios; else 0.9 "
         "per turn, which is 0.9 to the power of 1 / n per token, n the rollout's mean of tokens per turn.",
     )
-    stabilizers: list[str] | None = option(  # type: ignore[misc]
+    stabilizers: list[str] | None = option(  # type: ignore[misc, assignment]
         None,
         "Any of these, or none; set by variant: "
         + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())
@@ -87,6 +75,10 @@ class STPPOConfig(PPOConfig):
         super().__post_init__()
         if not self.desired_kl > 0:
             raise ValueError(f"`desired_kl={self.desired_kl}`: must satisfy desired_kl > 0.")
+        self.scales_step = any(map(scales, self._kinds))
+        self.has_trust_region = any(kind.has_factor for kind in self._kinds)
+        self.needs_exact_norms = any(kind.needs_exact_norms for kind in self._kinds)
+        self.measure_clip_bias()
         if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:
@@ -100,78 +92,56 @@ class STPPOConfig(PPOConfig):
 
     def _resolve_variant(self) -> None:
         """Set level and stabilizers from the variant, or an unset variant from level and stabilizers."""
-        level, listed = self.importance_sampling_level, self.stabilizers
-        if isinstance(self.variant, Preset):
-            self.variant = str.__str__(self.variant)
-            if level is not None:
-                fits = [*self._fitting(level, listed), None]
-                self.variant = self._BY_LEVEL.get(level) if listed is None else fits[0]
+        level, listed = self.importance_sampling_level or "turn", self.stabilizers
         if self.variant is None:
-            self.importance_sampling_level, self.stabilizers = level or "turn", listed or []
+            fitting = [(level, on) for on in (True, False) if listed is None or on == bool(listed)]
+            named = (name for f in fitting for name, own in self._VARIANTS.items() if own == f)
+            self.variant = next(named, None)
+        if self.variant is None:
+            self.importance_sampling_level, self.stabilizers = level, listed or []
             return
         if self.variant not in self._VARIANTS:
             raise ValueError(
-                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None; "
+                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}; "
                 f"those without a critic are STGRPOConfig's."
             )
-        own_level, stabilised = self._VARIANTS[self.variant]
-        level, name, expected = level or own_level, "", own_level
-        if level != own_level:
-            name = "importance_sampling_level"
-        elif listed is not None and bool(listed) != stabilised:
+        self._take_variant(*self._VARIANTS[self.variant])
+
+    def _take_variant(self, level: str, stabilised: bool) -> None:
+        """Set level and stabilizers; refuse values that contradict the variant."""
+        name, expected = "", ""
+        if self.importance_sampling_level not in (None, level):
+            name, expected = "importance_sampling_level", repr(level)
+        elif self.stabilizers is not None and bool(self.stabilizers) != stabilised:
             name, expected = "stabilizers", "at least one" if stabilised else "none"
         if name:
-            fitting = ", ".join(map(repr, self._fitting(level, listed)))
-            other = f"Choose the variant that fits: {fitting}; or set" if fitting else "Set"
             raise ValueError(
                 f"`{name}={getattr(self, name)!r}` contradicts `variant={self.variant!r}`, which means "
-                f"{expected!r}. {other} variant=None."
+                f"{expected}. Leave one of them out."
             )
         self.importance_sampling_level = level
-        if listed is None:
+        if self.stabilizers is None:
             self.stabilizers = list(DEFAULT_STABILIZERS) if stabilised else []
-
-    def _fitting(self, level: str, listed: list[str] | None) -> list[str]:
-        """Return the variants with this level, and with stabilizers if any are listed."""
-        return [
-            name
-            for name, (own_level, stabilised) in self._VARIANTS.items()
-            if own_level == level and (listed is None or stabilised == bool(listed))
-        ]
 
     @property
     def _kinds(self) -> list[type[Stabilizer]]:
         return [STABILIZERS[name] for name in self.stabilizers or ()]
 
-    @property
-    def scales_step(self) -> bool:
-        """Return whether a stabilizer scales the learning rate of optimizer steps."""
-        return any(map(scales, self._kinds))
+    def measure_clip_bias(self, estimator: str | None = None) -> None:
+        """Set whether and how the clipping bias is measured; only studies set `estimator`.
 
-    @property
-    def has_trust_region(self) -> bool:
-        """Return whether a stabilizer measures the KL of updates and takes back steps."""
-        return any(kind.has_factor for kind in self._kinds)
-
-    @property
-    def needs_exact_norms(self) -> bool:
-        """Return whether a stabilizer needs exact gradient norms instead of estimates."""
-        return any(kind.needs_exact_norms for kind in self._kinds)
-
-    @property
-    def measures_clip_bias(self) -> bool:
-        """Return whether the clipping bias is measured: always, unless no token can ever be clipped."""
+        Args:
+            estimator: "exact" for a second gradient, "logits" for an estimate, or None: exact if a stabilizer
+                scales by the bias and none weighs episodes or measures the KL. A stabilizer that needs exact
+                norms always gets them. Sharded gradients always give estimates.
+        """
+        # The bias is always measured, unless no token can ever be clipped.
         moves = self.steps_per_rollout > 1 or self.rollout_staleness > 0
-        return moves or bool(self.stabilizers) or self._clip_bias_estimator is not None
-
-    @property
-    def takes_second_gradient(self) -> bool:
-        """Return whether the clipping bias is measured exactly, by a second gradient, and not estimated."""
-        if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
-            return True
+        self.measures_clip_bias = moves or bool(self.stabilizers) or estimator is not None
         by_norms = any(kind.scale_target for kind in self._kinds)
         estimates = self.has_trust_region or any(map(weighs, self._kinds))
-        return by_norms and not estimates and self._clip_bias_estimator != "logits"
+        chosen = by_norms and not estimates and estimator != "logits"
+        self.takes_second_gradient = estimator == "exact" or self.needs_exact_norms or chosen
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForSequenceClassification
 
 # Arguments of `from_pretrained` that locate a configuration on the Hub.
 PLACE = ("cache_dir", "code_revision", "local_files_only", "revision", "subfolder", "token")
@@ -29,7 +30,7 @@ def _class_like(causal: PreTrainedModel) -> type[PreTrainedModel]:
     family = next(cls for cls in parents if isinstance(backbone, cls))
 
     def init(self: Any, config: PretrainedConfig) -> None:
-        super(made, self).__init__(config)
+        super(GenericForSequenceClassification, self).__init__(config)
         setattr(self, prefix, type(backbone)(config))
         self.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False)
         self.post_init()
@@ -37,8 +38,8 @@ def _class_like(causal: PreTrainedModel) -> type[PreTrainedModel]:
     name = re.sub("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", "", kind.__name__)
     body = {"__module__": kind.__module__, "config_class": type(backbone.config)}
     body |= {"base_model_prefix": prefix, "__init__": init}
-    made: Any = type(f"{name}ForSequenceClassification", (family,), body)
-    return made
+    bases = (GenericForSequenceClassification, family)
+    return type(f"{name}ForSequenceClassification", bases, body)
 
 
 def critic_from_policy(policy: PreTrainedModel) -> PreTrainedModel:

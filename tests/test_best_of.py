@@ -26,8 +26,8 @@ USER, SAID = {"role": "user", "content": "add"}, {"role": "assistant", "content"
 class Later:
     """Answers the oldest requests first; a turn's token is the last part of its seed, plus one."""
 
-    def __init__(self, capacity=None, per_step=100, broken=()):
-        self.capacity, self.per_step, self.broken = capacity, per_step, broken
+    def __init__(self, capacity=None, per_step=100):
+        self.capacity, self.per_step = capacity, per_step
         self.queue: dict[int, TurnRequest] = {}
         self.requests: list[TurnRequest] = []
         self.released: list[int] = []
@@ -42,12 +42,7 @@ class Later:
 
     def step(self):
         now = [self.queue.pop(key) for key in list(self.queue)[: self.per_step]]
-        return [
-            TurnResult(r.key, [], None, error="lost")
-            if r.seed[-1] in self.broken
-            else TurnResult(r.key, [r.seed[-1] + 1], [-0.5])
-            for r in now
-        ]
+        return [TurnResult(r.key, [r.seed[-1] + 1], [-0.5]) for r in now]
 
     def release(self, key):
         self.queue.pop(key, None)
@@ -83,13 +78,6 @@ def test_an_episode_that_is_released_in_the_middle_starts_anew():
     backend.add(TurnRequest(0, [2], 1, (0,)))
     assert backend.step() == []
     assert backend.step() == [TurnResult(0, [2], [-0.5])]
-
-
-@pytest.mark.parametrize(("broken", "played"), [((0,), [2]), ((0, 1), [])])
-def test_a_turn_that_is_lost_is_played_only_if_all_are(broken, played):
-    backend = BestOf(Later(broken=broken), 2, highest)
-    backend.add(TurnRequest(0, [1], 1, (0,)))
-    assert [result.ids for result in backend.step()] == [played]
 
 
 # ----------------------------------------------------------------------------- episodes

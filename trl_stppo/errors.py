@@ -30,7 +30,7 @@ class EnvironmentFailureError(RuntimeError):
 
 
 class RolloutError(RuntimeError):
-    """An error in the rollout of one of several processes, raised on all of them."""
+    """A rollout that a vLLM server or one of several processes could not play, raised on all processes."""
 
 
 class ThreadStartError(RuntimeError):

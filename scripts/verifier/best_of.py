@@ -71,12 +71,11 @@ class BestOf(Backend):
             self._sampled[key][number] = result
             if len(self._sampled[key]) == self._candidates:
                 complete.append(key)
-        # A turn that could not be sampled has no tokens.
-        turns = [(key, n) for key in complete for n, t in self._sampled[key].items() if t.ids]
+        turns = [(key, n) for key in complete for n in self._sampled[key]]
         ids = [self._sampled[key][n].ids for key, n in turns]
         values = self._scores([self._requests[key].ids for key, _ in turns], ids) if ids else []
         scores, every = dict(zip(turns, values, strict=True)), range(self._candidates)
-        best = {k: max(every, key=lambda n: scores.get((k, n), float("-inf"))) for k in complete}
+        best = {k: max(every, key=lambda n: scores[k, n]) for k in complete}
         return [self._played(key, number) for key, number in best.items()]
 
     def release(self, key: int) -> None:

@@ -18,10 +18,7 @@ SMALL = {
     "disable_tqdm": True, "rollout_overlap": True, "num_ppo_epochs": 1,
 }  # fmt: skip
 # What needs a mixture of experts, tools, an agent, or vLLM; and what is logged at the end of a run.
-ELSEWHERE = (
-    *("aux_loss", "tools/", "contexts/", "sampling/importance_sampling_ratio/"),
-    "sampling/asked_again",
-)
+ELSEWHERE = (*("aux_loss", "tools/", "contexts/", "sampling/importance_sampling_ratio/"),)
 
 
 class Room:

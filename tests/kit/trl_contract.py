@@ -41,7 +41,6 @@ VLLM_READ = (
     *("VLLMGeneration._init_vllm", "VLLMGeneration.generate", "VLLMGeneration.sync_weights"),
     *("VLLMClient.__init__", "VLLMClient._get", "VLLMClient._post", "VLLMClient.check_server"),
     *("VLLMClient.get_server_info", "VLLMClient.generate"),
-    *("VLLMClient.init_communicator", "VLLMClient.close_communicator"),
 )
 
 BORROWED_ATTRIBUTES = (

@@ -66,7 +66,7 @@ class CompletionsServer:
         self.answers: list[tuple[list[int], list[int], list[float]]] = []
         self.faults: list[str | None] = []
         self.weights = "default"
-        self.joined = self.resets = 0
+        self.resets = 0
         self.changing = Lock()
         server = self
 
@@ -190,10 +190,6 @@ class LocalClient(VLLMClient):
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
         self._get(f"{self.base_url}/weight_info")
-
-    def init_communicator(self, device: Any = 0) -> None:
-        assert self.server is not None
-        self.server.joined += 1
 
     def update_named_params(self, metadata: Any, named: Any) -> None:
         assert self.server is not None

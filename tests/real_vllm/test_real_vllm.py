@@ -151,7 +151,7 @@ def test_two_trainers_on_one_server(server, tmp_path):
     check_all(ranks)
 
 
-def test_a_server_that_dies_in_the_middle_of_a_rollout_and_comes_back(tmp_path):
+def test_a_server_that_dies_in_the_middle_of_a_rollout_ends_the_run(tmp_path):
     server = Server(tmp_path / "server_log")
     pause = {"PAUSE_FOLDER": str(tmp_path), "PAUSE_EPISODE": "40"}
     training = None
@@ -163,12 +163,8 @@ def test_a_server_that_dies_in_the_middle_of_a_rollout_and_comes_back(tmp_path):
         assert not training.ended, training.said()
         server.kill()
         (tmp_path / "go").touch()
-        server.start()
-        ranks = training.results()
-        check_all(ranks)
-        reasons = {e["stop_reason"] for rank in ranks for r in rank["rollouts"] for e in r}
-        assert "sampler_error" not in reasons, "it came back in time"
-        assert sum(entry.get("sampling/asked_again", 0) for entry in ranks[0]["log"]) > 0
+        wait_until(lambda: training.ended, 300)
+        assert "resume_from_checkpoint=True" in training.said()
     finally:
         if training is not None:
             training.kill()

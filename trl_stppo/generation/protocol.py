@@ -32,19 +32,17 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """One sampled turn, or the error that prevented it.
+    """One sampled turn.
 
     Attributes:
         ids: The sampled tokens, at least one, including the end-of-turn token if there is one.
         logprobs: log-probabilities of the sampled tokens in nats; None if the backend returns none.
-        error: Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
         version: number of optimizer steps of the weights that sampled the turn; None if it is not known.
     """
 
     key: int
     ids: list[int]
     logprobs: list[float] | None
-    error: str | None = None
     version: int | None = None
 
 
@@ -100,4 +98,4 @@ def cut(
         raise RuntimeError(f"Episode {request.key}: {len(ids)} tokens, {len(logprobs)} logprobs.")
     limit = request.max_new_tokens
     logprobs = None if logprobs is None else logprobs[:limit]
-    return TurnResult(request.key, ids[:limit], logprobs, version=version)
+    return TurnResult(request.key, ids[:limit], logprobs, version)

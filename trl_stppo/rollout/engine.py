@@ -314,11 +314,6 @@ class _Rollout:
         self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
-        # The environment is intact and can be used again, so do not discard it.
-        if result.error is not None:
-            episode.error = result.error
-            self._finish(episode, StopReason.SAMPLER_ERROR)
-            return
         limit = episode.context.turn_limit(self._limits)
         if not 1 <= len(result.ids) <= limit:
             raise RuntimeError(f"The backend sampled {len(result.ids)} tokens of 1 to {limit}.")

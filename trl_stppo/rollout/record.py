@@ -24,12 +24,10 @@ class StopReason(StrEnum):
     ENV_ERROR = "env_error"
     # One call took longer than `env_timeout_seconds`.
     ENV_TIMEOUT = "env_timeout"
-    # The server that samples turns could not be reached.
-    SAMPLER_ERROR = "sampler_error"
 
 
-# Reasons caused by environment or sampler, not by the agent.
-FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.SAMPLER_ERROR)
+# Reasons caused by the environment, not by the agent.
+FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 # Reasons after which no state follows, so that the value after the episode is 0.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
 # Ends by an exhausted budget, whether or not the environment reports a success.

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from trl.generation import vllm_client, vllm_generation
 
+from ..errors import RolloutError
 from ..generation.protocol import TurnRequest
 from ..generation.sampling import turn_random
-from ..generation.server import ServerError
 
 # Longest time of one turn on a server, its time in the queue included, in seconds.
 TURN_SECONDS = 7200.0
 CONNECT_SECONDS = 10.0
-# Longest time of one request while weights are pushed, in seconds; NCCL limits the transfer itself.
-PUSH_SECONDS = 600.0
-# HTTP statuses of a server that is down behind a proxy, or too busy.
-AWAY = (429, 502, 503, 504)
-_STATUS = re.compile(r"Request failed: (\d+), ")
 
 
 @contextmanager
@@ -111,48 +105,46 @@ def adapter(number: int, folder: str) -> Any:
 
 
 def new_client(vllm: Any, patience: float) -> Any:
-    """Make a TRL client that samples turns and does not retry. It connects within `patience` seconds."""
+    """Make a TRL client that samples turns. It connects within `patience` seconds."""
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
-    client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
-
-    for scheme in ("http://", "https://"):
-        client.session.mount(scheme, vllm_client.HTTPAdapter(pool_maxsize=1024))
-    limit_requests(client, TURN_SECONDS)
+    client: Any = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
+    timeout = (CONNECT_SECONDS, TURN_SECONDS)
+    client.session.request = functools.partial(client.session.request, timeout=timeout)
     return client
 
 
-def limit_requests(client: Any, seconds: float) -> None:
-    """Limit each request of a TRL client to `seconds`, without repeating unanswered requests."""
-    for adapter in client.session.adapters.values():
-        adapter.max_retries = adapter.max_retries.new(read=False)
-    timeout = (CONNECT_SECONDS, seconds)
-    client.session.request = functools.partial(client.session.request, timeout=timeout)
-
-
-def rejoin(vllm: Any) -> None:
-    """Reconnect to a restarted server, so that weights can be sent to it again."""
-    vllm.vllm_client.close_communicator()
-    vllm.vllm_client.init_communicator(device=vllm.accelerator.device)
-
-
 class TurnClient:
-    """Client that samples turns at a vLLM server, for use from several threads."""
+    """Client that samples turns at a vLLM server, for use from several threads.
+
+    `weights` is the name of the policy's weights on the server, or "" if the server stores no names.
+    """
 
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
-        self.names_weights = False
+        self.weights = ""
         # Without CUDA vLLM's samplers refuse the seed of a turn that is prefilled in chunks.
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
-        """Sample a turn; return its token ids and log-probabilities."""
-        vllm = self._vllm
+        """Sample a turn; return its token ids and log-probabilities.
+
+        Raises:
+            RolloutError: the server has not sampled the turn, or not with the policy's weights.
+        """
+        vllm, expected = self._vllm, self.weights
         settings = {**_sampling(vllm), "structured_outputs_regex": vllm.structured_outputs_regex}
         settings["generation_kwargs"] = _further(vllm, request, self._seeded)
-        with failures():
+        try:
             output = self.client.generate([request.ids], **settings)
             (ids,), logprobs = output["completion_ids"], output["logprobs"]
-            return ids, self._checked(request, ids, [at[0] for at in logprobs[0]])
+            checked = self._checked(request, ids, [at[0] for at in logprobs[0]])
+            url = f"{self.client.base_url}/weight_info"
+            present = self.client._get(url)["weight_version"] if expected else ""
+        except Exception as error:
+            raise failed("has not sampled a turn", error) from error
+        if present != expected:
+            raise failed("has lost the policy's weights", f"it has {present!r}, not {expected!r}")
+        return ids, checked
 
     def _checked(
         self, request: TurnRequest, ids: list[int], logprobs: list[float | None]
@@ -173,27 +165,17 @@ class TurnClient:
                 raise ValueError(f"{value} is not a log-probability")
         return logprobs
 
-    def weights_name(self) -> str:
-        """Return the name stored on the server for its weights, or "" if the server stores no names."""
-        if not self.names_weights:
-            return ""
-        with failures():
-            url = f"{self.client.base_url}/weight_info"
-            return str(self.client._get(url)["weight_version"])
-
     def name_weights(self, name: str) -> str:
         """Store `name` on the server for pushed weights; return it, or "" if the server stores no names."""
-        url = self.client.base_url
-        with failures():
-            if not self._forget_prefixes():
-                raise ServerError("it does not drop its prefix cache of other weights")
-            try:
-                self.client._post(f"{url}/update_weight_version", json={"new_version": name})
-            except Exception as error:
-                if _status(error) != 404:
-                    raise
-                name = ""
-        self.names_weights = bool(name)
+        if not self._forget_prefixes():
+            raise RuntimeError("it does not drop its prefix cache of other weights")
+        url = f"{self.client.base_url}/update_weight_version"
+        try:
+            self.client._post(url, json={"new_version": name})
+        except Exception as error:
+            if not str(error).startswith("Request failed: 404, "):
+                raise
+            return ""
         return name
 
     def _forget_prefixes(self) -> bool:
@@ -206,26 +188,8 @@ class TurnClient:
             return True
 
 
-@contextmanager
-def failures() -> Iterator[None]:
-    """Context manager that turns a server's failures into ServerError, its refusals into RuntimeError."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        message = f"its answer cannot be read ({type(error).__name__}: {error})"
-        raise ServerError(message) from error
-    except OSError as error:
-        raise ServerError(f"{type(error).__name__}: {error}", unreachable=True) from error
-    except Exception as error:
-        status = _status(error)
-        if status is None:
-            raise
-        if status < 500 and status not in AWAY:
-            raise RuntimeError(f"The vLLM server refuses a turn: {error}") from error
-        raise ServerError(str(error), unreachable=status in AWAY) from error
-
-
-def _status(error: Exception) -> int | None:
-    """Return the HTTP status in the text of an error that TRL's client raised, or None."""
-    found = _STATUS.match(str(error))
-    return int(found[1]) if found else None
+def failed(what: str, why: object) -> RolloutError:
+    """Return the error of a vLLM server that ends a run, and how to go on."""
+    return RolloutError(
+        f"The vLLM server {what} ({why}). Start it again, and resume with `resume_from_checkpoint=True`."
+    )

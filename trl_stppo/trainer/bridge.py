@@ -112,14 +112,12 @@ class Bridge(GRPOTrainer):
         """The columns that upstream keeps in each row."""
         return self._signature_columns
 
-    def load_vllm(self, send: Callable[[], None], step: int, *, lost: bool) -> bool:
-        """Send weights of an optimizer step to vLLM if it has others or `lost` them; return whether."""
-        sends = step != self._last_loaded_step or lost
-        if sends:
+    def load_vllm(self, send: Callable[[], None], step: int) -> None:
+        """Send weights of an optimizer step to vLLM if it has others."""
+        if step != self._last_loaded_step:
             with profiling_context(self, "sync_weights"):
                 send()
             self._last_loaded_step = step
-        return sends
 
     def generate_turns(self, ids: list[list[int]], max_new_tokens: int, seeds: Any) -> Any:
         """Sample a turn per row by upstream's method or its override, which ignore the seeds."""

@@ -21,11 +21,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import TrainerState
 
-from ..generation.protocol import Backend
 from ..rollout.episode import Episode
 from ..threads import DaemonThread
 from .loop.player import raise_first
@@ -178,7 +177,6 @@ class OverlappedSource(StaleSource):
 
     def __post_init__(self) -> None:
         self._flight: Flight | None = None
-        self._backend: Backend | None = None
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._begin()
 
@@ -234,13 +232,9 @@ class OverlappedSource(StaleSource):
             raise RuntimeError(
                 "`rollout_overlap=True`: training reads other rows than were played ahead."
             )
-        # Turns fail on a restarted server, which lacks the weights, so play the rollout again.
-        if any(gather_object([getattr(self._backend, "has_lost", False)])):
-            return self._play_alone(rows, step)
         raise_first(raw.failure)
         now = time.perf_counter()
         sums = {
-            **self.player.sampler.vllm.figures_of(self._backend),
             "perf/rollout_wait_seconds": (now - requested_at, 1),
             "perf/rollout_idle_seconds": (max(0.0, requested_at - flight.ended), 1),
             **self._overlap(raw.episodes, flight.seconds, now - requested_at, now),
@@ -262,8 +256,8 @@ class OverlappedSource(StaleSource):
         if self._ahead is None:
             self._ahead = rows_ahead(self.args, device, *self.loader_ahead(), step)
         rows = next(self._ahead)
-        self._backend = self.player.sampler.ahead(now)
-        play = partial(self.player.run_ahead, self._backend, rows, self.seed(step))
+        backend = self.player.sampler.ahead(now)
+        play = partial(self.player.run_ahead, backend, rows, self.seed(step))
         self._flight = Flight(rows, play, device)
         self._jobs.put(self._flight.run)
 

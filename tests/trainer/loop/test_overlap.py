@@ -25,8 +25,7 @@ from tests.kit.overlapping import (
 from tests.kit.tiers import quick
 from tests.kit.vllm_server import ModelSampler, attach, serving
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.errors import EnvironmentFailureError
-from trl_stppo.generation import server
+from trl_stppo.errors import EnvironmentFailureError, RolloutError
 from trl_stppo.generation.cached import PolicyCopy
 from trl_stppo.rollout import engine
 
@@ -354,26 +353,24 @@ def served(tmp_path):
 
 
 @pytest.mark.long
-def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again(
-    served, monkeypatch
-):
-    monkeypatch.setattr(server, "FIRST_PAUSE", 0.01)
-    trainer, engine_server, client = served
+def test_a_server_that_restarts_in_flight_ends_the_run_with_a_checkpoint(served, tmp_path):
+    trainer, engine_server, _ = served
+    launch, sample = trainer._loop.source._launch, engine_server.sample
 
-    launch = trainer._loop.source._launch
+    def forgetful(*turn):
+        engine_server.weights = "default"
+        return sample(*turn)
 
     def lose_weights(*steps):
-        launch(*steps)
         if trainer.state.global_step == 2:
-            engine_server.weights = "default"
+            engine_server.sample = forgetful
+        launch(*steps)
 
     trainer._loop.source._launch = lose_weights
-    trainer.train()
-    assert figures(trainer, "rollout/staleness_max") == [0.0, *[PER_BLOCK] * 4]
-    assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 1e-4
-    assert engine_server.joined == 1
-    assert client.syncs == 5
-    assert trainer.state.global_step == trainer.state.max_steps
+    with pytest.raises(RolloutError, match="lost the policy's weights"):
+        trainer.train()
+    assert figures(trainer, "rollout/staleness_max") == [0.0, PER_BLOCK]
+    assert (tmp_path / "checkpoint-4").is_dir()
 
 
 # ---------------------------------------------------------------------------------- two processes

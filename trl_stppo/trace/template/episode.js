@@ -51,7 +51,7 @@ function warningsOf(row, episode) {
     if (outcome in REASONS) found.push(`${count} ${count === 1 ? "pass" : "passes"} over this episode ${REASONS[outcome]}.`);
   }
   if (!row.of.complete) found.push("The training ended before this update was over.");
-  if (!episode.trains) found.push("The episode does not train: its environment or sampler failed.");
+  if (!episode.trains) found.push("The episode does not train: its environment failed.");
   if (episode.error) found.push(`Error: ${episode.error}`);
   return found.map((text) => make("div", { class: "warning", dir: "auto" }, ...visible(text)));
 }

@@ -80,7 +80,7 @@ class FailureWatch:
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of the "
-            f"prompt, environment, agent or sampler; allowed: {MAX_FAILURE_RATE:.0%}: {causes}.{advice}"
+            f"prompt, environment or agent; allowed: {MAX_FAILURE_RATE:.0%}: {causes}.{advice}"
         )
 
     def clear(self) -> None:

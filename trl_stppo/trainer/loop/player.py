@@ -76,8 +76,7 @@ class EpisodePlayer:
         with self.sampler.backend(version) as backend:
             raw = self.run(engine, backend, inputs, seed, names)
         raise_first(raw.failure)
-        sums = dict(self.sampler.vllm.figures)
-        return self.finish(raw, seed, sums, names=names, repeated=repeated, step=step)
+        return self.finish(raw, seed, {}, names=names, repeated=repeated, step=step)
 
     def run_ahead(self, backend: Any, inputs: list[Row], seed: tuple[int, ...]) -> Raw:
         """Play a training rollout; called on another thread."""
@@ -153,7 +152,6 @@ class EpisodePlayer:
             names=names,
             repeated=repeated,
             has_contexts=output.get("episode_of") is not None,
-            sums=dict(self.sampler.vllm.figures),
         )
 
     def collate(self, rollout: Played) -> Tokens:
@@ -203,7 +201,7 @@ def play_rows(
             row = next(row for row in rows if not row["prompt"])
             raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
         played = engine.run(inputs, prompts, renderer, backend, seed, first_row, names, ids, label)
-    except (EnvironmentFailureError, NonFiniteError, ValueError) as error:
+    except (EnvironmentFailureError, NonFiniteError, RolloutError, ValueError) as error:
         failure = error
     return Raw(rows, *played, failure)
 

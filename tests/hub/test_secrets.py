@@ -36,7 +36,7 @@ def test_no_secret_of_the_settings_reaches_the_hub(hub, tmp_path):
             "environment_factory": lambda: LeakyEnv(KEY),
         },
         model_init_kwargs={"token": TOKEN, "dtype": "float32"},
-        **{"hub_token": TOKEN, "run_name": KEY, "project": KEY},
+        **{"hub_token": TOKEN, "reward_model_path": KEY, "run_name": KEY, "project": KEY},
         **{"vllm_server_base_url": f"http://me:{KEY}@localhost:1", "trace_episodes": 8},
         **{"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "log_completions": True},
         **{"push_to_hub": True, "hub_always_push": True, "hub_strategy": "all_checkpoints"},

@@ -7,7 +7,6 @@ import json
 from typing import Any, NoReturn
 
 
-
 class UsageError(ValueError):
     """A wrong flag, or a wrong key in a settings file."""
 

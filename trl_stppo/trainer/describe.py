@@ -82,11 +82,11 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
             # `vars` excludes inherited annotations, which may belong to other packages.
             names |= vars(base).get("__annotations__", {}).keys()
     names &= {spec.name for spec in fields(args)}
-    # These settings do not affect the weights.
-    names -= {"report_to", "logging_steps"}
+    # These settings do not affect the weights; addresses may hold a password, and checkpoints are uploaded.
+    names -= {"report_to", "logging_steps", "sft_model_path", "reward_model_path"}
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
-    simple = (bool, int, float, str, list, dict, type(None))
+    simple = (bool, int, float, str, list, type(None))
     return {name: value for name, value in values.items() if isinstance(value, simple)}
 
 

@@ -134,7 +134,9 @@ def test_the_samplers_correction_multiplies_kept_and_clipped_terms_alike(shape, 
 def test_the_samplers_correction_reaches_the_clipping_bias(tmp_path):
     trainer, batch = captured(tmp_path, variant="s-ppo")
     seen = []
-    trainer._loop.step.exact = type("Spy", (), {"add": lambda self, terms: seen.append(terms.surrogate)})()
+    trainer._loop.step.exact = type(
+        "Spy", (), {"add": lambda self, terms: seen.append(terms.surrogate)}
+    )()
     for factor in (1.0, 0.25):
         batch["importance_sampling_ratio"] = torch.full((8, 1), factor, dtype=torch.float64)
         loss_and_gradient(trainer, batch)

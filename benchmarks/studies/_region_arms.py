@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.core import normalization_scale
+from trl_stppo.core.trust_region import GROWTH
 from trl_stppo.trainer.stabilizers import STEP, Stabilizer, TrustRegion, register
 
 
@@ -44,6 +45,69 @@ class Low(TrustRegion):
     """The learning rate is the bound of all steps."""
 
     name, largest_factor = "region-low", 1.0
+
+
+@register
+class Plain(Kept):
+    """Neither a step is taken back nor the last step measured."""
+
+    name, looks = "region-plain", False
+
+
+@register
+class Secant(Plain):
+    """Far below the allowed KL the factor grows by up to four, to half of what the KL allows."""
+
+    name = "region-secant"
+
+    def end_update(self) -> None:
+        """Set the largest growth, then move the factor."""
+        kl, turns = self._seen
+        state = self.state
+        measured = state.measured + turns * kl / self.allowed_kl
+        ratio = max(measured / max(state.turns + turns, 1.0), 1e-6)
+        self.growth = max(GROWTH, min(4.0, 0.5 * ratio**-0.5))
+        super().end_update()
+
+
+@register
+class Start(Plain):
+    """As `region-secant` up to the first update that comes near the allowed KL; then growth is as usual."""
+
+    name = "region-start"
+    starts = True
+
+    def end_update(self) -> None:
+        """Set the largest growth, then move the factor."""
+        kl, turns = self._seen
+        state = self.state
+        measured = state.measured + turns * kl / self.allowed_kl
+        ratio = max(measured / max(state.turns + turns, 1.0), 1e-6)
+        jump = min(10.0, 0.5 * ratio**-0.5)
+        self.starts = self.starts and self._may_grow and jump > GROWTH
+        self.growth = jump if self.starts else GROWTH
+        super().end_update()
+
+
+@register
+class StartLow(Start):
+    """The same, and the learning rate is the bound of all steps."""
+
+    name, largest_factor = "region-start-low", 1.0
+
+
+@register
+class StartLowBack(StartLow):
+    """The same, and a step that is too large is taken back, also the last one of an update."""
+
+    name, restores, looks = "region-start-low-back", True, True
+
+
+@register
+class SecantLow(Secant):
+    """The same, and the learning rate is the bound of all steps."""
+
+    name, largest_factor = "region-secant-low", 1.0
 
 
 @register

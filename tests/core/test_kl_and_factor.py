@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trl_stppo.core.trust_region import (
+    first_growth,
     kl_per_turn,
     largest_spread,
     next_step_factor,
@@ -96,7 +97,7 @@ def test_the_gain_by_hand(spread, largest, gain):
     (NAN, 0.4 * 0.25),
     (INF, 0.4 * 0.25),
 ])  # fmt: skip
-def test_a_step_taken_back_shortens_the_factor(kl, factor):
+def test_a_step_that_is_too_large_shortens_the_factor(kl, factor):
     assert shortened_factor(0.4, kl, 0.1) == pytest.approx(factor, rel=1e-12)
     assert shortened_factor(0.0011, kl, 0.1) == 0.001
 
@@ -119,7 +120,13 @@ def test_the_factor_after_an_update_by_hand(kl, may_grow, factor):
 
 
 def test_the_factor_has_bounds():
-    assert next_step_factor(9.0, 1e-9, 0.1) == 10.0
-    assert next_step_factor(0.9, 1e-9, 0.1, largest=1.0) == 1.0
+    assert next_step_factor(0.9, 1e-9, 0.1) == 1.0
     assert next_step_factor(0.0011, 1.0, 0.1) == 0.001
     assert next_step_factor(0.1, 1e-9, 0.1, growth=4.0) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("kl", "growth"), [
+    (0.1 / 64, 4.0), (0.1 / 9, 1.5), (0.1, 0.5), (1e-9, 10.0), (0.0, 1.5), (-0.1, 1.5),
+])  # fmt: skip
+def test_the_first_growth_by_hand(kl, growth):
+    assert first_growth(kl, 0.1) == pytest.approx(growth, rel=1e-12)

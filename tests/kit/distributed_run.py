@@ -129,7 +129,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     exact = [f"clip_bias/{name}" for name in ("norm", "grad_norm", "cosine")]
     figures = list(FIGURES) if case == "estimated" else [*FIGURES, *exact]
     if "trust_region" in trainer.args.stabilizers:
-        figures += ["step/kl_per_turn", "step/allowed_kl", "step/factor", "step/taken_back"]
+        figures += ["step/kl_per_turn", "step/allowed_kl", "step/factor", "step/refused"]
     if not trainer.has_critic:
         figures = [n for n in figures if not n.startswith(("value/", "objective/"))]
         figures.append("reward_std")

@@ -114,8 +114,8 @@ CASES: dict[str, dict[str, Any]] = {
         "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 2,
         "max_steps": 6, "desired_kl": 1e-6, "staleness": 0.0,
     },
-    # DeepSpeed takes no step back.
-    "step taken back": {
+    # DeepSpeed cannot leave a step out: it takes one of rate 0.
+    "step refused": {
         "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 4,
         "max_steps": 8, "desired_kl": 1e-6, "staleness": 0.0, "least_turns": 4,
     },
@@ -399,9 +399,10 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
             after = after[:2] + weights.after[1:]
     saved = _saved(folder / "final") if resumed else {}
-    norms, back = (logged(weights.trainer, n) for n in ("value/grad_norm", "step/taken_back"))
+    norms, refused = (logged(weights.trainer, n) for n in ("value/grad_norm", "step/refused"))
     return {
-        "after": after, "saved": saved, "first_run": first_run[-1], "norms": norms, "back": back,
+        "after": after, "saved": saved, "first_run": first_run[-1], "norms": norms,
+        "refused": refused,
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ AVERAGED, HALF_LIFE = 3, 50
 LEAST_GAIN = 0.01
 # The factor stays the same while the KL is between half and twice the allowed KL.
 TOLERANCE, GROWTH = 2.0, 1.5
-SMALLEST_FACTOR, LARGEST_FACTOR = 0.001, 10.0
+FIRST_GROWTH, SMALLEST_FACTOR = 10.0, 0.001
 
 
 def kl_per_turn(
@@ -76,10 +76,10 @@ def spread_gain(spread: float, largest: float, *, exponent: float = 2.0) -> floa
 
 
 def shortened_factor(factor: float, kl: float, allowed_kl: float) -> float:
-    """Return the factor on optimizer steps after a step was taken back.
+    """Return the factor on optimizer steps after an update whose KL was too large.
 
     Args:
-        factor: factor of that step.
+        factor: factor of that update.
         kl: its KL in nats per turn; a KL that is not finite counts as very large.
         allowed_kl: allowed KL in nats per turn.
     """
@@ -88,14 +88,23 @@ def shortened_factor(factor: float, kl: float, allowed_kl: float) -> float:
     return max(factor * change, SMALLEST_FACTOR)
 
 
+def first_growth(kl: float, allowed_kl: float) -> float:
+    """Return the largest growth of the factor in the first updates, whose KL is far below the allowed KL.
+
+    The KL grows with the square of a step, so this goes to half of the step that the KL allows.
+
+    Args:
+        kl: KL of the update that has ended, nats per turn.
+        allowed_kl: allowed KL in nats per turn.
+
+    Returns:
+        At most 10; `GROWTH` or less ends the first updates.
+    """
+    return min(FIRST_GROWTH, 0.5 * math.sqrt(allowed_kl / kl)) if kl > 0.0 else GROWTH
+
+
 def next_step_factor(
-    factor: float,
-    kl: float,
-    allowed_kl: float,
-    *,
-    may_grow: bool = True,
-    growth: float = GROWTH,
-    largest: float = LARGEST_FACTOR,
+    factor: float, kl: float, allowed_kl: float, *, may_grow: bool = True, growth: float = GROWTH
 ) -> float:
     """Move the factor on optimizer steps so that an update's KL per turn comes near the allowed KL.
 
@@ -105,10 +114,9 @@ def next_step_factor(
         allowed_kl: allowed KL in nats per turn.
         may_grow: whether the factor may grow.
         growth: largest growth.
-        largest: largest factor.
 
     Returns:
-        The factor of the next update, within [0.001, `largest`].
+        The factor of the next update, within [0.001, 1].
 
     Source: the adaptive learning rate of RSL-RL (arXiv:2509.10771), here in proportion to the square root of
     the KL, which grows with the square of a step.
@@ -118,4 +126,4 @@ def next_step_factor(
         change = max(0.25, min(1.0 / GROWTH, math.sqrt(allowed_kl / kl)))
     elif may_grow and 0.0 < kl < allowed_kl / TOLERANCE:
         change = min(growth, math.sqrt(allowed_kl / kl))
-    return min(max(factor * change, SMALLEST_FACTOR), largest)
+    return min(max(factor * change, SMALLEST_FACTOR), 1.0)

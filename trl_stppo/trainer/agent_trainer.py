@@ -366,9 +366,7 @@ class AgentTrainer(Bridge):
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
         given, wrapped = self.optimizer, partial(super().create_optimizer, *args, **kwargs)
         try:
-            return self._optimizers.create(
-                wrapped, self.model, given, self.lr_scheduler, self._loop.after_step
-            )
+            return self._optimizers.create(wrapped, self.model, given, self.lr_scheduler)
         except ValueError:
             # Drop a refused optimizer, so that the next `train()` makes and checks another one.
             self.optimizer = given
@@ -427,9 +425,6 @@ class AgentTrainer(Bridge):
             self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        if self.control.should_training_stop:
-            # A callback may end the run inside an update, whose last step nothing has measured yet.
-            self._loop.look()
         self._run_state.postpone(self.control)
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
@@ -450,8 +445,6 @@ class AgentTrainer(Bridge):
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        # A callback may end the last epoch inside an update.
-        self._loop.look()
         if self._run_state.save_waits:
             self.save_checkpoint()
         return self._publisher.finish(super()._finalize_training, *args)

@@ -49,11 +49,10 @@ class Optimizers(TrainerCallback):
         policy: nn.Module,
         given: Any,
         scheduler: Any,
-        after_step: Callable[[], None],
     ) -> Optimizer:
         """Add critic and hooks to upstream's optimizer.
 
-        `given`, `scheduler`: the caller's, or None. `after_step` is called inside each step, at its end.
+        `given`, `scheduler`: the caller's, or None.
         """
         parameters = self._critic.parameters()
         # Without gradients a shared critic's adapter stays out of upstream's groups.
@@ -71,15 +70,7 @@ class Optimizers(TrainerCallback):
                 groups = policy_groups(optimizer, parameters, apart=self._args.scales_step)
                 if self._add_critic_groups(optimizer, parameters, scheduler):
                     roles += CRITIC
-            in_hook = None if self._engine.steps_in_backward else after_step
-            has_critic = not self._engine.shards
-            self._step.attach(optimizer, groups, in_hook, has_critic=has_critic)
-            if self._engine.steps_in_backward and self._step.region is not None:
-                self._step.region.restores = False
-                logger.warning(
-                    "'trust_region' in `stabilizers`: DeepSpeed holds the weights itself. A step that is too "
-                    "large shortens later steps, but is not taken back."
-                )
+            self._step.attach(optimizer, groups, has_critic=not self._engine.shards)
             self.roles = roles
         return optimizer
 

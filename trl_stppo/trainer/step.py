@@ -5,7 +5,7 @@
     accumulate        the passes of a micro-batch but its last one, which upstream makes
     set_factor        known before the last pass: estimated norms, the KL, the factor on the step
     close             reduce and clip the critic's gradient, correct the policy's gradient -> StepReport
-    apply             Verdict -> gradients that the optimizer leaves out, weights that are restored
+    apply             Verdict -> the gradients that the optimizer leaves out
 
 g is the gradient of the kept terms and C the gradient of the clipped terms, both over all policy
 parameters, micro-batches and processes. The other terms (entropy bonus, loss-side KL, router loss) have a
@@ -267,7 +267,6 @@ class Step:
         self,
         optimizer: Optimizer,
         groups: Sequence[int] | None,
-        after_step: Callable[[], None] | None,
         *,
         has_critic: bool,
     ) -> None:
@@ -276,7 +275,6 @@ class Step:
         Args:
             optimizer: optimizer of the policy, or of policy and critic.
             groups: indices of the groups whose steps are scaled; None: all.
-            after_step: called inside each step, after all else.
             has_critic: whether the optimizer steps the critic too.
         """
 
@@ -300,8 +298,6 @@ class Step:
                 for parameter in self.critic_grads.parameters:
                     parameter.grad = None
                 self.critic_grads.clear()
-            if after_step is not None:
-                after_step()
 
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
@@ -417,11 +413,9 @@ class Step:
         )
         *columns, weightless = self._accelerator.gather(local.unsqueeze(0)).T.tolist()
         faults = [_fault(kind, c) for kind, c in zip(KINDS, columns, strict=True) if any(c)]
-        _, policy_breaks, critic_breaks = map(any, columns)
-        has_moved = region is not None and region.has_moved
         sound = not faults
-        if not self.rests and (sound or (has_moved and policy_breaks and not critic_breaks)):
-            self._finish(policy=sound and not warms_up)
+        if sound and not self.rests:
+            self._finish(policy=not warms_up)
         figures = {name: float(value) for name, value in self._figures.items()}
         # Without a scale the norm is only a diagnostic.
         norm = figures.get("clip_bias/norm", figures.get("clip_bias/norm_estimate", 0.0))
@@ -430,14 +424,11 @@ class Step:
         return StepReport(
             figures=figures,
             faults=", ".join(faults),
-            breaks_policy=policy_breaks,
-            breaks_critic=critic_breaks,
             detail=self._detail(policy) if faults else "",
             warms_up=warms_up,
             is_empty=self._is_empty,
             is_weightless=all(weightless),
             exceeds=region is not None and region.exceeds,
-            has_moved=has_moved,
         )
 
     def _detail(self, policy: Policy) -> str:
@@ -464,22 +455,16 @@ class Step:
             self.factor *= factor
             self._figures |= more
 
-    def apply(self, verdict: Verdict, report: StepReport, model: nn.Module, policy: Policy) -> None:
-        """Leave gradients, and the policy's weights, as the verdict says, before the optimizer steps."""
-        region, weights = self.region, [parameter for _, parameter in policy]
+    def apply(self, verdict: Verdict, model: nn.Module, *, ends_update: bool) -> None:
+        """Leave the gradients that the verdict admits, before the optimizer steps."""
+        takes, region = verdict is Verdict.TAKEN, self.region
         if region is not None:
-            if verdict is Verdict.TAKEN:
-                region.keep(weights, on_device=hasattr(model, "peft_config"))
-            elif verdict is Verdict.TAKEN_BACK:
-                region.take_back(weights)
-            else:
-                region.refuse()
-            if verdict is Verdict.TARGET_KL:
+            (region.take_step if takes else region.refuse)()
+            if ends_update:
                 region.end_update()
-        if verdict is Verdict.TAKEN or (report.warms_up and verdict is Verdict.CRITIC_ONLY):
-            return
-        model.zero_grad(set_to_none=True)
-        if verdict not in CRITIC_STEPS or self.rests or report.breaks_critic:
+        if not takes:
+            model.zero_grad(set_to_none=True)
+        if self.rests or not (takes or verdict in CRITIC_STEPS):
             self._drop()
 
 

@@ -56,7 +56,6 @@ from .optimizers import policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource
-from .sharding.runtime import resharded
 from .shuffle import (
     deal,
     group_by_beginning,
@@ -66,7 +65,6 @@ from .shuffle import (
 )
 from .stabilizers import weighs
 from .step import Step, Terms
-from .verdict import Verdict
 
 
 @dataclass(eq=False, repr=False)
@@ -87,8 +85,6 @@ class TrainingLoop:
         self.weighing = [each for each in self.step.stabilizers if weighs(type(each))]
         self.region = self.step.region
         self.mini_batch = NO_MINI_BATCH
-        # Micro-batches of the policy's last step.
-        self.stepped: list[UpdateData] = []
         # `seconds` is the mini-batch's duration, including a rollout before it.
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
 
@@ -354,14 +350,9 @@ class TrainingLoop:
             change = (terms.logprobs - old).abs()
             self.metrics.add_mean("sampling/drift", change, terms.loss_mask)
         if self.region is not None:
-            self.observe_kl(inputs, terms.logprobs)
+            start = inputs.get("start_per_token_logps", inputs["old_per_token_logps"])
+            self.region.observe(terms.logprobs, start, inputs["turn_index"], terms.loss_mask)
         self.trace.observe(inputs, terms.logprobs, old, log_ratio, terms.surrogate)
-
-    def observe_kl(self, inputs: UpdateData, logprobs: Tensor) -> None:
-        """Add the KL of some rows from the policy at the start of the update to the trust region's."""
-        assert self.region is not None
-        start = inputs.get("start_per_token_logps", inputs["old_per_token_logps"])
-        self.region.observe(logprobs, start, inputs["turn_index"], inputs["loss_mask"])
 
     def log_ratio(self, inputs: UpdateData, logprobs: Tensor, old: Tensor) -> Tensor:
         """Return the log ratio of policy and old policy, at the chosen level, [B, T]."""
@@ -438,49 +429,11 @@ class TrainingLoop:
         figures = self.metrics.flush(gather, seconds) | report.figures
         self.log.add(figures)
         verdict = self.guards.judge(report, figures.get("policy/approx_kl"))
-        self.step.apply(verdict, report, self.host.model, self._policy)
-        if verdict is Verdict.TAKEN:
-            self.stepped = self.mini_batch.parts
+        ends_update = self.host.micro_step % self.args.micro_batches_per_rollout == 0
+        self.step.apply(verdict, self.host.model, ends_update=ends_update)
         if self.region is not None:
             self.log.set(self.region.figures())
-        self.trace.end_mini_batch(
-            self.mini_batch,
-            outcome=verdict,
-            is_last=self._ends_update,
-        )
-        if self.step.engine.steps_in_backward:
-            # The step was taken in the last backward pass, where no other pass may begin.
-            self.after_step()
-
-    @property
-    def _ends_update(self) -> bool:
-        return self.host.micro_step % self.args.micro_batches_per_rollout == 0
-
-    def after_step(self) -> None:
-        """Measure the last step of an update or run, and take it back if its KL is too large.
-
-        The optimizer's hook calls this before any callback, schedule or checkpoint reads the weights.
-        """
-        last = self._ends_update or self.host.state.global_step + 1 >= self.host.state.max_steps
-        if last or self.guards.ending.is_urgent:
-            self.look()
-
-    def look(self) -> None:
-        """Measure the KL after the last step by one pass over its mini-batch, if nothing has measured it."""
-        region = self.region
-        if region is None or region.has_ended:
-            return
-        if region.is_unseen and region.looks:
-            region.start_mini_batch()
-            with resharded(self.host.model):
-                for inputs in self.stepped:
-                    rows = without_padding(inputs)
-                    self.observe_kl(rows, self.logprobs_under(self.host.model, rows))
-            region.measure(self.accelerator.reduce, self.accelerator.device)
-            if region.exceeds:
-                region.take_back([parameter for _, parameter in self._policy])
-        region.end_update()
-        self.log.set(region.figures())
+        self.trace.end_mini_batch(self.mini_batch, outcome=verdict, is_last=ends_update)
 
 
 def old_logprobs(batch: UpdateData, logprobs: Tensor) -> Tensor:

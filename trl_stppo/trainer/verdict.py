@@ -16,29 +16,25 @@ class Verdict(StrEnum):
     TAKEN          steps                         steps
     CRITIC_ONLY    keeps its weights             steps             guard/empty_steps, without warm-up
     NOT_FINITE     keeps its weights             keeps its weights guard/skipped_steps
-    TAKEN_BACK     weights before the last step  steps             step/taken_back
-    REFUSED        keeps its weights             steps
+    REFUSED        keeps its weights             steps             step/refused
     TARGET_KL      keeps its weights             keeps its weights guard/kl_stopped_steps
     EMPTY          keeps its weights             keeps its weights guard/empty_steps
     ```
 
-    TAKEN_BACK and REFUSED: the KL is above the limit of `trust_region`, after a step and without one. A
-    policy that is not finite after a step is taken back, too. A critic whose gradient is not finite keeps its
-    weights. TARGET_KL also holds for the rest of the rollout batch. The last step of an update is TAKEN
-    before it is measured, and may still be taken back.
+    REFUSED: the policy's KL is above the limit of `trust_region`. TARGET_KL also holds for the rest of the
+    rollout batch.
     """
 
     TAKEN = "taken"
     CRITIC_ONLY = "critic_only"
     NOT_FINITE = "not_finite"
-    TAKEN_BACK = "taken_back"
     REFUSED = "refused"
     TARGET_KL = "target_kl"
     EMPTY = "empty"
 
 
 # Verdicts with which the critic takes its step.
-CRITIC_STEPS = (Verdict.TAKEN, Verdict.CRITIC_ONLY, Verdict.TAKEN_BACK, Verdict.REFUSED)
+CRITIC_STEPS = (Verdict.TAKEN, Verdict.CRITIC_ONLY, Verdict.REFUSED)
 
 
 @dataclass(frozen=True)
@@ -48,22 +44,17 @@ class StepReport:
     Attributes:
         figures: metrics of the step.
         faults: the parts that are not finite, with their processes; "" if there are none.
-        breaks_policy, breaks_critic: whether the policy's and the critic's gradient are not finite.
         detail: what is not finite on the main process, or on one with such a loss; "" elsewhere.
         warms_up: whether the step trains only the critic.
         is_empty: whether no process has an episode to train on.
         is_weightless: whether the weights of all episodes are 0.
         exceeds: whether the policy's KL is above the limit of the trust region.
-        has_moved: whether the update's last step of the policy can be taken back.
     """
 
     figures: dict[str, float] = field(default_factory=dict)
     faults: str = ""
-    breaks_policy: bool = False
-    breaks_critic: bool = False
     detail: str = ""
     warms_up: bool = False
     is_empty: bool = False
     is_weightless: bool = False
     exceeds: bool = False
-    has_moved: bool = False

@@ -22,11 +22,10 @@ def test_a_factor_multiplies_the_policys_rate_in_one_step_alone():
     accelerator = SimpleNamespace(
         state=None, reduce=lambda x: x, device=torch.device("cpu"), num_processes=1
     )
-    stabilizers, seen = [Half(SimpleNamespace(desired_kl=0.1))], []
+    stabilizers, seen = [Half(SimpleNamespace(desired_kl=0.1, steps_per_rollout=2))], []
     step = Step(args, accelerator, [critic], stabilizers)
-    step.attach(
-        optimizer, [0], lambda: seen.append(optimizer.param_groups[0]["lr"]), has_critic=True
-    )
+    step.attach(optimizer, [0], has_critic=True)
+    optimizer.register_step_post_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
     for _ in range(3):
         step.begin()
         step.set_factor()

@@ -40,7 +40,6 @@ const REASONS = {
   target_kl: "left out of the update: the policy had gone as far as target_kl allows",
   not_finite: "left out of the update: a loss or a gradient was not finite",
   empty: "left out of the update: no episode of the mini-batch was to teach anything",
-  taken_back: "took back the step before it: the policy had gone too far",
   refused: "left out of the update: the policy had gone too far",
   critic_only: "trained the critic alone (critic_warmup_steps)",
 };

@@ -170,13 +170,9 @@ class Guards:
         """
         state = self._state
         limit = math.inf if self._args.target_kl is None else self._args.target_kl
-        if report.has_moved and (report.exceeds or report.breaks_policy):
-            verdict = Verdict.TAKEN_BACK
-            if report.faults:
-                self._warn(report, "taken back")
-        elif report.faults:
+        if report.faults:
             verdict = Verdict.NOT_FINITE
-            self._warn(report, "skipped")
+            self._warn(report)
             self._count_skip(report.faults)
         elif report.exceeds:
             verdict = Verdict.REFUSED
@@ -195,12 +191,12 @@ class Guards:
         self._log()
         return verdict
 
-    def _warn(self, report: StepReport, what: str) -> None:
+    def _warn(self, report: StepReport) -> None:
         if report.detail:
             logger.warning(
-                "Step %d is %s, not finite: %s. On process %d: %s.",
-                self.ending.state.global_step + 1, what, report.faults,
-                self._accelerator.process_index, report.detail,
+                "Step %d is skipped, not finite: %s. On process %d: %s.",
+                self.ending.state.global_step + 1, report.faults, self._accelerator.process_index,
+                report.detail,
             )  # fmt: skip
 
     def _count_skip(self, faults: str) -> None:

@@ -139,17 +139,6 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def resharded(model: Any) -> Iterator[None]:
-    """Context manager of passes inside an optimizer step, after which FSDP2's weights are shards again.
-
-    A pass leaves some weights gathered. Upstream's `zero_grad` would then miss the gradients of their shards.
-    """
-    yield
-    for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
-        unit.reshard()
-
-
-@contextmanager
 def unpartitioned() -> Iterator[None]:
     """Context manager in which transformers loads full models, also under ZeRO-3."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref

@@ -1,20 +1,19 @@
-"""`trust_region`: takes back an optimizer step that moves the policy too far."""
+"""`trust_region`: keeps the steps of an update within a KL that follows what there is to gain."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.masking import widest
 from ...core.trust_region import (
     AVERAGED,
     GROWTH,
-    LARGEST_FACTOR,
+    first_growth,
     kl_per_turn,
     largest_spread,
     next_step_factor,
@@ -36,50 +35,47 @@ class RegionState:
 
     Attributes:
         factor: factor on optimizer steps.
+        starts: whether no update has come near its allowed KL yet.
         spreads: standard deviations of the raw advantages of the last rollouts.
         largest: result of `largest_spread`.
-        taken_back: number of steps taken back so far.
+        refused: number of mini-batches so far whose KL was too large.
         measured: sum of K / T times turns, over the updates since the last decision on the factor.
         turns: number of turns in these updates.
     """
 
     factor: float = FIRST_FACTOR
+    starts: bool = True
     spreads: list[float] = field(default_factory=list)
     largest: float = 0.0
-    taken_back: int = 0
+    refused: int = 0
     measured: float = 0.0
     turns: float = 0.0
 
 
 @register
 class TrustRegion(Stabilizer):
-    """Allows an update a KL that follows what there is to gain; takes back a step that exceeds it.
+    """Allows an update a KL that follows what there is to gain; a step beyond it is not taken.
 
     The KL per turn is measured from the policy at the start of the update, in the loss's passes over the
-    mini-batch after a step, and in one pass without gradient over the last mini-batch after the last step.
-    Steps are scaled by a factor that adapts after each update.
+    mini-batches after a step. A mini-batch whose KL is too large gives the policy no step. A factor of at
+    most 1 on the steps adapts after each update. An update of one step has nothing to measure, so its factor
+    is 1.
 
-    Source: this package's own; TRPO's line search (arXiv:1502.05477), the adaptive learning rate of RSL-RL
-    (arXiv:2509.10771).
+    Source: this package's own; the adaptive learning rate of RSL-RL (arXiv:2509.10771).
     """
 
     name = "trust_region"
-    meaning = "lets steps follow the policy's KL per turn, and takes back a step that is too large"
+    meaning = "keeps an update's KL per turn within what there is to gain"
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
     least_turns: ClassVar[int] = 32
-    # Studies override these.
+    # Studies override this power of the relative spread.
     exponent: ClassVar[float] = 2.0
-    growth: ClassVar[float] = GROWTH
-    largest_factor: ClassVar[float] = LARGEST_FACTOR
-    looks: ClassVar[bool] = True
-    # Whether weights are restored; without, a step taken back only shortens later steps.
-    restores = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        self._has_several_steps = config.steps_per_rollout > 1
         self.state = RegionState()
-        self._weights: list[Tensor] = []
         self.allowed_kl = config.desired_kl
         self._is_flat = True
         self._begin_update()
@@ -97,7 +93,7 @@ class TrustRegion(Stabilizer):
     @property
     def factor(self) -> float:
         """Return the factor on optimizer steps."""
-        return self.state.factor
+        return self.state.factor if self._has_several_steps else 1.0
 
     def begin_update(self, spread: float, *, trains: bool) -> None:
         """Set the allowed KL of an update.
@@ -117,10 +113,9 @@ class TrustRegion(Stabilizer):
     def _begin_update(self) -> None:
         # Rounding error of the KL: its mean over the mini-batches before the first step.
         self._rounding, self._rounding_turns = 0.0, 0.0
-        # Whether the update has taken a step; whether its last step stands; whether nothing has measured it.
-        self._has_stepped = self.has_moved = self.is_unseen = False
-        self._may_grow, self.has_ended = True, False
-        # The last measured KL, and its number of turns.
+        # Whether a step was taken in the update, and since the last one that was refused.
+        self._has_stepped, self._has_moved, self._may_grow = False, False, True
+        # The last KL that was measured after a step, and its number of turns.
         self._seen = 0.0, 0.0
 
     def start_mini_batch(self) -> None:
@@ -141,13 +136,11 @@ class TrustRegion(Stabilizer):
         total, turns = reduce(sums).tolist()
         if not self._has_stepped and math.isfinite(total):
             # The policy has its weights from the start of the update, so only rounding is measured.
-            self._rounding, self._rounding_turns = (
-                self._rounding + total,
-                self._rounding_turns + turns,
-            )
+            self._rounding += total
+            self._rounding_turns += turns
         self.kl, self._turns = total / max(turns, 1.0) - self.floor, turns
-        if turns:
-            self._seen, self.is_unseen = (self.kl, turns), False
+        if turns and self._has_stepped:
+            self._seen = self.kl, turns
 
     @property
     def floor(self) -> float:
@@ -160,54 +153,37 @@ class TrustRegion(Stabilizer):
         limit = LIMIT * max(self.allowed_kl, self.floor)
         return self._turns >= self.least_turns and not self.kl <= limit
 
-    @torch.no_grad()
-    def keep(self, parameters: Sequence[nn.Parameter], *, on_device: bool) -> None:
-        """Copy the policy's weights before a step, to main memory unless `on_device`."""
-        self._has_stepped = self.has_moved = self.is_unseen = True
-        if not self.restores:
-            return
-        local = [_local(parameter) for parameter in parameters]
-        if not self._weights:
-            self._weights = [_buffer(weight, on_device=on_device) for weight in local]
-        for kept, weight in zip(self._weights, local, strict=True):
-            kept.copy_(weight, non_blocking=True)
-
-    @torch.no_grad()
-    def take_back(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Restore the weights before the last step, and shorten later steps."""
-        for kept, parameter in zip(self._weights, parameters, strict=bool(self._weights)):
-            _local(parameter).copy_(kept)
-        state = self.state
-        state.factor = shortened_factor(state.factor, self.kl, self.allowed_kl)
-        state.taken_back += 1
-        state.measured = state.turns = 0.0
-        self.has_moved = self.is_unseen = False
-        self.refuse()
+    def take_step(self) -> None:
+        """Note that a mini-batch gives the policy a step."""
+        self._has_stepped = self._has_moved = True
 
     def refuse(self) -> None:
-        """Note that a mini-batch gives the policy no step, so that this update does not enlarge steps."""
+        """Note that a mini-batch gives the policy no step; a KL that is too large shortens later steps."""
         self._may_grow = False
+        if not self.exceeds:
+            return
+        state = self.state
+        state.refused += 1
+        if self._has_moved:
+            state.factor = shortened_factor(state.factor, self.kl, self.allowed_kl)
+            state.measured = state.turns = 0.0
+            self._has_moved = state.starts = False
 
     def end_update(self) -> None:
-        """Move the factor by the last measured KL of an update whose last step stands."""
+        """Move the factor by the last measured KL of an update, unless that has shortened it."""
         state, (kl, turns) = self.state, self._seen
-        if self.has_ended:
-            return
-        self.has_ended = True
-        if not self.has_moved or not math.isfinite(kl):
+        if not self._has_moved or not turns or not math.isfinite(kl):
             return
         state.measured += turns * kl / self.allowed_kl
         state.turns += turns
         if state.turns < self.least_turns:
             return
-        state.factor = next_step_factor(
-            state.factor,
-            state.measured / state.turns,
-            1.0,
-            may_grow=self._may_grow and not self._is_flat,
-            growth=self.growth,
-            largest=self.largest_factor,
-        )
+        ratio, growth = state.measured / state.turns, GROWTH
+        if state.starts:
+            growth = max(GROWTH, first_growth(ratio, 1.0))
+            state.starts = growth > GROWTH
+        may_grow = self._may_grow and not self._is_flat
+        state.factor = next_step_factor(state.factor, ratio, 1.0, may_grow=may_grow, growth=growth)
         state.measured = state.turns = 0.0
 
     def figures(self) -> dict[str, float]:
@@ -216,8 +192,8 @@ class TrustRegion(Stabilizer):
             "step/kl_per_turn": self._seen[0],
             "step/kl_floor": self.floor,
             "step/allowed_kl": self.allowed_kl,
-            "step/factor": self.state.factor,
-            "step/taken_back": self.state.taken_back,
+            "step/factor": self.factor,
+            "step/refused": self.state.refused,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,15 +204,3 @@ class TrustRegion(Stabilizer):
         """Restore the state from `state_dict`; {} stands for a new run."""
         self.state = RegionState(**state)
         self._begin_update()
-
-
-def _local(parameter: Tensor) -> Tensor:
-    """Return this process's part of a parameter."""
-    part: Tensor = getattr(parameter, "to_local", lambda: parameter)()
-    return part
-
-
-def _buffer(weight: Tensor, *, on_device: bool) -> Tensor:
-    if on_device or weight.device.type == "cpu":
-        return torch.empty_like(weight, requires_grad=False)
-    return torch.empty_like(weight, device="cpu", pin_memory=weight.device.type == "cuda")

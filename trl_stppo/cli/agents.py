@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Counter = Callable[[str], int]
 Splits: TypeAlias = DatasetDict | IterableDatasetDict
+_loading = threading.Lock()
+_tokenizer = functools.cache(load_tokenizer)
 
 
 def parse_flags(
@@ -172,7 +174,3 @@ def _count_tokens(name: str, revision: str | None, text: str) -> int:
     with _loading:
         tokenizer = _tokenizer(name, revision)
     return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-_loading = threading.Lock()
-_tokenizer = functools.cache(load_tokenizer)

@@ -24,6 +24,14 @@ from trl_stppo.core.masking import (
 )
 from trl_stppo.core.turns import broadcast_turns, num_turns, reduce_turns, turn_ends, turn_starts
 
+WHITEN_EPS = 1e-8
+# TRL's epsilon.
+GROUP_EPS = 1e-4
+# GEM's epsilon.
+RETURN_EPS = 1e-9
+GROUP_SCALES = ("group", "batch", "none")
+TURN_LAM = 0.9
+
 
 def token_rewards(
     turn_index: Tensor,
@@ -69,15 +77,6 @@ def token_rewards(
         check_like("turn_index", turn_index, kl=kl)
         rewards = rewards - kl_coef * zero_off_mask(upcast(kl), turn_index >= 0)
     return rewards
-
-
-WHITEN_EPS = 1e-8
-# TRL's epsilon.
-GROUP_EPS = 1e-4
-# GEM's epsilon.
-RETURN_EPS = 1e-9
-GROUP_SCALES = ("group", "batch", "none")
-TURN_LAM = 0.9
 
 
 def default_lam(turns: float, steps: float) -> float:

@@ -17,6 +17,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from trl_stppo.errors import EnvironmentContractError
 
+PACKAGE = Path(__file__).resolve().parents[1]
+# Folders of installed packages.
+LIBRARIES = {"site-packages", "dist-packages"}
+STANDARD = sysconfig.get_paths()["stdlib"]
+
 
 @runtime_checkable
 class TextEnv(Protocol):
@@ -102,12 +107,6 @@ def tool_schema(tool: Any, place: str = "tools") -> dict[str, Any]:
     except Exception as error:
         what = f"`{place}` cannot be described to the model: {error}"
         raise EnvironmentContractError(what) from error
-
-
-PACKAGE = Path(__file__).resolve().parents[1]
-# Folders of installed packages.
-LIBRARIES = {"site-packages", "dist-packages"}
-STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 class Step(NamedTuple):

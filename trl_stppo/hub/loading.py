@@ -19,6 +19,9 @@ _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # These files are not downloaded: folders except `additional_chat_templates`, a second copy of the weights,
 # the trainer's state.
 _NOT = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors", "trainer_state.json")
+# Names of floating point types: of safetensors -> of torch.
+_CODES = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
+PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def policy_folder(
@@ -70,11 +73,6 @@ def critic_folder(
             raise unreachable(name, revision, error) from error
     folder = Path(found) / subfolder
     return folder if folder.is_dir() else None
-
-
-# Names of floating point types: of safetensors -> of torch.
-_CODES = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
-PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def adapter_base(name: str | Path) -> str | None:

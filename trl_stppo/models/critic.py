@@ -31,6 +31,12 @@ logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+HEAD_FILE = "value_head.safetensors"
+# Added to the mean square of a state before division.
+EPSILON = 1e-6
+# Mark of a head that reads scaled states, in the model's configuration.
+SCALED = "reads_scaled_states"
+ADAPTERS = "value_model"
 
 
 def load_converted(model: Any, folder: Path) -> bool:
@@ -59,14 +65,6 @@ def _names(folder: Path) -> set[str]:
         return set()
     with safe_open(str(folder / SINGLE), framework="pt") as tensors:
         return set(tensors.keys())
-
-
-HEAD_FILE = "value_head.safetensors"
-# Added to the mean square of a state before division.
-EPSILON = 1e-6
-# Mark of a head that reads scaled states, in the model's configuration.
-SCALED = "reads_scaled_states"
-ADAPTERS = "value_model"
 
 
 def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:

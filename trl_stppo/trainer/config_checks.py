@@ -23,6 +23,76 @@ TAKEN = {
     "tensor_parallel_size": "vllm_tensor_parallel_size",
     "trust_remote_code": "trust_remote_code",
 }
+# Option of GRPOConfig -> its allowed values. With a critic and token-level advantages the other values have
+# no meaning, or no exact form.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "scale_rewards": ("none", "group"),
+    "multi_objective_aggregation": ("sum_then_normalize",),
+    "top_entropy_quantile": (1.0,),
+    "use_adaptive_entropy": (False,),
+    "fp16": (False,),
+    "model_adapter_name": (None, "default"),
+    "ref_adapter_name": (None, "ref"),
+}
+# Forbidden key of `generation_kwargs` -> the setting to use instead; each turn has its own limit.
+OF_TURNS = {
+    **dict.fromkeys(
+        ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
+    ),
+    "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
+}
+# The same without vLLM, where texts that stop a turn would need the tokenizer.
+WITHOUT_VLLM = dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`")
+# Settings that generation takes as floats alone.
+FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
+# Level and form of the sampler's correction; TRL has no turn level.
+SAMPLER_CORRECTIONS = tuple(
+    f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
+)
+# Optimizers that step inside the backward pass, before the critic's gradient and the clipping bias exist.
+EARLY_OPTIMIZERS = ("lomo", "layerwise")
+# Upper bounds; infinity means no limit, like None, and is passed on unchanged.
+LIMITS = {
+    *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
+    *("target_kl", "off_policy_mask_threshold"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
+}
+AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
+OPTIONAL_COUNTS = (
+    *("max_turns", "max_turn_tokens", "generation_slots"),
+    *("num_generations_eval", "local_rollout_forward_batch_size"),
+)
+NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")
+POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds")
+Ranges = dict[str, tuple[Callable[[Any], bool], str]]
+SAMPLING: Ranges = {
+    "temperature": (lambda v: v > 0, "temperature > 0"),
+    "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
+    "top_k": (lambda v: v is None or v >= 0, "top_k >= 0 (0: all tokens)"),
+}
+# Field -> (check of its value, the rule in words).
+RANGES: Ranges = {
+    **SAMPLING,
+    "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
+    "epsilon": (lambda v: v is None or v >= 0, "epsilon (cliprange) >= 0"),
+    "max_completion_length": (
+        lambda v: v is not None and v >= 1,
+        "max_completion_length (response_length) >= 1",
+    ),
+    "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
+    "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
+    "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
+    **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},
+    **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
+    **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},
+    **{name: (lambda v: v is None or v > 0, f"{name} > 0 or None") for name in POSITIVE},
+}
+# Key of `eval_generation_kwargs` -> (check of its value, the rule in words).
+EVAL_RANGES: Ranges = {
+    **SAMPLING,
+    "temperature": (lambda v: v >= 0, "temperature >= 0"),
+    "max_completion_length": (lambda v: v >= 1, "max_completion_length >= 1"),
+}
 
 
 def check_vllm(config: GRPOConfig) -> None:
@@ -58,44 +128,6 @@ def check_vllm(config: GRPOConfig) -> None:
         raise ValueError(
             f"`vllm_engine_kwargs` has enable_lora={kwargs['enable_lora']!r}; allowed: False."
         )
-
-
-# Option of GRPOConfig -> its allowed values. With a critic and token-level advantages the other values have
-# no meaning, or no exact form.
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "scale_rewards": ("none", "group"),
-    "multi_objective_aggregation": ("sum_then_normalize",),
-    "top_entropy_quantile": (1.0,),
-    "use_adaptive_entropy": (False,),
-    "fp16": (False,),
-    "model_adapter_name": (None, "default"),
-    "ref_adapter_name": (None, "ref"),
-}
-# Forbidden key of `generation_kwargs` -> the setting to use instead; each turn has its own limit.
-OF_TURNS = {
-    **dict.fromkeys(
-        ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
-    ),
-    "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
-}
-# The same without vLLM, where texts that stop a turn would need the tokenizer.
-WITHOUT_VLLM = dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`")
-# Settings that generation takes as floats alone.
-FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
-# Level and form of the sampler's correction; TRL has no turn level.
-SAMPLER_CORRECTIONS = tuple(
-    f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
-)
-# Optimizers that step inside the backward pass, before the critic's gradient and the clipping bias exist.
-EARLY_OPTIMIZERS = ("lomo", "layerwise")
-
-
-# Upper bounds; infinity means no limit, like None, and is passed on unchanged.
-LIMITS = {
-    *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
-    *("target_kl", "off_policy_mask_threshold"),
-    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
-}
 
 
 def as_floats(settings: dict[str, Any]) -> dict[str, Any]:
@@ -159,44 +191,6 @@ def check_refused(config: GRPOConfig) -> None:
     if config.stop_token is not None and config.stop_token_id is not None:
         raise ValueError("`stop_token` and `stop_token_id` contradict: set only one of them.")
     check_vllm(config)
-
-
-AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
-OPTIONAL_COUNTS = (
-    *("max_turns", "max_turn_tokens", "generation_slots"),
-    *("num_generations_eval", "local_rollout_forward_batch_size"),
-)
-NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")
-POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds")
-Ranges = dict[str, tuple[Callable[[Any], bool], str]]
-SAMPLING: Ranges = {
-    "temperature": (lambda v: v > 0, "temperature > 0"),
-    "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
-    "top_k": (lambda v: v is None or v >= 0, "top_k >= 0 (0: all tokens)"),
-}
-# Field -> (check of its value, the rule in words).
-RANGES: Ranges = {
-    **SAMPLING,
-    "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
-    "epsilon": (lambda v: v is None or v >= 0, "epsilon (cliprange) >= 0"),
-    "max_completion_length": (
-        lambda v: v is not None and v >= 1,
-        "max_completion_length (response_length) >= 1",
-    ),
-    "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
-    "lam": (lambda v: v is None or 0 <= v <= 1, "0 <= lam <= 1"),
-    "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    **{name: (lambda v: v >= 0, f"{name} >= 0") for name in AMOUNTS},
-    **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
-    **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},
-    **{name: (lambda v: v is None or v > 0, f"{name} > 0 or None") for name in POSITIVE},
-}
-# Key of `eval_generation_kwargs` -> (check of its value, the rule in words).
-EVAL_RANGES: Ranges = {
-    **SAMPLING,
-    "temperature": (lambda v: v >= 0, "temperature >= 0"),
-    "max_completion_length": (lambda v: v >= 1, "max_completion_length >= 1"),
-}
 
 
 def check_values(config: GRPOConfig) -> None:

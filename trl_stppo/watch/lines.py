@@ -18,34 +18,11 @@ from transformers import TrainerCallback
 from .runs import SCORE, SUCCESS, duration, number, shown
 
 logger = logging.getLogger(__name__)
-
-
-class Column(NamedTuple):
-    """A column of the progress lines: label, metric, number format, width with spaces."""
-
-    label: str
-    metric: str
-    form: str
-    width: int
-
-
 FIRST = 3
 # If no line was printed for this many seconds, an optimizer step of an update is printed.
 QUIET_SECONDS = 20.0
 # KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
 STILL = 1e-4
-
-# Columns from left to right. With rollout number and times, a line has 80 characters. The score replaces an
-# unknown success. It replaces the entropy if the first rollout's success is 0.
-COLUMNS = (
-    Column("success", SUCCESS, ".3f", 9),
-    Column("score", SCORE, ".3g", 9),
-    Column("turns", "turns/mean", ".2f", 7),
-    Column("entropy", "policy/entropy", ".3f", 9),
-    Column("clip", "policy/clip_fraction", ".3f", 7),
-    Column("KL", "policy/approx_kl", ".2g", 9),
-    Column("scale", "clip_bias/scale", ".2f", 6),
-)
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
@@ -65,6 +42,28 @@ GUARDS = {
     "guard/empty_steps": "skipped, no episode to learn from",
     "guard/kl_stopped_steps": "left out beyond target_kl",
 }
+
+
+class Column(NamedTuple):
+    """A column of the progress lines: label, metric, number format, width with spaces."""
+
+    label: str
+    metric: str
+    form: str
+    width: int
+
+
+# Columns from left to right. With rollout number and times, a line has 80 characters. The score replaces an
+# unknown success. It replaces the entropy if the first rollout's success is 0.
+COLUMNS = (
+    Column("success", SUCCESS, ".3f", 9),
+    Column("score", SCORE, ".3g", 9),
+    Column("turns", "turns/mean", ".2f", 7),
+    Column("entropy", "policy/entropy", ".3f", 9),
+    Column("clip", "policy/clip_fraction", ".3f", 7),
+    Column("KL", "policy/approx_kl", ".2g", 9),
+    Column("scale", "clip_bias/scale", ".2f", 6),
+)
 
 
 class ProgressLines(TrainerCallback):

@@ -23,6 +23,16 @@ MEASURES = {
     **{"valid actions": "turns/valid_action_rate", "episodes": "episodes"},
 }
 NOTHING = "-"
+logger = logging.getLogger(__name__)
+METRICS_FILE = "metrics.jsonl"
+STATE_FILE = "trainer_state.json"
+FORMAT = 1
+# TRL's metrics that the panels draw -> this package's names.
+OF_TRL = {
+    "reward": "episode/score",
+    "entropy": "policy/entropy",
+    "clip_ratio/region_mean": "policy/clip_fraction",
+}
 
 
 def number(value: Any) -> float | None:
@@ -51,19 +61,6 @@ def duration(seconds: float | None) -> str:
         return f"{left} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
-
-
-logger = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.jsonl"
-STATE_FILE = "trainer_state.json"
-FORMAT = 1
-# TRL's metrics that the panels draw -> this package's names.
-OF_TRL = {
-    "reward": "episode/score",
-    "entropy": "policy/entropy",
-    "clip_ratio/region_mean": "policy/clip_fraction",
-}
 
 
 class Panel(NamedTuple):

@@ -27,6 +27,7 @@ from .reference import Marks, check_reference
 from .run_state import RunState
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
@@ -54,9 +55,6 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 "%s: %s was %r and is %r now, so the run will not equal the uninterrupted one bit for bit.",
                 folder, field, was, now,
             )  # fmt: skip
-
-
-Result = TypeVar("Result")
 
 
 def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:

@@ -22,6 +22,10 @@ Rows: TypeAlias = Dataset | IterableDataset | None
 EvaluationRows: TypeAlias = Rows | Mapping[str, Rows]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 IMAGE_COLUMNS = ("image", "images")
+logger = logging.getLogger(__name__)
+ROWS_AT_ONCE = 1000
+# Columns that can hold the prompt; the first column that a row has is used.
+PROMPTS = ("prompt", "input_ids")
 
 
 def rows_with_prompts(
@@ -60,12 +64,6 @@ def is_conversational(dataset: object) -> bool:
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return isinstance(dataset, Dataset)
     return not isinstance(dataset[0]["prompt"], str)
-
-
-logger = logging.getLogger(__name__)
-ROWS_AT_ONCE = 1000
-# Columns that can hold the prompt; the first column that a row has is used.
-PROMPTS = ("prompt", "input_ids")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from . import runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 
 FOLDER = "critic_engine"
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+ENTRY = "state_values"
 
 
 class EngineGradient(GradientBuffer):
@@ -135,10 +137,6 @@ def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Apply a head in float32, although the engine may have cast its weights to bfloat16."""
     bias = None if layer.bias is None else layer.bias.float()
     return nn.functional.linear(hidden.float(), layer.weight.float(), bias)
-
-
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-ENTRY = "state_values"
 
 
 class ShardedGradient(GradientBuffer):

@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants lint format check clean
+.PHONY: install demo pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants coverage lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -109,6 +109,10 @@ mutants: install
 
 docs: install
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
+
+# Which lines of core/ and trainer/ the default tests run.
+coverage: install
+	$(PYTEST) $(DOCS_TESTS:%=--ignore=%) --cov=trl_stppo/core --cov=trl_stppo/trainer --cov-report=term:skip-covered -q
 
 lint: install
 	$(BIN)/ruff check .

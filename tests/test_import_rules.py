@@ -63,7 +63,7 @@ RULES = {
     "__init__": ({"agent", "rollout", "version", "trainer", "watch"}, set(), set()),
 }  # fmt: skip
 STDLIB_ONLY = ({"errors"}, set(), set())
-TRL_DOOR = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py")]
+TRL_DOOR = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py", "contract.py")]
 
 
 def part_of(path: Path) -> str:

@@ -30,6 +30,7 @@ from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.reference import marks_of
 from .checkpoints.run_state import RunState
+from .contract import check_trl
 from .describe import adapter_of, critic_of, task
 from .evaluation.evaluator import Evaluator
 from .guards.endings import Ending
@@ -96,6 +97,7 @@ class AgentTrainer(Bridge):
         eval_environment_factory: Environments | None = None,
         agent: Callable[[Any, Row], Any] | None = None,
     ) -> None:
+        check_trl()
         plan.check_models(model, ref_model, reward_model, value_model)
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")

@@ -6,6 +6,7 @@ combinations, and `critics.py` has the critic beside a sharded policy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,10 @@ class Engine:
         shards: whether gradients are sharded; the critic then has an optimizer of its own.
         gathers: whether all processes must join each forward pass, because it gathers weights.
         steps_in_backward: whether the policy steps in the last backward pass.
-        has_master_weights: whether steps change float32 copies of the weights.
-        loads_policy: whether a resumed policy is loaded without upstream's `_load_from_checkpoint`.
         identity: the name in a checkpoint, which a resumed run must share; None if any other will do.
     """
 
-    shards = gathers = steps_in_backward = has_master_weights = loads_policy = False
+    shards = gathers = steps_in_backward = False
     identity: str | None = None
 
     def __init__(self, name: str, accelerator: Any) -> None:
@@ -48,6 +47,10 @@ class Engine:
         """
         ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         return ddp and bool(model.find_unused_parameters or model.static_graph)
+
+    def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the weights that steps change themselves, and not float32 copies of them."""
+        return list(weights)
 
     def autocast(self) -> Any:
         """Return the critic's autocast context."""
@@ -99,11 +102,15 @@ class ShardedEngine(Engine):
 class DeepSpeed(ShardedEngine):
     """DeepSpeed's ZeRO, which holds the weights itself."""
 
-    steps_in_backward = has_master_weights = loads_policy = True
+    steps_in_backward = True
 
     def __init__(self, name: str, accelerator: Any) -> None:
         super().__init__(name, accelerator)
         self.gathers = name == "ZeRO-3"
+
+    def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Return no weights."""
+        return []
 
     def autocast(self) -> Any:
         """Return the critic's autocast context, because accelerate's is empty."""
@@ -125,9 +132,9 @@ class FSDP(ShardedEngine):
 
     gathers = True
 
-    def __init__(self, name: str, accelerator: Any) -> None:
-        super().__init__(name, accelerator)
-        self.has_master_weights = accelerator.mixed_precision != "no"
+    def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Return no weights with mixed precision."""
+        return list(weights) if self._accelerator.mixed_precision == "no" else []
 
     def place(self, model: Any) -> None:
         """Do nothing: FSDP2 moves the critic to the device shard by shard."""

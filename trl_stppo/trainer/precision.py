@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from .bridge import Bridge
 from .engine import engine_of
 from .optimizers import policy_parameters
+from .sharding.runtime import is_in_pieces
 
 logger = logging.getLogger(__name__)
 # Number of values that are read of each tensor.
@@ -61,10 +62,9 @@ def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | N
 
 def check_precision(host: Bridge) -> str | None:
     """Warn of trained weights that steps do not move, and return that; refuse what ends in NaN."""
-    if engine_of(host.accelerator).has_master_weights:
-        return None
-    args, optimizer, critic = host.args, host.optimizer, host.critic.parameters()
-    policy = [weight for _, weight in policy_parameters(host.model, host.critic)]
+    args, optimizer, engine = host.args, host.optimizer, engine_of(host.accelerator)
+    policy = engine.stepped([p for _, p in policy_parameters(host.model, host.critic)])
+    critic = engine.stepped(host.critic.parameters())
     groups = optimizer.param_groups if optimizer else []
     rates = {id(weight): group["lr"] or 0.0 for group in groups for weight in group["params"]}
     parts = {"learning_rate": policy, "critic_learning_rate": critic}
@@ -103,12 +103,11 @@ class MovedWeights(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep some values of each of the policy's weights that has a gradient."""
         known = [] if self._done else [self._metrics, *state.log_history]
-        self._done |= (
-            any(MOVED in entry for entry in known) or engine_of(self._host.accelerator).shards
-        )
+        self._done |= any(MOVED in entry for entry in known)
         if not self._done and kwargs["optimizer"].param_groups[0]["lr"]:
             named = policy_parameters(self._host.model, self._host.critic)
-            pulled = [(w, _sampled(w.grad) != 0) for _, w in named if w.grad is not None]
+            whole = [w for _, w in named if not is_in_pieces(w)]
+            pulled = [(w, _sampled(w.grad) != 0) for w in whole if w.grad is not None]
             self._before = [(w, _sampled(w), flags) for w, flags in pulled if flags.any()]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

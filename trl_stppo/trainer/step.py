@@ -382,10 +382,12 @@ class Step:
             self.factor *= scale
 
     def check_loss(self, loss: Tensor) -> tuple[str, bool]:
-        """Return what of a loss is not finite, and whether an episode weight so far is not 0.
+        """Check the loss of an engine that steps inside the backward pass and cannot leave a step out.
 
-        For engines that step inside the backward pass, which cannot leave a step out.
+        Return what is not finite, and whether any episode weight so far is not 0.
         """
+        if not self.engine.steps_in_backward:
+            return "", True
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
         broken, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()

@@ -274,13 +274,10 @@ class TrainingLoop:
         # Set the factor before the last backward pass, because DeepSpeed steps inside it.
         if self.accelerator.sync_gradients:
             self.step.set_factor()
-        if self.step.engine.steps_in_backward:
-            faults, weighs_in = self.step.check_loss(loss)
-            if faults:
-                raise self.guards.cannot_skip(faults)
-            if self.accelerator.sync_gradients and not weighs_in:
-                return loss.detach()
-        return loss
+        faults, weighs_in = self.step.check_loss(loss)
+        if faults:
+            raise self.guards.cannot_skip(faults)
+        return loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
 
     def piece_loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:
         """Return the loss of some rows; add the critic's gradient to its buffer."""

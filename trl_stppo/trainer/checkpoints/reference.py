@@ -11,7 +11,7 @@ import torch
 from ...errors import CheckpointError
 from ...models.adapters import REFERENCE
 from ..bridge import Bridge
-from ..engine import engine_of
+from ..sharding.runtime import is_in_pieces
 
 logger = logging.getLogger(__name__)
 # Name of a tensor -> its dtype, its shape and some of its values.
@@ -37,10 +37,11 @@ def marks_of(host: Bridge) -> Marks | None:
         host.model if shared else host.ref_model, keep_torch_compile=False
     )
     named = [(n, p) for n, p in model.named_parameters() if not (shared and p.requires_grad)]
-    sharded, marks = engine_of(host.accelerator).gathers, {}
+    marks = {}
     for name, weight in named:
         few = weight.detach().flatten()[:: 1 + weight.numel() // VALUES]
-        known = weight.is_floating_point() and not sharded and REFERENCE not in name.split(".")
+        known = weight.is_floating_point() and REFERENCE not in name.split(".")
+        known &= not is_in_pieces(weight)
         shape = [*getattr(weight, "ds_shape", weight.shape)]
         kind = str(weight.dtype).removeprefix("torch.")
         marks[name] = [kind, shape, few.double().tolist() if known else []]

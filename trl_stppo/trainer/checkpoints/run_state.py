@@ -179,7 +179,7 @@ class RunState(TrainerCallback):
         self._generator: torch.Generator | None = None
         self._epoch_start: Tensor | None = None
         self._passes = self._pass_start = self._began_at = 0
-        self._continues = False
+        self._continues = self._has_loaded = False
         # Evaluation and save that wait for the end of the update.
         self._due = (False, False)
 
@@ -283,7 +283,7 @@ class RunState(TrainerCallback):
     def read(self, folder: Path | None) -> None:
         """Read this process's state from a checkpoint folder; reset for a new run if `folder` is None."""
         self.folder, self._saved, self._passes, self._pass_start = folder, None, 0, 0
-        self._continues = folder is not None
+        self._continues, self._has_loaded = folder is not None, False
         if folder is None:
             return
         process = self._host.accelerator.process_index
@@ -303,6 +303,7 @@ class RunState(TrainerCallback):
         if isinstance(host.critic, SharedCritic):
             engine_of(host.accelerator).load_adapter(policy, folder)
         self._load_beside_policy(folder)
+        self._has_loaded = True
 
     def load_best(self, wrapped: Wrapped) -> None:
         """Load the best checkpoint's policy by upstream's method, then its critic."""
@@ -349,7 +350,8 @@ class RunState(TrainerCallback):
         self._restore_episodes()
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
-        if engine_of(host.accelerator).loads_policy:
+        if not self._has_loaded:
+            # DeepSpeed loads the policy itself, so upstream does not call `_load_from_checkpoint`.
             self._load_beside_policy(folder)
         # A DeepSpeed critic's optimizer also holds more precise weights, so it is loaded after the critic.
         if self._optimizers.critic is not None:

@@ -39,12 +39,13 @@ def marks_of(host: Bridge) -> Marks | None:
     named = [(n, p) for n, p in model.named_parameters() if not (shared and p.requires_grad)]
     marks = {}
     for name, weight in named:
-        few = weight.detach().flatten()[:: 1 + weight.numel() // VALUES]
         known = weight.is_floating_point() and REFERENCE not in name.split(".")
-        known &= not is_in_pieces(weight)
+        values: list[float] = []
+        if known and not is_in_pieces(weight):
+            few = weight.detach().flatten()[:: 1 + weight.numel() // VALUES]
+            values = few.double().tolist()
         shape = [*getattr(weight, "ds_shape", weight.shape)]
-        kind = str(weight.dtype).removeprefix("torch.")
-        marks[name] = [kind, shape, few.double().tolist() if known else []]
+        marks[name] = [str(weight.dtype).removeprefix("torch."), shape, values]
     return marks
 
 

@@ -51,7 +51,7 @@ class RolloutSource:
         """Play one episode per row, now and on this thread."""
         return self.player.play(rows, self.seed(step), training=True)
 
-    def rollout(self) -> AbstractContextManager[None]:
+    def keeping_weights(self) -> AbstractContextManager[None]:
         """Context manager of one rollout, up to the data of its update."""
         return nullcontext()
 

@@ -38,7 +38,10 @@ STOP_SECONDS = 2.0
 
 
 class StalePolicies:
-    """Copies of the policy's weights before each of the last `staleness` updates, in main memory."""
+    """Copies of the policy's weights before each of the last `staleness` updates, in main memory.
+
+    With a staleness of 1, inside rollout k: [weights before update k - 1, weights before update k].
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
         # Without staleness keep no references, because FSDP2 replaces the parameters.
@@ -109,7 +112,7 @@ class StaleSource(RolloutSource):
                 rows, self.seed(step), version=version, step=step, training=True
             )
 
-    def rollout(self) -> AbstractContextManager[None]:
+    def keeping_weights(self) -> AbstractContextManager[None]:
         """Context manager of one rollout that stores a copy of the current weights."""
         return self.stale.keeping_present()
 
@@ -169,6 +172,9 @@ def rows_ahead(
 @dataclass(eq=False, repr=False)
 class OverlappedSource(StaleSource):
     """Source of rollouts that are played on a thread while the loop trains on the previous rollout.
+
+    The configuration sets `rollout_staleness` to 1, so old weights are kept. The thread plays with a copy
+    of the policy, because the loop changes the policy's weights meanwhile.
 
     `loader_ahead` returns a dataloader, and the number of optimizer steps at its first row.
     """

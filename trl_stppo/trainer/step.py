@@ -459,11 +459,9 @@ class Step:
 
     def apply(self, verdict: Verdict, model: nn.Module, *, ends_update: bool) -> None:
         """Leave the gradients that the verdict admits, before the optimizer steps."""
-        takes, region = verdict is Verdict.TAKEN, self.region
-        if region is not None:
-            (region.take_step if takes else region.refuse)()
-            if ends_update:
-                region.end_update()
+        takes = verdict is Verdict.TAKEN
+        if self.region is not None:
+            self.region.apply(verdict, ends_update=ends_update)
         if not takes:
             model.zero_grad(set_to_none=True)
         if self.rests or not (takes or verdict in CRITIC_STEPS):

@@ -90,7 +90,7 @@ class TrainingLoop:
 
     def rollout(self, rows: list[Row]) -> UpdateData:
         """Make the data of one update: play, reward, pad, compare policies, estimate advantages, log."""
-        with self.source.rollout():
+        with self.source.keeping_weights():
             return self._rollout(rows)
 
     def _rollout(self, rows: list[Row]) -> UpdateData:
@@ -310,7 +310,7 @@ class TrainingLoop:
             model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
-        old = old_logprobs(inputs, logprobs)
+        old = old_or_current(inputs, logprobs)
         log_ratio = self.log_ratio(inputs, logprobs, old)
         surrogate = clipped_surrogate(
             log_ratio,
@@ -433,7 +433,7 @@ class TrainingLoop:
         self.trace.end_mini_batch(self.mini_batch, outcome=verdict, is_last=ends_update)
 
 
-def old_logprobs(batch: UpdateData, logprobs: Tensor) -> Tensor:
+def old_or_current(batch: UpdateData, logprobs: Tensor) -> Tensor:
     """Return the log-probabilities under the old policy, [B, T] nats.
 
     A batch lacks the column if no step comes before the pass that gives `logprobs`: then the policy is the

@@ -7,6 +7,7 @@ import pytest
 from tests.kit.guard_kit import build, run, same
 from tests.kit.scripted import logged
 from trl_stppo.errors import NonFiniteError
+from trl_stppo.trainer.verdict import StepReport, Verdict
 
 
 def the_loss(trainer, due):
@@ -179,3 +180,16 @@ def test_where_the_engine_steps_inside_backward_the_loss_is_checked_before(tmp_p
     with pytest.raises(NonFiniteError, match=message):
         trainer.train()
     assert sorted(moments.by_step) == [1, 2, 3, 4]
+
+
+def test_a_finite_mini_batch_between_them_ends_a_row_of_skips(tmp_path):
+    trainer, _ = build(tmp_path, an_old_logprob)
+    guards, fault = trainer._guards, StepReport(faults="the loss (process 0)")
+    for _ in range(2):
+        assert guards.judge(fault, None) is Verdict.NOT_FINITE
+    assert guards.judge(StepReport(exceeds=True), None) is Verdict.REFUSED
+    guards.judge(fault, None)
+    assert guards.ending.broken is None
+    guards.judge(fault, None)
+    guards.judge(fault, None)
+    assert guards.ending.broken == "the loss (process 0)"

@@ -92,6 +92,10 @@ def test_a_new_file_is_a_new_stabilizer(tmp_path):
     ({"name": "new", "meaning": "x"}, "overrides neither"),
     ({"name": "new", "meaning": "x", "scale": lambda *norms: 1.0}, "needs both"),
     ({"name": "new", "meaning": "x", "scale_target": "step"}, "needs both"),
+    (
+        {"name": "new", "meaning": "x", "scale_target": "gradient", "scale": lambda *_: 1.0},
+        "needs_exact_norms",
+    ),
 ])  # fmt: skip
 def test_an_incomplete_one_is_refused(fields, problem):
     with pytest.raises(TypeError, match=problem):

@@ -55,24 +55,29 @@ def region() -> TrustRegion:
     return one
 
 
-def mini_batch(one: TrustRegion, kl: float, *, turns: float = 40, step: bool = True) -> str:
-    """Train on a mini-batch with this KL per turn; return the verdict."""
+def mini_batch(
+    one: TrustRegion,
+    kl: float,
+    *,
+    turns: float = 40,
+    other: Verdict | None = None,
+    ends: bool = False,
+) -> str:
+    """Train on a mini-batch with this KL per turn; return the verdict, or `other` if there is one."""
     one.start_mini_batch()
     one._sums = torch.tensor([kl * turns, turns], dtype=torch.float64)
     one.measure(lambda x: x, CPU)
-    if step and not one.exceeds:
-        one.take_step()
-        return "step"
-    one.refuse()
-    return "refused"
+    verdict = other or (Verdict.REFUSED if one.exceeds else Verdict.TAKEN)
+    one.apply(verdict, ends_update=ends)
+    return "step" if verdict is Verdict.TAKEN else str(verdict)
 
 
 def update(one: TrustRegion, *kls: float, turns: float = 40, spread: float = 1.0) -> list[str]:
     """Train on an update of a mini-batch before the first step and of mini-batches with these KLs."""
     one.begin_update(spread, trains=True)
-    verdicts = [mini_batch(one, kl, turns=turns) for kl in (0.0, *kls)]
-    one.end_update()
-    return verdicts[1:]
+    *first, last = (0.0, *kls)
+    verdicts = [mini_batch(one, kl, turns=turns) for kl in first]
+    return [*verdicts, mini_batch(one, last, turns=turns, ends=True)][1:]
 
 
 def test_an_update_by_hand():
@@ -376,13 +381,13 @@ def test_an_update_that_target_kl_stops_shortens_later_steps(tmp_path, monkeypat
     assert logged(trainer, "step/factor")[:5] == pytest.approx([0.1] * 3 + [0.025] * 2)
 
 
-def test_target_kl_forbids_growth():
+@pytest.mark.parametrize("other", [Verdict.TARGET_KL, Verdict.NOT_FINITE, Verdict.EMPTY])
+def test_an_update_without_all_of_its_steps_does_not_grow(other):
     one = region()
     mini_batch(one, 0.0)
-    mini_batch(one, 0.001, step=False)
-    one.refuse()
-    one.end_update()
-    assert one.factor == 0.1
+    mini_batch(one, 0.001)
+    mini_batch(one, float("nan"), other=other, ends=True)
+    assert (one.factor, one.state.refused) == (0.1, 0)
 
 
 def test_a_signal_in_the_last_pass_of_a_rollout_leaves_the_state_before_it(tmp_path):

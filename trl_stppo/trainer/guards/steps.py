@@ -176,6 +176,7 @@ class Guards:
             self._count_skip(report.faults)
         elif report.exceeds:
             verdict = Verdict.REFUSED
+            state.consecutive_skips = 0
         elif self.has_stopped or (kl or 0.0) > limit:
             verdict, self.has_stopped = Verdict.TARGET_KL, True
             state.kl_stopped_steps += 1

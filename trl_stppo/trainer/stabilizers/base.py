@@ -100,6 +100,9 @@ def register(kind: Kind) -> Kind:
         "overrides neither `episode_weights` nor `scale`, and has no factor": (
             not (weighs(kind) or has_scale or scales(kind))
         ),
+        "scales the gradient, which an estimate comes too late for: set `needs_exact_norms`": (
+            kind.scale_target == GRADIENT and not kind.needs_exact_norms
+        ),
         "needs both, `scale` and `scale_target` ('step' or 'gradient'), or neither": (
             has_scale != (kind.scale_target in (STEP, GRADIENT))
         ),

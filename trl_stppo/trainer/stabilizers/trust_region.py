@@ -21,6 +21,7 @@ from ...core.trust_region import (
     spread_gain,
 )
 from ..sums import Reduce
+from ..verdict import Verdict
 from .base import Stabilizer, register
 
 # At the start the effect of a step on the policy is unknown, so begin with small steps.
@@ -153,15 +154,20 @@ class TrustRegion(Stabilizer):
         limit = LIMIT * max(self.allowed_kl, self.floor)
         return self._turns >= self.least_turns and not self.kl <= limit
 
-    def take_step(self) -> None:
-        """Note that a mini-batch gives the policy a step."""
-        self._has_stepped = self._has_moved = True
+    def apply(self, verdict: Verdict, *, ends_update: bool) -> None:
+        """Take note of the verdict on a mini-batch; after the last one of an update, move the factor."""
+        if verdict is Verdict.TAKEN:
+            self._has_stepped = self._has_moved = True
+        else:
+            # An update without all of its steps does not enlarge steps.
+            self._may_grow = False
+        if verdict is Verdict.REFUSED:
+            self._refuse()
+        if ends_update:
+            self._end_update()
 
-    def refuse(self) -> None:
-        """Note that a mini-batch gives the policy no step; a KL that is too large shortens later steps."""
-        self._may_grow = False
-        if not self.exceeds:
-            return
+    def _refuse(self) -> None:
+        """Count a mini-batch whose KL is too large, and shorten later steps."""
         state = self.state
         state.refused += 1
         if self._has_moved:
@@ -169,7 +175,7 @@ class TrustRegion(Stabilizer):
             state.measured = state.turns = 0.0
             self._has_moved = state.starts = False
 
-    def end_update(self) -> None:
+    def _end_update(self) -> None:
         """Move the factor by the last measured KL of an update, unless that has shortened it."""
         state, (kl, turns) = self.state, self._seen
         if not self._has_moved or not turns or not math.isfinite(kl):

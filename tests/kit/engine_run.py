@@ -377,6 +377,9 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
     """One training; its weights, or the error that the constructor raised."""
     options = dict(CASES[case])
     resumed, changed = options.pop("resumed", False), options.pop("changed", {})
+    if resumed:
+        # Two updates of three steps.
+        options["max_steps"] = 6
     with engine(name, "bf16" if options.get("bf16") else "no") as chosen:
         options |= chosen
         try:
@@ -388,6 +391,7 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
         assert trainer.accelerator.num_processes == world
         trainer.train()
         after = first_run = weights.after
+        steps = trainer.args.steps_per_rollout
         if resumed:
             trainer.save_model(str(folder / "final"))
             trainer.accelerator.wait_for_everyone()
@@ -396,8 +400,9 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             unset_hf_deepspeed_config()
             again, weights = build(folder, {**options, **changed}, **_saving(True))
             split_all(again)
-            again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-            after = after[:2] + weights.after[1:]
+            # The end of the first update.
+            again.train(resume_from_checkpoint=str(folder / f"checkpoint-{steps}"))
+            after = after[: steps + 1] + weights.after[1:]
     saved = _saved(folder / "final") if resumed else {}
     norms, refused = (logged(weights.trainer, n) for n in ("value/grad_norm", "step/refused"))
     return {

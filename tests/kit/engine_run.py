@@ -131,11 +131,11 @@ CASES: dict[str, dict[str, Any]] = {
         "critic": "given", "critic_warmup_steps": 6, "max_steps": 4, "event": "not finite",
     },
     "rests": {"critic": "given", "max_steps": 4, "event": "rests"},
-    "resumed": {"critic": "given", "resumed": True},
-    "resumed, LoRA": {"critic": "given", "lora": True, "resumed": True},
-    "resumed, LoRA, shared": {"lora": True, "resumed": True},
+    "resumed": {"critic": "given", "resumed": True, "max_steps": 6},
+    "resumed, LoRA": {"critic": "given", "lora": True, "resumed": True, "max_steps": 6},
+    "resumed, LoRA, shared": {"lora": True, "resumed": True, "max_steps": 6},
     "resumed, other settings": {
-        "critic": "given", "resumed": True, "changed": {
+        "critic": "given", "resumed": True, "max_steps": 6, "changed": {
             "learning_rate": 3e-3, "critic_learning_rate": 3e-2, "weight_decay": 0.5,
             "adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-2,
         },
@@ -144,7 +144,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"critic": "given", "bf16": True},
     "bfloat16, LoRA": {"lora": True, "bf16": True},
     "bfloat16, resumed": {
-        "critic": "given", "bf16": True, "resumed": True,
+        "critic": "given", "bf16": True, "resumed": True, "max_steps": 6,
     },
 }  # fmt: skip
 
@@ -377,9 +377,6 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
     """One training; its weights, or the error that the constructor raised."""
     options = dict(CASES[case])
     resumed, changed = options.pop("resumed", False), options.pop("changed", {})
-    if resumed:
-        # Two updates of three steps.
-        options["max_steps"] = 6
     with engine(name, "bf16" if options.get("bf16") else "no") as chosen:
         options |= chosen
         try:

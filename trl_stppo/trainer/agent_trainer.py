@@ -200,7 +200,6 @@ class AgentTrainer(Bridge):
             self._optimizer_step,
             lambda part: self.get_decay_parameter_names(part),
         )
-        self.add_callback(self._optimizers)
         own = AgentTrainer._get_per_token_logps_and_entropies
         self._forward = ForwardPasses(
             accelerator, critic, lambda: self.policy_logprobs, own, self.pad_to_multiple_of
@@ -385,6 +384,9 @@ class AgentTrainer(Bridge):
         if self.has_critic:
             kind = self.get_optimizer_cls_and_kwargs(self.args)
             self._optimizers.take_critic_out(self.model, self.optimizer, *kind)
+        if self._optimizers.critic is not None:
+            # The last callback: others see the gradient of the critic's step.
+            self.add_callback(self._optimizers)
         return prepared
 
     def train(

@@ -45,7 +45,7 @@ class _Begun(threading.Event):
 class DaemonThread(threading.Thread):
     """A thread that runs `target(*args)` and does not keep the process alive."""
 
-    def __init__(self, target: Callable[..., Any], name: str, *args: Any) -> None:
+    def __init__(self, target: Callable[..., object], name: str, *args: object) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
         self._started = _Begun()
 

@@ -21,13 +21,13 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..envs.base import described, is_text_environment
+from ..envs.base import Row, described, is_text_environment
 from ..envs.check import DEFAULT_ACTIONS, MAX_ROWS, check_env
 from ..errors import EnvironmentContractError
 from ..rollout.agent_driver import ADDRESS, EPISODE_OVER, AgentSession, outcome_of
-from ..rollout.chat import ChatRenderer
+from ..rollout.chat import ChatRenderer, Message
 from ..rollout.contexts import AgentRequest
 from ..rollout.environments import close_environment
 from ..rollout.openai_wire import answer_message, completion
@@ -35,6 +35,9 @@ from ..rollout.record import StopReason
 from ..rollout.workers import CallResult, EnvironmentCalls
 from .objects import named_factory, rows_for
 from .play import tool_call
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Longest time of an agent's episode.
 SECONDS = 120.0
@@ -104,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(found) and options.strict)
 
 
-def fitted(model: str, **sources: Any) -> Any:
+def fitted(model: str, **sources: Any) -> PreTrainedTokenizerBase:
     """Return a model's tokenizer; raise if its chat template does not render an environment's tools."""
     from ..hub.loading import load_tokenizer
     from ..trainer.planning.plan import RolloutPlan, fitted_tokenizer
@@ -113,7 +116,10 @@ def fitted(model: str, **sources: Any) -> Any:
 
 
 def render(
-    tokenizer: Any, row: dict[str, Any], requests: Sequence[AgentRequest], **options: Any
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    requests: Sequence[AgentRequest],
+    **options: object,
 ) -> None:
     """Render an agent's calls; `options` are arguments of the chat template."""
     reader = ChatRenderer(tokenizer, [], template_kwargs=options).for_row(row)
@@ -139,7 +145,7 @@ def is_agent(named: Any) -> bool:
 
 def play_agent(
     agent: Any,
-    row: Any,
+    row: Row,
     actions: Sequence[str],
     steps: int,
     heard: Callable[[AgentRequest], object] = lambda request: None,
@@ -154,7 +160,7 @@ def play_agent(
     contexts: Any = None
     session: Any = AgentSession(agent, row, ADDRESS, contexts, found.extend)
 
-    async def playing() -> Any:
+    async def playing() -> object:
         event = await session.start()
         while isinstance(event, AgentRequest):
             heard(event)
@@ -164,7 +170,7 @@ def play_agent(
                 raise RuntimeError(f"it calls again after its end, of {steps} calls")
             offered = {tool["function"]["name"]: None for tool in event.tools}
             tools.update(offered)
-            message: dict[str, Any] = {"content": word}
+            message: Message = {"content": word}
             if word.split()[:1] and word.split()[0] in offered:
                 name, arguments = tool_call(word)
                 call = {"function": {"name": name, "arguments": arguments}}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..envs.base import Row
 from ..rollout.isolation import Isolated, isolated
 from .usage import UsageError, parsed_json
 
@@ -97,7 +98,7 @@ def factory_of(
     return isolated(factory) if isinstance(made, Isolated) else factory
 
 
-def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
+def rows_for(environment: str, file: str | None, row: str | None) -> list[Row] | None:
     """Return the rows to play, from a file, a JSON row, or the class's data set; None without rows."""
     if file is not None:
         if not Path(file).is_file():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from typing import Any
 
 from ..envs.base import Step, is_text_environment
 from ..envs.check import HandPlayer, tools_of
@@ -65,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def tool_call(words: str) -> tuple[str, dict[str, Any]]:
+def tool_call(words: str) -> tuple[str, dict[str, object]]:
     """Parse a tool call `name {arguments}`."""
     name, _, arguments = words.strip().partition(" ")
     return name, parsed_json(arguments or "{}", name)

@@ -107,7 +107,7 @@ def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServ
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *words: Any) -> None:
+        def log_message(self, *words: object) -> None:
             """Suppress the line that the server prints per request."""
 
     return ThreadingHTTPServer((HOST, port), Handler)

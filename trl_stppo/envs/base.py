@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from trl_stppo.errors import EnvironmentContractError
 
+# Columns of a row of a data set, and what a step tells besides its text and reward.
+Row = dict[str, Any]
+Info = dict[str, Any]
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of installed packages.
 LIBRARIES = {"site-packages", "dist-packages"}
@@ -30,7 +33,7 @@ class TextEnv(Protocol):
     Control tokens in its observations are tokenised as plain text, unless `trusted_text = True` is set.
     """
 
-    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+    def reset(self, **row: Any) -> tuple[str, Info]:
         """Start an episode.
 
         Args:
@@ -42,7 +45,7 @@ class TextEnv(Protocol):
         """
         ...
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Play one turn of the model.
 
         Args:
@@ -60,7 +63,7 @@ class TextEnv(Protocol):
         ...
 
 
-def is_text_environment(env: Any) -> bool:
+def is_text_environment(env: object) -> bool:
     """Return whether `env.step` is the step of a text environment, not a TRL tool called `step`.
 
     A TRL tool that is called `step` is annotated `-> str`; a step returns a tuple.
@@ -69,7 +72,7 @@ def is_text_environment(env: Any) -> bool:
     return callable(step) and inspect.signature(step).return_annotation not in (str, "str")
 
 
-def taken_columns(reset: Callable[..., Any], row: dict[str, Any], seed: int) -> dict[str, Any]:
+def taken_columns(reset: Callable[..., object], row: Row, seed: int) -> Row:
     """Return the arguments of a text environment's `reset`: the columns that it names (or all) and a seed."""
     parameters = inspect.signature(reset).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -88,13 +91,13 @@ def without_prompt(rows: str, columns: Iterable[str]) -> str | None:
     )
 
 
-def tool_names(env: Any) -> list[str]:
+def tool_names(env: object) -> list[str]:
     """Return the names of the class's public functions, which TRL offers to the model as tools."""
     names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
     return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]
 
 
-def tool_schema(tool: Any, place: str = "tools") -> dict[str, Any]:
+def tool_schema(tool: Callable[..., object], place: str = "tools") -> dict[str, Any]:
     """Return the schema that a model reads of a tool: its `json_schema`, or else one made of its hints."""
     from transformers.utils import get_json_schema
 
@@ -116,7 +119,7 @@ class Step(NamedTuple):
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Info
 
     @property
     def ended(self) -> bool:
@@ -124,11 +127,11 @@ class Step(NamedTuple):
         return self.terminated or self.truncated
 
 
-def _wrong(what: str, value: Any, allowed: str) -> EnvironmentContractError:
+def _wrong(what: str, value: object, allowed: str) -> EnvironmentContractError:
     return EnvironmentContractError(f"{what} {value!r:.200}; allowed: {allowed}.")
 
 
-def check_opening(name: str, result: Any, *, tools: bool) -> str:
+def check_opening(name: str, result: object, *, tools: bool) -> str:
     """Check the result of `reset` and return its text."""
     kinds: Any = str | list | None if tools else str | None
     if not tools and isinstance(result, tuple) and len(result) == 2:
@@ -141,7 +144,7 @@ def check_opening(name: str, result: Any, *, tools: bool) -> str:
     return result if isinstance(result, str) else str(result or "")
 
 
-def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
+def check_step(name: str, result: object, *, strict: bool = True) -> Step:
     """Check the four or five values that `step` returned. `strict` rejects flags that are not bool."""
     if not isinstance(result, tuple) or len(result) not in (4, 5):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
@@ -168,7 +171,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
     return Step(observation, number, terminated, truncated, info)
 
 
-def result_text(name: str, result: Any) -> str:
+def result_text(name: str, result: object) -> str:
     """Return a result of a tool or of `reset` as text: text and text blocks unchanged, all else as JSON."""
     text = result if isinstance(result, str) else joined_text(result) if result else None
     if text is None:
@@ -184,7 +187,7 @@ def result_text(name: str, result: Any) -> str:
     return readable(text)
 
 
-def joined_text(content: Any) -> str | None:
+def joined_text(content: object) -> str | None:
     """Return the text of a list of text blocks, or None for other content."""
     blocks = content if isinstance(content, list) else [content]
     texts = [b.get("text") for b in blocks if isinstance(b, Mapping) and b.get("type") == "text"]
@@ -197,7 +200,7 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def check_number(what: str, value: Any) -> float:
+def check_number(what: str, value: object) -> float:
     """Return a reward as a float, or raise an error if it is not a finite number."""
     number = finite(value)
     if number is None:
@@ -217,7 +220,7 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _check_flag(what: str, value: Any) -> None:
+def _check_flag(what: str, value: object) -> None:
     is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
         raise _wrong(what, value, "True or False, numpy's too")

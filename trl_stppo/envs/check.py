@@ -9,13 +9,14 @@ import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trl_stppo.errors import EnvironmentContractError
 
 from .base import (
+    Row,
     Step,
     check_number,
     check_opening,
@@ -46,12 +47,12 @@ class HandPlayer:
 
     def __init__(self) -> None:
         # Keep two threads, because a new thread may get the id of an ended thread.
-        self._runner, self._made = asyncio.Runner(), list[Any]()
+        self._runner, self._made = asyncio.Runner(), list[object]()
         # They have an event loop, as the threads of a training have.
         begin = functools.partial(asyncio.set_event_loop, self._runner.get_loop())
         self._threads = itertools.cycle([ThreadPoolExecutor(1, "", begin) for _ in range(2)])
 
-    def make(self, factory: Any) -> Any:
+    def make(self, factory: Callable[[], Any]) -> Any:
         """Return a new instance, which `close` closes."""
         try:
             env = factory()
@@ -73,7 +74,7 @@ class HandPlayer:
                 if hasattr(env, "close") and "close" not in tools_of(env):
                     self.call(env, "close")
 
-    def reset(self, env: Any, row: dict[str, Any]) -> str:
+    def reset(self, env: Any, row: Row) -> str:
         """Start an episode; return the text."""
         is_text, name = is_text_environment(env), f"{type(env).__name__}.reset"
         columns = taken_columns(env.reset, row, 0) if is_text else row
@@ -82,7 +83,7 @@ class HandPlayer:
             raise EnvironmentContractError(f"{name} does not empty turn_rewards.")
         return opening
 
-    def play(self, env: Any, action: Action) -> Step:
+    def play(self, env: object, action: Action) -> Step:
         """Play a turn. The reward of a tool call is the sum that the call adds to `turn_rewards`.
 
         A tool that does not exist raises KeyError.
@@ -105,7 +106,7 @@ class HandPlayer:
         name = f"{type(env).__name__}.get_reward returned"
         return 0.0 if reward is None else check_number(name, reward)
 
-    def call(self, env: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, env: object, method: str, /, *args: object, **kwargs: object) -> Any:
         """Call a method, and await its result if it can be awaited."""
         name, function = f"{type(env).__name__}.{method}", getattr(env, method)
         try:
@@ -128,12 +129,12 @@ class HandPlayer:
         return result
 
 
-def tools_of(env: Any) -> list[str]:
+def tools_of(env: object) -> list[str]:
     """Return the names of an environment's tools, none for a text environment."""
     return [] if is_text_environment(env) else tool_names(env)
 
 
-def turn_rewards(env: Any) -> list[Any] | None:
+def turn_rewards(env: object) -> list[Any] | None:
     """Return the checked list of rewards that tools add, or None if there is none."""
     rewards, name = getattr(env, "turn_rewards", None), f"{type(env).__name__}.turn_rewards"
     if not isinstance(rewards, list | None):
@@ -145,9 +146,9 @@ def turn_rewards(env: Any) -> list[Any] | None:
 
 def check_env(
     env_or_factory: Any,
-    rows: Iterable[dict[str, Any]] | None = None,
+    rows: Iterable[Row] | None = None,
     *,
-    actions: Sequence[Any] | None = None,
+    actions: Sequence[Action] | None = None,
     steps: int = 20,
 ) -> list[str]:
     """Play an environment and look for violations of the contract and usual mistakes.
@@ -195,13 +196,13 @@ def check_env(
 class _Check:
     """One run of `check_env`, with the warnings that it found."""
 
-    def __init__(self, env_or_factory: Any, rows: list[dict[str, Any]], steps: int) -> None:
+    def __init__(self, env_or_factory: Any, rows: list[Row], steps: int) -> None:
         # A class is a factory, although it has the attribute `reset`.
         self.several = isinstance(env_or_factory, type) or not hasattr(env_or_factory, "reset")
         self.source, self.rows, self.steps = env_or_factory, rows, steps
         self.player, self.found = HandPlayer(), list[str]()
 
-    def run(self, actions: Sequence[Any] | None) -> list[str]:
+    def run(self, actions: Sequence[Action] | None) -> list[str]:
         """Run all checks, close the instances, and return the warnings."""
         try:
             env = self.player.make(self.source) if self.several else self.source
@@ -214,7 +215,7 @@ class _Check:
         self.player.close()
         return list(dict.fromkeys(self.found))
 
-    def check(self, env: Any, actions: Sequence[Action]) -> None:
+    def check(self, env: object, actions: Sequence[Action]) -> None:
         """Play the rows, the first row again, and two instances in alternation."""
         name, row, is_text = type(env).__name__, self.rows[0], is_text_environment(env)
         if not is_text:
@@ -259,13 +260,13 @@ class _Check:
                     f"Two instances of {name} share state: one changes while another is played."
                 )
 
-    def episode(self, env: Any, row: dict[str, Any], actions: Sequence[Action]) -> Episode:
+    def episode(self, env: object, row: Row, actions: Sequence[Action]) -> Episode:
         """Reset an environment and play turns until the episode ends."""
         played = self.player.reset(env, row), self.turns(env, actions)
         self.player.final_reward(env)
         return played
 
-    def turns(self, env: Any, actions: Sequence[Action]) -> list[Step]:
+    def turns(self, env: object, actions: Sequence[Action]) -> list[Step]:
         """Play turns until the episode ends, or each tool call once."""
         played, is_text = list[Step](), is_text_environment(env)
         most = self.steps if is_text else len(actions)
@@ -289,7 +290,7 @@ class _Check:
         return played
 
 
-def _check_tools(env: Any) -> None:
+def _check_tools(env: object) -> None:
     """Raise an error if an environment has no tool, or a tool without a JSON schema."""
     name = type(env).__name__
     if not tools_of(env):
@@ -298,7 +299,7 @@ def _check_tools(env: Any) -> None:
         tool_schema(getattr(env, tool), f"{name}.{tool}")
 
 
-def _results(episode: Episode) -> list[Any]:
+def _results(episode: Episode) -> list[object]:
     """Return the parts of an episode that must be equal when its actions are played again."""
     opening, played = episode
     return [opening, *((s.observation, s.reward, s.terminated) for s in played)]

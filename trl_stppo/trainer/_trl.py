@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers import trainer as upstream_trainer
 from transformers.integrations import TrackioCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -51,7 +51,7 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-from ..rollout.chat import ChatRenderer
+from ..rollout.chat import ChatRenderer, Message
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class SingleGeneration(int):
 
 
 @contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
+def replaced(owner: object, **values: object) -> Iterator[None]:
     """Context manager that sets attributes of `owner` to `values`, and restores them at its end."""
     before = {name: getattr(owner, name) for name in values}
     try:
@@ -101,14 +101,14 @@ def small_tiles(device: torch.device) -> Iterator[None]:
         yield
 
 
-def new_token_limit(trainer: Any, max_new_tokens: int) -> AbstractContextManager[None]:
+def new_token_limit(trainer: GRPOTrainer, max_new_tokens: int) -> AbstractContextManager[None]:
     """Return a context manager that limits the new tokens of a generation call, with vLLM or transformers."""
     if trainer.use_vllm:
         return replaced(trainer.vllm_generation, max_completion_length=max_new_tokens)
     return replaced(trainer.generation_config, max_new_tokens=max_new_tokens)
 
 
-def open_trackio(trainer: Any) -> None:
+def open_trackio(trainer: GRPOTrainer) -> None:
     """Open trackio early, because TRL's profiling logs before upstream opens it."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TrackioCallback) and not callback._initialized:
@@ -116,7 +116,7 @@ def open_trackio(trainer: Any) -> None:
 
 
 @contextmanager
-def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[Any], Path]]:
+def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[object], Path]]:
     """Context manager in which upstream uploads only the files of a folder that `chosen` lists.
 
     It gives a dictionary of the uploads in the background: job -> folder.
@@ -127,7 +127,7 @@ def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[Any]
         real = original()
         ours = copy.copy(real)
 
-        def upload_folder(*, folder_path: str, **kwargs: Any) -> Any:
+        def upload_folder(*, folder_path: str, **kwargs: object) -> object:
             folder = Path(folder_path)
             kwargs["allow_patterns"] = chosen(folder)
             result = real.upload_folder(folder_path=folder_path, **kwargs)
@@ -142,20 +142,20 @@ def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[Any]
         yield jobs
 
 
-def max_context_tokens(trainer: Any) -> int | None:
+def max_context_tokens(trainer: GRPOTrainer) -> int | None:
     """Return the maximum length of prompt plus completion of the generating model, in tokens."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     return getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def overrides(trainer: Any, name: str) -> bool:
+def overrides(trainer: GRPOTrainer, name: str) -> bool:
     """Return whether a trainer's class or instance overrides the GRPOTrainer method `name`."""
     own = vars(trainer).get(name) or getattr(type(trainer), name)
     return own is not getattr(GRPOTrainer, name)
 
 
-def check_overrides(trainer: Any) -> None:
+def check_overrides(trainer: GRPOTrainer) -> None:
     """Refuse overrides of methods that are never called; warn of one whose results differ from TRL's."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
@@ -172,8 +172,11 @@ def check_overrides(trainer: Any) -> None:
 
 
 def read_message(
-    renderer: ChatRenderer, ids: list[int], before: list[int], tools: Sequence[Any] = ()
-) -> dict[str, Any]:
+    renderer: ChatRenderer,
+    ids: list[int],
+    before: list[int],
+    tools: Sequence[Callable[..., object]] = (),
+) -> Message:
     """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
     tokenizer = renderer.tokenizer
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
@@ -185,7 +188,7 @@ def read_message(
     return {"role": "assistant", "content": renderer.decode_action(ids)}
 
 
-def _is_deep(value: Any, levels: int = MAX_NESTING) -> bool:
+def _is_deep(value: object, levels: int = MAX_NESTING) -> bool:
     """Return whether lists and dicts are nested too deeply for functions that recurse into them."""
     if not isinstance(value, dict | list):
         return False
@@ -193,7 +196,7 @@ def _is_deep(value: Any, levels: int = MAX_NESTING) -> bool:
     return levels == 0 or any(_is_deep(part, levels - 1) for part in parts)
 
 
-def training_template(tokenizer: Any) -> str | None:
+def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return TRL's prefix-preserving form of the chat template; None if TRL has none."""
     try:
         return get_training_chat_template(tokenizer)
@@ -201,7 +204,7 @@ def training_template(tokenizer: Any) -> str | None:
         return None
 
 
-def check_tool_template(tokenizer: Any) -> None:
+def check_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if the chat template does not support tools."""
     if not supports_tool_calling(tokenizer):
         raise ValueError(
@@ -211,7 +214,7 @@ def check_tool_template(tokenizer: Any) -> None:
         )
 
 
-def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
+def prepare_tool_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Prepare a tokenizer for tools as GRPOTrainer's constructor does; return the template to use."""
     check_tool_template(tokenizer)
     if not any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):

@@ -23,7 +23,7 @@ def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
     """Context manager in which TRL builds its colocated vLLM engine with the additional `options`."""
     original = getattr(vllm_generation, "LLM", None)
 
-    def make(**usual: Any) -> Any:
+    def make(**usual: object) -> object:
         assert original is not None
         more = options()
         try:
@@ -58,7 +58,9 @@ def awake(vllm: Any) -> Iterator[None]:
         vllm._llm_weights_sleeping = True
 
 
-def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequest], Any]:
+def turn_options(
+    vllm: Any, *, seeded: bool, adapter: object
+) -> Callable[[TurnRequest], dict[str, Any]]:
     """Return a function that makes the arguments of the engine's `add_request` for a turn."""
     structure = vllm.generation_kwargs.get("structured_outputs")
     if vllm.structured_outputs_regex is not None:

@@ -13,6 +13,7 @@ from peft import PeftConfig, PeftModel
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Sampler
 from transformers import (
     BitsAndBytesConfig,
     PreTrainedModel,
@@ -20,8 +21,13 @@ from transformers import (
     ProcessorMixin,
     TrainerCallback,
 )
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from ..rollout.reward_funcs import numbered
+from ..envs.base import Row
+from ..rollout.agent_driver import AgentFunc
+from ..rollout.environments import Factory
+from ..rollout.func import RolloutFunc
+from ..rollout.reward_funcs import RewardFunc, numbered
 from ..rollout.workers import RolloutInterrupted
 from . import display
 from ._trl import check_overrides, profiling_decorator, small_tiles
@@ -41,7 +47,7 @@ from .loop.rewards import EpisodeRewards
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
 from .planning import plan
-from .planning.data import Row, plan_data
+from .planning.data import plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
 from .precision import MovedWeights, check_precision
@@ -57,13 +63,13 @@ from .step import Step
 from .training_loop import TrainingLoop
 
 Model: TypeAlias = str | PreTrainedModel | PeftModel
-Reward: TypeAlias = str | PreTrainedModel | Callable[..., Any]
+Reward: TypeAlias = str | PreTrainedModel | RewardFunc
 Rewards: TypeAlias = Reward | list[Reward]
 Rows: TypeAlias = Dataset | IterableDataset
 EvaluationRows: TypeAlias = Rows | DatasetDict | IterableDatasetDict | Mapping[str, Rows]
 Tokenizer: TypeAlias = PreTrainedTokenizerBase | ProcessorMixin
 Tokenizers: TypeAlias = PreTrainedTokenizerBase | list[PreTrainedTokenizerBase]
-Environments = Callable[[], Any] | dict[str, Callable[[], Any]]
+Environments: TypeAlias = Factory | dict[str, Factory]
 
 
 class AgentTrainer(Bridge):
@@ -84,18 +90,18 @@ class AgentTrainer(Bridge):
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         quantization_config: BitsAndBytesConfig | None = None,
         peft_config: PeftConfig | None = None,
-        tools: list[Callable[..., Any]] | None = None,
-        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        tools: list[Callable[..., object]] | None = None,
+        rollout_func: RolloutFunc | None = None,
         environment_factory: Environments | None = None,
         *,
         reward_model: Rewards | None = None,
         value_model: Model | None = None,
         ref_model: Model | None = None,
-        data_collator: Any = None,
+        data_collator: object = None,
         turn_reward_funcs: Rewards | None = None,
         turn_reward_processing_classes: Tokenizers | None = None,
         eval_environment_factory: Environments | None = None,
-        agent: Callable[[Any, Row], Any] | None = None,
+        agent: AgentFunc | None = None,
     ) -> None:
         check_trl()
         plan.check_models(model, ref_model, reward_model, value_model)
@@ -141,7 +147,9 @@ class AgentTrainer(Bridge):
         self._build_run(run)
         self._build_loop()
 
-    def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
+    def _build_players(
+        self, run: RunPlan, turn_funcs: Rewards | None, tokenizers: Tokenizers | None
+    ) -> None:
         self._turn_reward_funcs = TurnRewardFuncs(
             turn_funcs,
             tokenizers,
@@ -154,7 +162,7 @@ class AgentTrainer(Bridge):
         )
         context = readers.check_readers(self, run.rewards, self._turn_reward_funcs)
         self._player = players.build_player(self, run.rollout, run.evaluation, context)
-        self.reward_funcs: list[Any] = run.rewards.with_environments(
+        self.reward_funcs: list[RewardFunc] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names
         )
         self.reward_func_names = numbered(self.reward_func_names)
@@ -296,7 +304,7 @@ class AgentTrainer(Bridge):
         return self._loop.rollout(inputs)
 
     @profiling_decorator
-    def _prepare_inputs(self, generation_batch: Any) -> UpdateData:
+    def _prepare_inputs(self, generation_batch: list[Row]) -> UpdateData:
         return self._loop.micro_batch(
             lambda: self._generate_and_score_completions(generation_batch)
         )
@@ -304,7 +312,7 @@ class AgentTrainer(Bridge):
     def _compute_loss(self, model: nn.Module, inputs: UpdateData) -> torch.Tensor:
         return self._loop.loss(model, inputs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Train on one micro-batch by upstream's method; end the mini-batch after its last micro-batch."""
         started = time.perf_counter()
         with small_tiles(self.accelerator.device):
@@ -318,7 +326,7 @@ class AgentTrainer(Bridge):
 
     def evaluate(
         self,
-        eval_dataset: Any = None,
+        eval_dataset: EvaluationRows | str | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
@@ -339,20 +347,22 @@ class AgentTrainer(Bridge):
             super().evaluate, saving, eval_dataset, ignore_keys, metric_key_prefix
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: EvaluationRows | str | None = None) -> DataLoader:
         """Return upstream's dataloader over the evaluation rows, with one entry per episode."""
         self._set_signature_columns_if_needed()
         return self._evaluator.loader(super().get_eval_dataloader, eval_dataset)
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: Rows) -> DataLoader:
         """Return the dataloader of `predict`, with one entry per episode."""
         return self.get_eval_dataloader(test_dataset)
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Run upstream's evaluation loop over a dataloader and return its metrics."""
         return self._evaluator.loop(super().evaluation_loop, *args, **kwargs)
 
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(
+        self, model: nn.Module, inputs: list[Row], *args: object, **kwargs: object
+    ) -> tuple[None, None, None]:
         """Play one evaluation batch; return None for loss, logits and labels."""
         self._evaluator.play(inputs)
         return None, None, None
@@ -363,7 +373,7 @@ class AgentTrainer(Bridge):
         with self._evaluator.table_of_its_own():
             super().log(logs, start_time)
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: object, **kwargs: object) -> torch.optim.Optimizer:
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
         given, wrapped = self.optimizer, partial(super().create_optimizer, *args, **kwargs)
         try:
@@ -378,7 +388,7 @@ class AgentTrainer(Bridge):
         super().create_accelerator_and_postprocess()
         runtime.keep_precision(self.accelerator)
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_for_training(self, *args: object, **kwargs: object) -> object:
         with self._optimizers.preparing():
             prepared = super()._prepare_for_training(*args, **kwargs)
         if self.has_critic:
@@ -390,8 +400,8 @@ class AgentTrainer(Bridge):
         return prepared
 
     def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object
+    ) -> TrainOutput:
         """Train from the start, or resume exactly where a checkpoint was written.
 
         Args:
@@ -411,28 +421,30 @@ class AgentTrainer(Bridge):
         with self._loop.source.running():
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler | None:
         return self._run_state.notice(super()._get_train_sampler(dataset))
 
     def _init_training_state(
-        self, max_steps: int, per_epoch: int, epochs: int, *args: Any
+        self, max_steps: int, per_epoch: int, epochs: int, *args: object
     ) -> tuple[int, int]:
         self._run_state.begin()
         where = super()._init_training_state(max_steps, per_epoch, epochs, *args)
         return self._checkpoints.begin(where, self.state, max_steps, epochs)
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: object, **kwargs: object) -> None:
         try:
             super()._run_epoch(*args, **kwargs)
         except RolloutInterrupted:
             # The state before the rollout is saved, and upstream now ends the training in order.
             self.control.should_training_stop = True
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+    def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
         self._run_state.postpone(self.control)
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
         self._run_state.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
         # The next rollout sends the new weights to vLLM.
         self._last_loaded_step = -1
@@ -441,33 +453,33 @@ class AgentTrainer(Bridge):
         self._run_state.load_best(super()._load_best_model)
         self._last_loaded_step = -1
 
-    def _get_output_dir(self, trial: Any = None) -> str:
+    def _get_output_dir(self, trial: object = None) -> str:
         # While a checkpoint is written, upstream writes into the staging folder.
         return str(self._checkpoints.staging or super()._get_output_dir(trial))
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
-    def _finalize_training(self, *args: Any) -> Any:
+    def _finalize_training(self, *args: object) -> TrainOutput:
         if self._run_state.save_waits:
             self.save_checkpoint()
         return self._publisher.finish(super()._finalize_training, *args)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: object = None) -> None:
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy, its tokenizer, its critic, and the agent's settings."""
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Write TRL's model card, with results and settings, as `README.md` in the output directory.
 
         The arguments are upstream's.
         """
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+    def push_to_hub(self, *args: object, **kwargs: object) -> object:
         """Save the policy and upload it to the Hub, with critic, settings and model card.
 
         The arguments are those of `transformers.Trainer.push_to_hub` and of `create_model_card`.

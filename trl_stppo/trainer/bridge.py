@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
@@ -30,10 +31,10 @@ class Bridge(GRPOTrainer):
     has_critic = True
     critic: Critic
     # Upstream sets these attributes without types.
-    _tokenizer: Any
-    reward_processing_classes: list[Any]
-    _signature_columns: Any
-    _finish_current_push: Any
+    _tokenizer: PreTrainedTokenizerBase
+    reward_processing_classes: list[PreTrainedTokenizerBase | None]
+    _signature_columns: list[str]
+    _finish_current_push: Callable[[], None]
     _last_loaded_step: int
     _metrics: dict[str, dict[str, list[float]]]
     _logs: dict[str, Any]
@@ -79,7 +80,7 @@ class Bridge(GRPOTrainer):
         return self._pending_extra_logs
 
     @property
-    def next_log(self) -> list[Any]:
+    def next_log(self) -> list[dict[str, Any] | list[Any]]:
         """All containers with values of the next log."""
         pending = [self._pending_metrics, self._pending_extra_logs]
         return [*self._metrics.values(), *self._logs.values(), *pending]
@@ -94,7 +95,7 @@ class Bridge(GRPOTrainer):
         self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = value
 
     @property
-    def text_tokenizer(self) -> Any:
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, without the processor around it."""
         return self._tokenizer
 
@@ -119,7 +120,7 @@ class Bridge(GRPOTrainer):
                 send()
             self._last_loaded_step = step
 
-    def generate_turns(self, ids: list[list[int]], max_new_tokens: int, seeds: Any) -> Any:
+    def generate_turns(self, ids: list[list[int]], max_new_tokens: int, seeds: object) -> Any:
         """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
         training = self.model.training
         with new_token_limit(self, max_new_tokens):
@@ -156,7 +157,7 @@ class Bridge(GRPOTrainer):
         return self._get_per_token_logps_and_entropies
 
     @property
-    def checkpoint_folder(self) -> Callable[[Any], str]:
+    def checkpoint_folder(self) -> Callable[[object], str]:
         """Upstream's method for the folder that holds a trial's checkpoints."""
         return self._get_output_dir
 

@@ -7,15 +7,18 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import PurePath
-from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
+from ..rollout.environments import Factories
 from ..rollout.reward_funcs import name_of
 from ._trl import get_config_model_id
 from .planning.plan import RolloutPlan
+from .ppo_config import PPOConfig
 
 # Names that `datasets` gives to rows read from files: the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
@@ -24,14 +27,14 @@ COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
 
 
-def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
+def task(policy: PreTrainedModel, rows: object, rollout: RolloutPlan) -> dict[str, str]:
     """Return the short names of a run's model, environment and data set.
 
     The environment's name lists the rollout plan's environments with their arguments, its tools, and the
     function that plays the episodes.
     """
     model = get_config_model_id(policy.config) or type(policy).__name__
-    factories: dict[str | None, Any] = {**rollout.tools, **rollout.text}
+    factories: Factories = {**rollout.tools, **rollout.text}
     probes = rollout.probes.items()
     players = [type(probe).__name__ + _arguments(factories.get(name)) for name, probe in probes]
     if rollout.standalone_tools:
@@ -46,7 +49,7 @@ def task(policy: Any, rows: Any, rollout: RolloutPlan) -> dict[str, str]:
     }
 
 
-def dataset_of(rows: Any) -> str | None:
+def dataset_of(rows: object) -> str | None:
     """Return a data set's name; None if it is unknown."""
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
     return None if known in READERS else known
@@ -60,7 +63,7 @@ def critic_of(critic: Critic) -> str:
     return "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
 
 
-def adapter_of(model: Any) -> Mapping[str, Any] | None:
+def adapter_of(model: nn.Module) -> dict[str, object] | None:
     """Describe a model's PEFT adapter; return None if the model is trained in full."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
@@ -71,7 +74,7 @@ def adapter_of(model: Any) -> Mapping[str, Any] | None:
     return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
 
 
-def algorithm_settings(args: Any) -> dict[str, Any]:
+def algorithm_settings(args: PPOConfig) -> dict[str, object]:
     """Return this package's settings, and the settings of TRL and transformers that affect the weights."""
     names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
     names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
@@ -90,7 +93,7 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, simple)}
 
 
-def _arguments(factory: Any) -> str:
+def _arguments(factory: object) -> str:
     """Return a partial's arguments as text, such as `(largest=7)`; long values become digests."""
     if not isinstance(factory, functools.partial):
         return ""
@@ -103,7 +106,7 @@ def _arguments(factory: Any) -> str:
     return f"({', '.join(f'{name}={_short(value)}' for name, value in shown)})" if shown else ""
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """Return a number or a word as text, and any other value as a digest."""
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)

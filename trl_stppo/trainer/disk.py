@@ -36,6 +36,8 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # These names lie in the output directory, because renaming is atomic only on one disk. Upstream does not
 # upload names that begin with an underscore.
 STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
+# What a manifest says of its checkpoint: files with sizes and digests, and the run.
+Manifest = dict[str, Any]
 MANIFEST = "stppo_checkpoint.json"
 EPISODES = "episodes_*.pt"
 # Files of a checkpoint that stay on this machine: logged texts, and settings with the user's tokens.
@@ -76,7 +78,7 @@ def checksum(path: Path) -> str:
     return f"{value:08x}"
 
 
-def seal(folder: Path, about: dict[str, Any]) -> None:
+def seal(folder: Path, about: Manifest) -> None:
     """Write the manifest of a complete folder, and flush all files to the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     # A copy from the Hub has the manifest's files only.
@@ -121,7 +123,7 @@ def tidy(run_dir: Path) -> None:
     remove(run_dir / TRASH)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint."""
     path = folder / MANIFEST
     if not folder.is_dir():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
@@ -51,7 +50,7 @@ def install_callbacks(
         engine.on_progress = partial(on_progress, what)
 
 
-def shield_integrations(callbacks: Sequence[Any]) -> None:
+def shield_integrations(callbacks: Sequence[TrainerCallback]) -> None:
     """Hide None and non-finite values from upstream's integrations; `log_history` has all values.
 
     A metric without an episode in the batch is None in the log, and TensorBoard and MLflow warn of it each
@@ -63,11 +62,14 @@ def shield_integrations(callbacks: Sequence[Any]) -> None:
 
 
 def _log_points(
-    on_log: Callable[..., Any], args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
-) -> Any:
+    on_log: Callable[..., object],
+    *args: object,
+    logs: Mapping[str, object] | None = None,
+    **kwargs: object,
+) -> object:
     """Call an integration's `on_log` with the values of `logs` that are finite numbers or text."""
     points = {}
     for name, value in (logs or {}).items():
         if value is not None and not (isinstance(value, float) and not math.isfinite(value)):
             points[name] = value
-    return on_log(args, state, control, logs=points, **kwargs)
+    return on_log(*args, logs=points, **kwargs)

@@ -7,12 +7,14 @@ combinations, and `critics.py` has the critic beside a sharded policy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..models.critic import load_converted
 from ._trl import prepare_deepspeed, prepare_fsdp
@@ -32,7 +34,7 @@ class Engine:
     shards = gathers = steps_in_backward = False
     identity: str | None = None
 
-    def __init__(self, name: str, accelerator: Any) -> None:
+    def __init__(self, name: str, accelerator: Accelerator) -> None:
         self.name, self._accelerator = name, accelerator
 
     def num_rows(self, count: int) -> int:
@@ -52,24 +54,24 @@ class Engine:
         """Return the weights that steps change themselves, and not float32 copies of them."""
         return list(weights)
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[object]:
         """Return the critic's autocast context."""
         return self._accelerator.autocast()
 
-    def place(self, model: Any) -> None:
+    def place(self, model: nn.Module) -> None:
         """Move a critic to the device."""
         model.to(self._accelerator.device)
 
-    def prepare_frozen(self, model: nn.Module) -> Any:
+    def prepare_frozen(self, model: nn.Module) -> nn.Module:
         """Prepare a frozen model for the engine, as GRPOTrainer prepares its reference."""
         return self._accelerator.prepare_model(model, evaluation_mode=True)
 
-    def load_adapter(self, policy: Any, folder: Path) -> None:
+    def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
         """Load the adapter of a policy that it shares with the critic."""
         # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
         policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
 
-    def load_skipped(self, policy: Any, folder: Path) -> None:
+    def load_skipped(self, policy: PreTrainedModel, folder: Path) -> None:
         """Load policy weights that upstream skipped because their names differ on disk."""
         load_converted(policy, folder)
 
@@ -79,7 +81,7 @@ class ShardedEngine(Engine):
 
     shards = True
 
-    def __init__(self, name: str, accelerator: Any) -> None:
+    def __init__(self, name: str, accelerator: Accelerator) -> None:
         super().__init__(name, accelerator)
         self.identity = name
 
@@ -92,10 +94,10 @@ class ShardedEngine(Engine):
         """Return True, because the engine may communicate in every pass."""
         return True
 
-    def load_adapter(self, policy: Any, folder: Path) -> None:
+    def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
         """Do nothing: the engine has loaded the adapter."""
 
-    def load_skipped(self, policy: Any, folder: Path) -> None:
+    def load_skipped(self, policy: PreTrainedModel, folder: Path) -> None:
         """Do nothing: the engine has loaded all weights."""
 
 
@@ -104,7 +106,7 @@ class DeepSpeed(ShardedEngine):
 
     steps_in_backward = True
 
-    def __init__(self, name: str, accelerator: Any) -> None:
+    def __init__(self, name: str, accelerator: Accelerator) -> None:
         super().__init__(name, accelerator)
         self.gathers = name == "ZeRO-3"
 
@@ -112,17 +114,17 @@ class DeepSpeed(ShardedEngine):
         """Return no weights."""
         return []
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[object]:
         """Return the critic's autocast context, because accelerate's is empty."""
         if self._accelerator.mixed_precision == "bf16":
             return torch.autocast(self._accelerator.device.type, dtype=torch.bfloat16)
         return self._accelerator.autocast()
 
-    def prepare_frozen(self, model: nn.Module) -> Any:
+    def prepare_frozen(self, model: nn.Module) -> nn.Module:
         """Prepare a frozen model for DeepSpeed."""
         return prepare_deepspeed(model, self._accelerator)
 
-    def load_adapter(self, policy: Any, folder: Path) -> None:
+    def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
         """Load the adapter, as without an engine."""
         Engine.load_adapter(self, policy, folder)
 
@@ -136,15 +138,15 @@ class FSDP(ShardedEngine):
         """Return no weights with mixed precision."""
         return list(weights) if self._accelerator.mixed_precision == "no" else []
 
-    def place(self, model: Any) -> None:
+    def place(self, model: nn.Module) -> None:
         """Do nothing: FSDP2 moves the critic to the device shard by shard."""
 
-    def prepare_frozen(self, model: nn.Module) -> Any:
+    def prepare_frozen(self, model: nn.Module) -> nn.Module:
         """Prepare a frozen model for FSDP."""
         return prepare_fsdp(model, self._accelerator)
 
 
-def engine_of(accelerator: Any) -> Engine:
+def engine_of(accelerator: Accelerator) -> Engine:
     """Return the engine of an accelerator."""
     deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
     fsdp = getattr(accelerator.state, "fsdp_plugin", None)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback
 
 from ..models.critic import Critic, SeparateCritic, SharedCritic
@@ -21,6 +23,8 @@ from .step import Step
 
 logger = logging.getLogger(__name__)
 
+# A parameter group of an optimizer: parameters and their settings.
+Group = dict[str, Any]
 # Role of a parameter group: policy or critic, with or without weight decay, or the caller's own group.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
@@ -32,10 +36,10 @@ class Optimizers(TrainerCallback):
     def __init__(
         self,
         args: PPOConfig,
-        accelerator: Any,
+        accelerator: Accelerator,
         critic: Critic,
         step: Step,
-        decayed_names: Callable[[Any], list[str]],
+        decayed_names: Callable[[nn.Module], list[str]],
     ) -> None:
         self._args, self._accelerator, self._critic = args, accelerator, critic
         self._step, self._decayed_names = step, decayed_names
@@ -47,8 +51,8 @@ class Optimizers(TrainerCallback):
         self,
         wrapped: Callable[[], Optimizer],
         policy: nn.Module,
-        given: Any,
-        scheduler: Any,
+        given: Optimizer | None,
+        scheduler: LRScheduler | None,
     ) -> Optimizer:
         """Add critic and hooks to upstream's optimizer.
 
@@ -75,7 +79,11 @@ class Optimizers(TrainerCallback):
         return optimizer
 
     def take_critic_out(
-        self, policy: nn.Module, optimizer: Any, kind: Callable[..., Any], options: dict[str, Any]
+        self,
+        policy: nn.Module,
+        optimizer: Any,
+        kind: Callable[..., Optimizer],
+        options: dict[str, Any],
     ) -> None:
         """Make a separate optimizer for the critic, of the policy's kind, if gradients are sharded."""
         if not self._engine.shards:
@@ -119,12 +127,14 @@ class Optimizers(TrainerCallback):
         if self._engine.steps_in_backward:
             runtime.pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
 
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, *_: object, **kwargs: object) -> None:
         """Step the critic's optimizer with the gradient that the guards have accepted."""
         if self.critic is not None:
             self.critic.step()
 
-    def _policy_roles(self, policy: nn.Module, optimizer: Optimizer, given: Any) -> list[str]:
+    def _policy_roles(
+        self, policy: nn.Module, optimizer: Optimizer, given: Optimizer | None
+    ) -> list[str]:
         """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
         kept = [
             g for g in optimizer.param_groups if g["params"] or not self._engine.steps_in_backward
@@ -134,13 +144,13 @@ class Optimizers(TrainerCallback):
         decays = self._decaying(policy)
         return [DECAYED if any(id(p) in decays for p in g["params"]) else PLAIN for g in kept]
 
-    def _decaying(self, module: Any) -> set[int]:
+    def _decaying(self, module: nn.Module) -> set[int]:
         """Return the ids of a module's parameters that have weight decay."""
         names = set(self._decayed_names(module))
         return {id(p) for name, p in module.named_parameters() if name in names}
 
     def _add_critic_groups(
-        self, optimizer: Optimizer, parameters: list[nn.Parameter], scheduler: Any
+        self, optimizer: Optimizer, parameters: list[nn.Parameter], scheduler: LRScheduler | None
     ) -> bool:
         """Add the critic's parameters to an optimizer that lacks them; return whether any were added."""
         check_optimizer(optimizer)
@@ -161,7 +171,7 @@ class Optimizers(TrainerCallback):
             optimizer.add_param_group(group)
         return True
 
-    def _critic_groups(self, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    def _critic_groups(self, parameters: Sequence[nn.Parameter]) -> list[Group]:
         """Split the critic's parameters into groups with and without weight decay."""
         decay, critic = self._args.weight_decay, cast(SharedCritic | SeparateCritic, self._critic)
         decays = self._decaying(critic.model) | self._decaying(critic.head)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerState
 
 from .bridge import Bridge
 from .engine import engine_of
@@ -77,7 +77,7 @@ def check_precision(host: Bridge) -> str | None:
     return facts
 
 
-def _check_eps(optimizer: Any, field: str) -> None:
+def _check_eps(optimizer: Optimizer, field: str) -> None:
     """Refuse an optimizer that divides in float16 by an eps that is 0 there."""
     name = type(optimizer).__name__
     field = "adam_epsilon" if field == "optim" and "Adam" in name else field
@@ -100,17 +100,19 @@ class MovedWeights(TrainerCallback):
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
         self._done = False
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, _: object, state: TrainerState, *__: object, optimizer: Optimizer, **kwargs: object
+    ) -> None:
         """Keep some values of each of the policy's weights that has a gradient."""
         known = [] if self._done else [self._metrics, *state.log_history]
         self._done |= any(MOVED in entry for entry in known)
-        if not self._done and kwargs["optimizer"].param_groups[0]["lr"]:
+        if not self._done and optimizer.param_groups[0]["lr"]:
             named = policy_parameters(self._host.model, self._host.critic)
             whole = [w for _, w in named if not is_in_pieces(w)]
             pulled = [(w, _sampled(w.grad) != 0) for w in whole if w.grad is not None]
             self._before = [(w, _sampled(w), flags) for w, flags in pulled if flags.any()]
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *_: object, **kwargs: object) -> None:
         """Compare the values after the step."""
         if self._before:
             weights, _, pulled = zip(*self._before, strict=True)

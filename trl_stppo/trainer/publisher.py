@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..generation.sampling import SamplingSettings
 from ..hub import pushing
 from ..hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
@@ -39,13 +41,13 @@ class Publisher:
         self._host, self._checkpoints = host, checkpoints
         self._rollout, self._limits = rollout, limits
         # Uploads in the background: job -> folder.
-        self._uploads: dict[Future[Any], Path] = {}
+        self._uploads: dict[Future[object], Path] = {}
 
     @property
     def _run_dir(self) -> Path:
         return Path(self._host.args.output_dir)
 
-    def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
+    def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: object) -> None:
         """Save the policy's files by upstream's method, and the critic and `agent.json`."""
         folder = Path(output_dir or self._run_dir)
         wrapped(output_dir, state_dict)
@@ -65,7 +67,7 @@ class Publisher:
         with gathered(self._host.critic, saves=self._host.args.should_save):
             wrapped(output_dir, internal)
 
-    def write_card(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> None:
+    def write_card(self, wrapped: Wrapped, *args: object, **kwargs: object) -> None:
         """Implement `AgentTrainer.create_model_card`: write TRL's card, and add results and settings."""
         wrapped(*args, **kwargs)
         host = self._host
@@ -77,14 +79,14 @@ class Publisher:
         with (self._run_dir / pushing.CARD).open("a", encoding="utf-8") as card:
             card.write(pushing.card_of_run(repo, settings, host.state.log_history))
 
-    def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
+    def push(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
         """Implement `AgentTrainer.push_to_hub`: upload the agent's files by upstream's method."""
         with uploads_of(self._agent_files) as jobs:
             result = wrapped(*args, **kwargs)
         self._watch(jobs)
         return result
 
-    def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
+    def save_checkpoint(self, wrapped: Wrapped, model: nn.Module, trial: object) -> None:
         """Write a checkpoint, push its files, and delete old checkpoints that are not being uploaded."""
         run_dir = Path(self._host.checkpoint_folder(trial))
         folder = self._checkpoints.save(wrapped, run_dir, self._host.state, model, trial)
@@ -118,10 +120,10 @@ class Publisher:
     def _agent_files(self, folder: Path) -> list[str]:
         return pushing.agent_files(folder, code=self._host.args.trust_remote_code)
 
-    def _watch(self, jobs: dict[Future[Any], Path]) -> None:
+    def _watch(self, jobs: dict[Future[object], Path]) -> None:
         """Warn of each upload in the background that fails, because upstream ignores it."""
 
-        def finished(job: Future[Any]) -> None:
+        def finished(job: Future[object]) -> None:
             error = None if job.cancelled() else job.exception()
             if error is not None:
                 text = (
@@ -133,7 +135,7 @@ class Publisher:
         for job in jobs:
             job.add_done_callback(finished)
 
-    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
+    def finish(self, wrapped: Wrapped, *args: object) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""
         result = self._checkpoints.finish(wrapped, self._host.state, *args)
         if self._uploads:
@@ -171,11 +173,11 @@ class Publisher:
         )
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _sampling(host: Bridge) -> dict[str, Any]:
+def _sampling(host: Bridge) -> dict[str, float | bool | None]:
     """Return sampling settings of evaluation, with training's temperature if evaluation is greedy."""
     args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]

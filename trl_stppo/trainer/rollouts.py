@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import TrainerState
 
+from ..envs.base import Row
 from .guards.steps import Guards
 from .loop.player import EpisodePlayer
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Played, Scored
-from .planning.data import Row
 from .ppo_config import PPOConfig
 
 
@@ -23,7 +23,7 @@ class RolloutSource:
     """Plays a rollout batch and adds its rewards when the training loop calls `next`."""
 
     args: PPOConfig
-    accelerator: Any
+    accelerator: Accelerator
     player: EpisodePlayer
     rewards: EpisodeRewards
     guards: Guards

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import TrainerState
 
+from ..envs.base import Row
 from ..rollout.episode import Episode
 from ..threads import DaemonThread
 from .loop.player import raise_first
 from .loop.rollout import Played, Raw, Scored, Sums
-from .planning.data import Row
 from .ppo_config import PPOConfig
 from .rollouts import RolloutSource
 
@@ -124,7 +125,7 @@ class StaleSource(RolloutSource):
 class Flight(Future[Raw]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
-    def __init__(self, rows: list[Row], play: Callable[[], Any], device: torch.device) -> None:
+    def __init__(self, rows: list[Row], play: Callable[[], Raw], device: torch.device) -> None:
         super().__init__()
         # Store the text, because an environment may change its row later.
         self.rows = repr(rows)
@@ -179,7 +180,7 @@ class OverlappedSource(StaleSource):
     `loader_ahead` returns a dataloader, and the number of optimizer steps at its first row.
     """
 
-    loader_ahead: Callable[[], tuple[Any, int]]
+    loader_ahead: Callable[[], tuple[DataLoader, int]]
 
     def __post_init__(self) -> None:
         self._flight: Flight | None = None

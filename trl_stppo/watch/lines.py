@@ -11,11 +11,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from .runs import SCORE, SUCCESS, duration, number, shown
+from .runs import SCORE, SUCCESS, Entry, duration, number, shown
 
 logger = logging.getLogger(__name__)
 FIRST = 3
@@ -88,7 +88,9 @@ class ProgressLines(TrainerCallback):
         self._metrics: set[str] = set()
         self._warned = self._shows_both = self._far = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: object, **kwargs: object
+    ) -> None:
         """Print model, data and length of the training."""
         self._steps, self._first = getattr(args, "steps_per_rollout", 1), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
@@ -104,13 +106,13 @@ class ProgressLines(TrainerCallback):
         """Print how far the batch of a long rollout or evaluation is; `what`: rollout or evaluation."""
         self._say(f"  {what} batch: {ended} of {episodes} episodes have ended, after {turns} turns")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Print the optimizer steps of a long update."""
         step = state.global_step % self._steps
         if step and state.is_world_process_zero and time.monotonic() - self._spoke > QUIET_SECONDS:
             self._say(f"  update: {step} of {self._steps} optimizer steps")
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Print a line after a finished rollout batch, with the mean metrics since the last line."""
         log, new = state.log_history, state.log_history[self._logged :]
         rounds, main = self._rounds(state), state.is_world_process_zero
@@ -122,7 +124,12 @@ class ProgressLines(TrainerCallback):
                 say_fruitless(log)
 
     def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+        self,
+        _: object,
+        state: TrainerState,
+        *__: object,
+        metrics: Entry | None = None,
+        **kwargs: object,
     ) -> None:
         """Print the metrics of an evaluation, also after a direct call of `trainer.evaluate()`."""
         metrics = metrics or {}
@@ -139,7 +146,7 @@ class ProgressLines(TrainerCallback):
                 title += f" after rollout {self._rounds(state)}/{self._total(state)}"
             self._say(f"{title}: {evaluation_figures(metrics, prefix)}")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Print the numbers of finished rollouts and optimizer steps, and the elapsed time."""
         self._training = False
         if not state.is_world_process_zero:
@@ -157,15 +164,15 @@ class ProgressLines(TrainerCallback):
         self._spoke = time.monotonic()
         say(line)
 
-    def _rounds(self, state: Any) -> int:
+    def _rounds(self, state: TrainerState) -> int:
         """Return the number of finished rounds (rollout batches). The last round may be shorter."""
         over = state.global_step >= state.max_steps
         return self._total(state) if over else state.global_step // self._steps
 
-    def _total(self, state: Any) -> int:
+    def _total(self, state: TrainerState) -> int:
         return math.ceil(state.max_steps / self._steps)
 
-    def _introduction(self, args: Any, state: Any) -> Iterable[str]:
+    def _introduction(self, args: TrainingArguments, state: TrainerState) -> Iterable[str]:
         task, steps = self.task(), self._steps
         method = getattr(args, "variant", None) or type(args).__name__.removesuffix("Config")
         words = [f"{method} trains {task.get('model', 'the model')}"]
@@ -193,7 +200,7 @@ class ProgressLines(TrainerCallback):
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
 
-    def _print_line(self, state: Any, rounds: int) -> None:
+    def _print_line(self, state: TrainerState, rounds: int) -> None:
         total = str(self._total(state))
         place = f"rollout {rounds:>{len(total)}}/{total}"
         log, new = state.log_history, state.log_history[self._logged :]
@@ -246,7 +253,7 @@ class ProgressLines(TrainerCallback):
                 self._say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
 
 
-def say_fruitless(history: list[dict[str, Any]]) -> None:
+def say_fruitless(history: list[Entry]) -> None:
     """Print and log that no rollout had a learning signal, and which metrics to read first."""
     zero = [name for name in NEEDED if (values := known(history, name)) and not any(values)]
     if said := " and ".join(dict.fromkeys(NEEDED[name] for name in zero)):
@@ -256,17 +263,17 @@ def say_fruitless(history: list[dict[str, Any]]) -> None:
         logger.info(text)
 
 
-def known(history: list[dict[str, Any]], name: str) -> list[float]:
+def known(history: list[Entry], name: str) -> list[float]:
     """Return the values of a metric in a log, oldest first."""
     return [value for entry in history if (value := number(entry.get(name))) is not None]
 
 
-def metrics_in(entries: list[dict[str, Any]]) -> set[str]:
+def metrics_in(entries: list[Entry]) -> set[str]:
     """Return the metrics of columns that have a number in any of these entries of a log."""
     return {column.metric for column in COLUMNS if known(entries, column.metric)}
 
 
-def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
+def evaluation_figures(metrics: Entry, prefix: str) -> str:
     """Format an evaluation's logged metrics: success with its interval, score, turns, valid actions."""
     words = []
     for label, metric, form in EVALUATED:

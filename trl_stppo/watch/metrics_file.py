@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from .runs import FORMAT, METRICS_FILE, read_run
+from .runs import FORMAT, METRICS_FILE, Entry, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +31,11 @@ class MetricsFile(TrainerCallback):
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self._task = task
         self._path: Path | None = None
-        self._before: list[dict[str, Any]] = []
+        self._before: list[Entry] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: object, **kwargs: object
+    ) -> None:
         """Begin `metrics.jsonl` with the settings and the log so far."""
         self._path, early, self._before = None, self._before, []
         state.log_history[:0] = [] if state.global_step else early
@@ -63,7 +64,7 @@ class MetricsFile(TrainerCallback):
         except (OSError, ValueError) as error:
             self._give_up(path, error)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Append the newest log entry in one write, so that a kill can damage only the last line."""
         if self._path is None or not state.log_history:
             self._before += [] if state.global_step else state.log_history[-1:]
@@ -87,11 +88,11 @@ def _free_name(path: Path) -> Path:
     return next(place for place in places if not place.exists())
 
 
-def changed_settings(args: Any) -> dict[str, Any]:
+def changed_settings(args: TrainingArguments) -> dict[str, object]:
     """Return variant, seed, and all settings that differ from their default, except `hub_token`."""
     trainer = type(args).__name__.removesuffix("Config").lower()
     variant = getattr(args, "variant", None) or trainer
-    changed: dict[str, Any] = {"variant": variant, "seed": args.seed}
+    changed: dict[str, object] = {"variant": variant, "seed": args.seed}
     for spec in fields(args):
         value = getattr(args, spec.name)
         default = spec.default if spec.default_factory is MISSING else spec.default_factory()
@@ -102,11 +103,11 @@ def changed_settings(args: Any) -> dict[str, Any]:
     return changed
 
 
-def _lines(entries: Iterable[dict[str, Any]]) -> str:
+def _lines(entries: Iterable[Entry]) -> str:
     return "".join(json.dumps(_plain(entry), default=str) + "\n" for entry in entries)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Replace NaN and infinite numbers by None, also in nested dictionaries."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}

@@ -24,6 +24,8 @@ MEASURES = {
 }
 NOTHING = "-"
 logger = logging.getLogger(__name__)
+# A line of `log_history`: its step and metrics.
+Entry = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
 FORMAT = 1
@@ -35,7 +37,7 @@ OF_TRL = {
 }
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """Return a logged metric as float; None if it is missing, not a number, or infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -97,7 +99,7 @@ class Run:
     """
 
     folder: Path
-    history: list[dict[str, Any]]
+    history: list[Entry]
     settings: dict[str, Any] = field(default_factory=dict)
     steps_per_rollout: int | None = None
     resumed: list[int] = field(default_factory=list)
@@ -174,7 +176,7 @@ def _read_file(file: Path, folder: Path) -> Run:
     return Run(folder, valid, head.get("settings", {}), per_rollout, head.get("resumed", []))
 
 
-def _pace(history: list[dict[str, Any]]) -> int | None:
+def _pace(history: list[Entry]) -> int | None:
     """Return TRL's optimizer steps per rollout; None if a step is not logged.
 
     Each rollout logs `num_tokens`, so the distance between two such entries is the result.
@@ -187,12 +189,12 @@ def _pace(history: list[dict[str, Any]]) -> int | None:
     return gaps[1] if gaps[0] == 1 and gaps[1] else None
 
 
-def _named(entry: dict[str, Any]) -> dict[str, Any]:
+def _named(entry: Entry) -> Entry:
     """Add this package's names of TRL's metrics to an entry of another trainer's log."""
     return {**{ours: entry[name] for name, ours in OF_TRL.items() if name in entry}, **entry}
 
 
-def _read_lines(file: Path) -> tuple[dict[str, Any], list[Any]]:
+def _read_lines(file: Path) -> tuple[dict[str, Any], list[object]]:
     """Return the first line and the entries of `metrics.jsonl`. A damaged entry becomes None."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     written = [line for line in lines[:-1] if line.strip()]
@@ -204,7 +206,7 @@ def _read_lines(file: Path) -> tuple[dict[str, Any], list[Any]]:
     return first, entries
 
 
-def _entry(line: str) -> Any:
+def _entry(line: str) -> object:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

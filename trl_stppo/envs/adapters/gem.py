@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import MissingPackageError
+from ..base import Info
 from ._common import PrivateRandomness, no_episode
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class GemEnv:
         """Return the default data sets by name, one row per seed: 10,000 to train, 200 others to test."""
         return {"gem-seeds": _seeds}
 
-    def __init__(self, env_id: str, **options: Any) -> None:
+    def __init__(self, env_id: str, **options: object) -> None:
         """Make the environment with the arguments of `gem.make`."""
         # Protect the global generators, because GEM draws from them, even when imported, and reseeds them.
         self._randomness = PrivateRandomness()
@@ -39,14 +40,14 @@ class GemEnv:
         self._rewards: Any = LanguageGameReward
         self._is_running = False
 
-    def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
+    def reset(self, seed: int | None = None, **row: object) -> tuple[str, Info]:
         """Start an episode. `seed` comes from the row's column, or else from the trainer."""
         with self._randomness.installed():
             observation, info = self._env.reset(seed=seed)
         self._is_running = True
         return _with_suffix(observation, info), {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Implement `TextEnv.step`: play one turn of the game."""
         if not self._is_running:
             raise no_episode()
@@ -63,7 +64,7 @@ class GemEnv:
         return text, reward, bool(terminated), bool(truncated and not terminated), info
 
 
-def _with_suffix(observation: str, info: dict[str, Any]) -> str:
+def _with_suffix(observation: str, info: Info) -> str:
     """Return the observation with the game's board, which most GEM games put into `info`."""
     return "\n".join(filter(None, [observation.rstrip("\n"), info.get("suffix", "")]))
 

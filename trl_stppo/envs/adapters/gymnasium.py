@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import MissingPackageError
+from ..base import Info
 from ._common import action_text, last_word, no_episode
 
 # One character between the terminal codes that start and end a colour.
@@ -22,9 +23,9 @@ class GymnasiumEnv:
         self,
         game: str,
         *,
-        words: Mapping[str, Any] | None = None,
+        words: Mapping[str, object] | None = None,
         invalid_reward: float = 0.0,
-        **options: Any,
+        **options: object,
     ) -> None:
         """Create the Gymnasium environment.
 
@@ -42,12 +43,12 @@ class GymnasiumEnv:
         self._words, self._invalid_reward = words, float(invalid_reward)
         self._text: str | None = None
 
-    def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
+    def reset(self, seed: int | None = None, **row: object) -> tuple[str, Info]:
         """Start an episode. `seed` comes from the row's column, or else from the trainer."""
         self._text = self._shown(self._env.reset(seed=seed)[0])
         return self._text, {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Implement `TextEnv.step`: play one turn of the game."""
         if self._text is None:
             raise no_episode()
@@ -59,7 +60,7 @@ class GymnasiumEnv:
                 return reminder, self._invalid_reward, False, False, {"valid_action": False}
             played = self._words[word]
         state, reward, terminated, truncated, info = self._env.step(played)
-        result: dict[str, Any] = {"valid_action": True}
+        result: Info = {"valid_action": True}
         if terminated or truncated:
             result["success"] = bool(info.get("success", terminated and float(reward) > 0))
         text = self._shown(state)
@@ -70,7 +71,7 @@ class GymnasiumEnv:
         """Close the Gymnasium environment."""
         self._env.close()
 
-    def _shown(self, state: Any) -> str:
+    def _shown(self, state: object) -> str:
         if isinstance(state, str):
             return state
         return _MARKED.sub(r"[\1]", str(self._env.render() or state)).strip("\n")

@@ -5,7 +5,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,7 +39,7 @@ class McpEnv:
             raise ValueError(f"The server has two tools of one name; its tools are {names}.")
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 
-    def reset(self, **row: Any) -> str | None:
+    def reset(self, **row: object) -> str | None:
         """Start an episode. The server is not restarted, so its state remains."""
         return None
 
@@ -86,7 +86,7 @@ class _Server:
             self.tools += page.tools
             cursors.append(page.next_cursor)
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, arguments: dict[str, object]) -> str:
         """Call a tool of the server and return its text. Cancelling the caller cancels the call."""
         called = self._session.call_tool(name, arguments)
         future = asyncio.run_coroutine_threadsafe(called, self._loop)
@@ -104,10 +104,10 @@ class _Server:
             self._thread.join(WAIT_SECONDS)
 
 
-def _method(tool: Any, server: _Server) -> Any:
+def _method(tool: Any, server: _Server) -> Callable[..., object]:
     """Return a method that calls an MCP tool, with the server's schema, whose names need not be Python's."""
 
-    async def method(_env: Any, /, **arguments: Any) -> str:
+    async def method(_env: object, /, **arguments: object) -> str:
         return await server.call(tool.name, arguments)
 
     method.__name__ = method.__qualname__ = tool.name

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import MissingPackageError
+from ..base import Info
 from ._common import action_text
 
 
@@ -12,7 +13,7 @@ class NoAction(ValueError):
     """Error that `to_action` raises if a turn has no action. The message becomes the observation."""
 
 
-def _read_json(text: str) -> dict[str, Any]:
+def _read_json(text: str) -> dict[str, object]:
     """Return the JSON object in a turn's action. This is the default `to_action`."""
     try:
         action = json.loads(action_text(text))
@@ -23,7 +24,7 @@ def _read_json(text: str) -> dict[str, Any]:
     return action
 
 
-def _write_json(observation: Any) -> str:
+def _write_json(observation: object) -> str:
     """Return a text unchanged, and any other observation as JSON. This is the default `to_text`."""
     if isinstance(observation, str):
         return observation
@@ -38,7 +39,7 @@ class OpenEnvSession:
         self,
         client: Any,
         *,
-        to_action: Callable[[str], Any] = _read_json,
+        to_action: Callable[[str], object] = _read_json,
         to_text: Callable[[Any], str] = _write_json,
         is_success: Callable[[Any], bool] | None = None,
         reset_columns: Sequence[str] = ("seed",),
@@ -77,7 +78,7 @@ class OpenEnvSession:
         is_factory = isinstance(source, type) or not hasattr(source, "reset")
         return source() if is_factory else source
 
-    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+    def reset(self, **row: object) -> tuple[str, Info]:
         """Start an episode on the server."""
         if self._client is None:
             client = self._connect()
@@ -85,7 +86,7 @@ class OpenEnvSession:
         columns = {name: row[name] for name in self._reset_columns if row.get(name) is not None}
         return self._to_text(self._client.reset(**columns).observation), {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Implement `TextEnv.step`: send one action to the server."""
         try:
             result = self._client.step(self._to_action(action))

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import nn
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging as upstreams
@@ -98,12 +100,12 @@ class Checkpoints:
     def __init__(
         self,
         args: PPOConfig,
-        accelerator: Any,
+        accelerator: Accelerator,
         rows: Any,
         state: RunState,
         finish_trace: Callable[[], None],
         reference: Marks | None,
-        **identity: Any,
+        **identity: object,
     ) -> None:
         self._args, self._accelerator, self._rows = args, accelerator, rows
         self._finish_trace, self._identity, self._reference = finish_trace, identity, reference
@@ -113,7 +115,9 @@ class Checkpoints:
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
 
-    def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, wrapped: Wrapped, wanted: str | bool | None, *args: object, **kwargs: object
+    ) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
         folder, run_dir = None, Path(self._args.output_dir)
         lock = RunLock(run_dir)
@@ -137,7 +141,7 @@ class Checkpoints:
         # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
-    def _guarded(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
+    def _guarded(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
         """Run upstream's training loop with the guards active, and write open trace records at its end."""
         try:
             with self._state.guards.watching():
@@ -215,7 +219,7 @@ class Checkpoints:
             state.best_model_checkpoint = str(path)
 
     def save(
-        self, wrapped: Wrapped, run_dir: Path, state: TrainerState, model: Any, trial: Any
+        self, wrapped: Wrapped, run_dir: Path, state: TrainerState, model: nn.Module, trial: object
     ) -> Path:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""
         self._state.guards.ending.check_weights()
@@ -256,7 +260,7 @@ class Checkpoints:
             kept = {*kept, self._state.guards.best_checkpoint}
             disk.prune(run_dir, self._args.save_total_limit, best, kept)
 
-    def finish(self, wrapped: Wrapped, state: TrainerState, *args: Any) -> Any:
+    def finish(self, wrapped: Wrapped, state: TrainerState, *args: object) -> Any:
         """End a training as upstream does, but keep the last checkpoint of a run that ended early.
 
         With a limit of one, upstream keeps only the best checkpoint; a resumed run needs the last checkpoint.

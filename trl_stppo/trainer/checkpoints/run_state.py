@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import TrainerCallback, TrainerControl
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ...hub.settings import CRITIC_FOLDER
 from ...models.critic import SharedCritic
@@ -25,13 +26,15 @@ from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
 from ..engine import engine_of
 from ..guards.steps import Guards
-from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
+from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Group, Optimizers
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
 from ..stale import StalePolicies
 from ..step import set_base_rate
 
-Groups = list[tuple[dict[str, Any], str, int | None]]
+# This process's entries of a checkpoint, by name.
+Saved = dict[str, Any]
+Groups = list[tuple[Group, str, int | None]]
 
 # Setting -> key of a parameter group, index in the value if the value is a tuple, and roles of the groups.
 _KEPT: dict[str, tuple[str, int | None, tuple[str, ...]]] = {
@@ -138,13 +141,13 @@ def loaded(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def load_episodes(folder: Path, process: int) -> dict[str, Any]:
+def load_episodes(folder: Path, process: int) -> Saved:
     """Load a checkpoint's logged texts; return {} if the file is missing or damaged."""
     path = episodes_file(folder, process)
     if not path.is_file():
         return {}
     try:
-        state: dict[str, Any] = loaded(path)
+        state: Saved = loaded(path)
     except Exception as error:
         # A truncated file raises several kinds of errors.
         logger.warning(
@@ -173,8 +176,8 @@ class RunState(TrainerCallback):
         host.add_callback(self)
         self.folder: Path | None = None
         # This process's state in the checkpoint, until it is restored.
-        self._saved: dict[str, Any] | None = None
-        self._episodes: dict[str, Any] = {}
+        self._saved: Saved | None = None
+        self._episodes: Saved = {}
         self._newest: torch.Generator | None = None
         self._generator: torch.Generator | None = None
         self._epoch_start: Tensor | None = None
@@ -183,7 +186,7 @@ class RunState(TrainerCallback):
         # Evaluation and save that wait for the end of the update.
         self._due = (False, False)
 
-    def notice(self, sampler: Any) -> Any:
+    def notice(self, sampler: Sampler | None) -> Sampler | None:
         """Store the random generator of a new sampler of training rows; return the sampler."""
         self._newest = getattr(sampler, "generator", None)
         return sampler
@@ -192,7 +195,7 @@ class RunState(TrainerCallback):
         """Keep the generator of the last sampler made before training; later ones are not of training."""
         self._generator = self._newest
 
-    def loader_ahead(self) -> tuple[Any, int]:
+    def loader_ahead(self) -> tuple[DataLoader, int]:
         """Return a second dataloader, and the step at which the epoch began; its rows begin at that step."""
         loader = self._host.get_train_dataloader()
         if self._newest is not None and self._epoch_start is not None:
@@ -204,7 +207,7 @@ class RunState(TrainerCallback):
         updates = self._host.state.global_step - self._pass_start
         return self._passes, updates * self._host.args.gradient_accumulation_steps
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Record the sampler's random state before it draws the epoch's order of rows."""
         self._epoch_start = None if self._generator is None else self._generator.get_state()
         self._passes += 1
@@ -259,7 +262,7 @@ class RunState(TrainerCallback):
             reference = self._host.accelerator.unwrap_model(self._host.ref_model)
             torch.save(reference.state_dict(), folder / REFERENCE)
 
-    def _collected(self) -> dict[str, Any]:
+    def _collected(self) -> Saved:
         """Return this process's state between two rollouts."""
         host = self._host
         loss, total_loss, last_logged = host.loss_sums
@@ -294,7 +297,7 @@ class RunState(TrainerCallback):
         self._episodes = load_episodes(folder, process)
         self._passes, self._pass_start = self._saved["passes"] - 1, self._saved["pass_start"]
 
-    def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
+    def load(self, wrapped: Wrapped, checkpoint: str, model: nn.Module | None) -> None:
         """Load the policy by upstream's method, then the critic and the reference."""
         with self._without_tied_weights():
             wrapped(checkpoint, model)
@@ -331,7 +334,7 @@ class RunState(TrainerCallback):
         with loading(host.critic):
             host.critic.load(folder / CRITIC_FOLDER)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Restore the state read from a checkpoint, or reset for a new run."""
         host, saved, folder = self._host, self._saved, self.folder
         # A run begins with a rollout, also where it goes on from a step inside an update.
@@ -362,7 +365,7 @@ class RunState(TrainerCallback):
         renew(host, self._optimizers, folder, settings)
         self._saved, self._episodes = None, {}
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: Saved) -> None:
         """Restore the state of `_collected`, except the position in the rows."""
         host = self._host
         for mode, figures in state["metrics"].items():

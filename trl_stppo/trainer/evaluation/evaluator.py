@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accelerate.utils import gather_object, set_seed
-from datasets import IterableDataset
-from torch.utils.data import SequentialSampler
+from datasets import Dataset, IterableDataset
+from torch.utils.data import DataLoader, SequentialSampler
+from transformers.trainer_utils import EvalLoopOutput
 
+from ...envs.base import Row
 from .._trl import new_token_limit, open_trackio, replaced
 from ..bridge import Bridge
 from ..guards.endings import random_states, set_random_states
@@ -20,7 +21,7 @@ from ..loop.log import RolloutLog, played_episodes
 from ..loop.player import EpisodePlayer, seed_batch
 from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Played, Scored
-from ..planning.data import Row, check_eval_dataset
+from ..planning.data import EvaluationRows, check_eval_dataset
 from ..planning.plan import RolloutPlan
 from ..recorder import TraceRecorder
 from ..rollouts import RolloutSource
@@ -48,7 +49,7 @@ class Evaluator:
         self,
         wrapped: Callable[..., dict[str, float]],
         saving: AbstractContextManager[None],
-        eval_dataset: Any,
+        eval_dataset: EvaluationRows | str,
         ignore_keys: list[str] | None,
         prefix: str,
     ) -> dict[str, float]:
@@ -63,7 +64,9 @@ class Evaluator:
         with replaced(self, prefix=prefix), saving, undisturbed(self.host):
             return wrapped(eval_dataset, ignore_keys, prefix)
 
-    def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
+    def loader(
+        self, wrapped: Callable[[object], DataLoader], eval_dataset: EvaluationRows | str
+    ) -> DataLoader:
         """Return upstream's loader with one entry per episode, named by row and repetition."""
         host = self.host
         if eval_dataset is None and host.eval_dataset is None:
@@ -82,13 +85,13 @@ class Evaluator:
 
     def loop(
         self,
-        wrapped: Callable[..., Any],
-        dataloader: Any,
+        wrapped: Callable[..., EvalLoopOutput],
+        dataloader: DataLoader,
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-    ) -> Any:
+    ) -> EvalLoopOutput:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self.host
         surroundings: AbstractContextManager[None] = nullcontext()
@@ -170,23 +173,23 @@ class Evaluator:
 class NamedRows:
     """Dataset view that contains each row `repetitions` times, with an episode name in each entry."""
 
-    def __init__(self, dataset: Any, repetitions: int) -> None:
+    def __init__(self, dataset: Dataset, repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions
 
     def __len__(self) -> int:
         return len(self._dataset) * self._repetitions
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Row:
         row, repetition = divmod(index, self._repetitions)
         return {**self._dataset[row], COLUMN: [row, repetition]}
 
 
-def named_rows(dataset: Any, repetitions: int) -> Any:
+def named_rows(dataset: Dataset | IterableDataset, repetitions: int) -> NamedRows | IterableDataset:
     """Repeat each row of a dataset or stream `repetitions` times, with an episode name in each entry."""
     if not isinstance(dataset, IterableDataset):
         return NamedRows(dataset, repetitions)
 
-    def repeated(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+    def repeated(columns: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
         result = {
             key: [v for v in values for _ in range(repetitions)] for key, values in columns.items()
         }
@@ -229,7 +232,7 @@ def evaluation_settings(host: Bridge) -> Iterator[None]:
         yield
 
 
-def _sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[None]:
+def _sampling(host: Bridge, sampling: dict[str, object]) -> AbstractContextManager[None]:
     """Context manager that applies sampling settings to generation with transformers."""
     if sampling.get("temperature") == 0.0:
         sampling = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
@@ -241,7 +244,7 @@ def _sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[
     return replaced(host, generation_config=config, generation_kwargs=kwargs)
 
 
-def _vllm_sampling(host: Bridge, sampling: dict[str, Any]) -> AbstractContextManager[None]:
+def _vllm_sampling(host: Bridge, sampling: dict[str, object]) -> AbstractContextManager[None]:
     """Context manager that applies sampling settings to vLLM, for which temperature 0 means greedy."""
     vllm = host.vllm_generation
     others = {k: v for k, v in vllm.generation_kwargs.items() if k not in sampling}

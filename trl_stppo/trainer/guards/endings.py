@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ...rollout.workers import RolloutInterrupted
 from ..disk import checkpoints
+from ..ppo_config import PPOConfig
 from .alarms import FailureWatch
 
 NOTICE = (
@@ -33,7 +35,7 @@ NOTICE = (
 )
 # Signals after which an update does not go on to its end.
 URGENT = 2
-Handler = Callable[[int, FrameType | None], Any] | int | None
+Handler = Callable[[int, FrameType | None], object] | int | None
 logger = logging.getLogger(__name__)
 # Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
 MAX_SKIPS = 3
@@ -100,7 +102,7 @@ class StopSignals:
             previous(number, frame)
 
 
-def first_not_finite(model: nn.Module, critic: Critic, accelerator: Any) -> str | None:
+def first_not_finite(model: nn.Module, critic: Critic, accelerator: Accelerator) -> str | None:
     """Return the name of the first parameter with NaN or infinity, or None; all processes must call this."""
     device, rank = accelerator.device, accelerator.process_index
     named = list(_named(model, critic))
@@ -154,7 +156,7 @@ class Ending(TrainerCallback):
 
     def __init__(
         self,
-        accelerator: Any,
+        accelerator: Accelerator,
         critic: Critic,
         save: Callable[[], None],
         last_checkpoint: Callable[[], Path | None],
@@ -302,21 +304,25 @@ class Ending(TrainerCallback):
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, _: object, state: TrainerState, *__: object, model: nn.Module, **kwargs: object
+    ) -> None:
         """Check at the start of training that the loaded weights are finite."""
-        self._stepped, self._model, self.state = False, kwargs["model"], state
+        self._stepped, self._model, self.state = False, model, state
         self.check_weights()
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(self, *_: object, **kwargs: object) -> None:
         """Record the random states before the epoch's rows are read, for a run that resumes from here."""
         self.before = random_states(self._accelerator.device)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, *_: object, **kwargs: object) -> None:
         """Record the random states after the rows are read, for a run that resumes from here."""
         if self.before is None:
             self.before = random_states(self._accelerator.device)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, _: object, state: object, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Save and end the run after an optimizer step if there is a reason, without a due evaluation."""
         self._stepped = self.unsaved = True
         self.before = None
@@ -328,7 +334,9 @@ class Ending(TrainerCallback):
             control.should_training_stop = control.should_save = True
             control.should_evaluate = False
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: PPOConfig, state: object, control: TrainerControl, **kwargs: object
+    ) -> None:
         """End the run after an evaluation if there is a reason, before a long rollout begins."""
         # With "best", upstream decides on saving after this callback, so do not stop here.
         outside = not self.training or not self._stepped
@@ -338,12 +346,14 @@ class Ending(TrainerCallback):
         if self.is_due():
             control.should_training_stop = control.should_save = True
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, _: object, state: object, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Prevent a second checkpoint and evaluation at the end of a run that ends early."""
         if self.reason is not None:
             control.should_evaluate = control.should_save = False
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, *_: object, **kwargs: object) -> None:
         """Raise NonFiniteError after too many consecutive skipped steps, once the checkpoint is written."""
         self.unsaved = False
         if self.broken is None:
@@ -355,7 +365,7 @@ class Ending(TrainerCallback):
             f"{MAX_SKIPS} skipped steps in a row. {self._saved('them')}"
         )
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Log the reason of a run that ended early without an error."""
         if self.reason is not None and self._accelerator.is_main_process:
             last = self._last_checkpoint()

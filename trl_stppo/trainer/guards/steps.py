@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ...errors import NonFiniteError
@@ -53,7 +54,7 @@ class Guards:
     def __init__(
         self,
         args: PPOConfig,
-        accelerator: Any,
+        accelerator: Accelerator,
         ending: Ending,
         metrics: dict[str, list[float]],
         *,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerState
@@ -142,7 +143,7 @@ class RolloutLog:
         end_ids: token ids that can end a complete completion.
     """
 
-    accelerator: Any
+    accelerator: Accelerator
     metrics: dict[str, list[float]]
     completions: dict[str, Any]
     pending_metrics: dict[str, list[float]]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...envs.base import Row
 from ...rollout.episode import Context, Durations, Episode
-from ..planning.data import Row
 
 # Row and repetition of an evaluation's episode.
 EpisodeKey = tuple[int, int]

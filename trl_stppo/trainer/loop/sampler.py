@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...generation.batched import BatchedBackend, CollectiveBackend, GenerateBatch
 from ...generation.cached import CachedBackend, PolicyCopy
@@ -36,13 +37,13 @@ class TurnSampler:
     """
 
     args: PPOConfig
-    accelerator: Any
-    tokenizer: Any
+    accelerator: Accelerator
+    tokenizer: PreTrainedTokenizerBase
     vllm: VLLM
     end_ids: list[int]
-    policy: Callable[[], Any]
-    wrapped: Callable[[], Any]
-    generation_config: Callable[[], Any]
+    policy: Callable[[], PreTrainedModel]
+    wrapped: Callable[[], nn.Module]
+    generation_config: Callable[[], GenerationConfig]
     generate: GenerateBatch
     why_own: Callable[[], str | None]
     _copy: PolicyCopy | None = field(default=None, init=False)
@@ -135,7 +136,7 @@ class TurnSampler:
         # Only the CPU is exact, because other devices may round to TF32.
         return not rough and self.accelerator.device.type == "cpu"
 
-    def _cached(self, model: Any, version: int | None) -> CachedBackend:
+    def _cached(self, model: PreTrainedModel, version: int | None) -> CachedBackend:
         settings, _ = self._settings()
         assert settings is not None
         pad, capacity = self.tokenizer.pad_token_id, self.args.generation_slots
@@ -180,11 +181,11 @@ class TurnSampler:
         return SamplingSettings.from_generation_config(given, own)
 
     @property
-    def _unwrapped(self) -> Any:
+    def _unwrapped(self) -> PreTrainedModel:
         return self.accelerator.unwrap_model(self.policy())
 
     @contextmanager
-    def _generating(self) -> Iterator[Any]:
+    def _generating(self) -> Iterator[PreTrainedModel]:
         """Context manager with the unwrapped policy, ready to generate, as in GRPOTrainer's generation."""
         with (
             unwrap_model_for_generation(

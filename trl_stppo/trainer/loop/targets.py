@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from ...core import (
@@ -118,7 +118,7 @@ def group_targets(
     mask: Tensor,
     args: STGRPOConfig,
     group: int,
-    accelerator: Any,
+    accelerator: Accelerator,
 ) -> Targets:
     """Compute advantages without a critic, one per episode (ReBN: one per turn), with metrics of the scores.
 

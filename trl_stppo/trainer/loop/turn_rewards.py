@@ -16,12 +16,15 @@ from transformers import (
     TrainerState,
 )
 
+from ...envs.base import Row
+from ...rollout.chat import Message
 from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RewardFunc, called, name_of, numbered
 from .._trl import apply_chat_template, get_config_model_id
-from ..planning.data import Row
 from ..planning.rewards import check_scores
 from .rollout import Played, Sums
+
+Prompt = str | list[Message]
 
 
 @dataclass
@@ -34,8 +37,8 @@ class Turn:
 
     episode: int
     number: int
-    prompt: Any
-    completion: Any
+    prompt: Prompt
+    completion: Prompt
     ids: list[int]
     columns: Row
 
@@ -57,6 +60,8 @@ def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> lis
             for c in episode.contexts
             for n, span in zip(c.turns, c.turn_spans, strict=True)
         ]
+        context: Prompt
+        completion: Prompt
         for own, number, start, end in places:
             ids = own.ids
             if episode.exchanges:
@@ -73,13 +78,13 @@ def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> lis
     return turns
 
 
-def _extended(prompt: Any, text: str) -> Any:
+def _extended(prompt: Prompt, text: str) -> Prompt:
     if isinstance(prompt, str):
         return prompt + text
     return [*prompt, {"role": "assistant", "content": text}] if text else list(prompt)
 
 
-def _as(prompt: Any, text: str) -> Any:
+def _as(prompt: Prompt, text: str) -> Prompt:
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
@@ -90,7 +95,7 @@ class TurnRewardFuncs:
         self,
         funcs: Any,
         processing_classes: Any,
-        run_async: Callable[..., Any],
+        run_async: Callable[..., object],
         tokenizer: PreTrainedTokenizerBase,
         accelerator: Accelerator,
         *,
@@ -216,8 +221,8 @@ def _loaded(model: Any, tokenizer: Any, *, trust: bool) -> tuple[Any, Any]:
 
 def _text(tokenizer: PreTrainedTokenizerBase, turn: Turn, template_kwargs: dict[str, Any]) -> str:
     if isinstance(turn.prompt, str):
-        return turn.prompt + turn.completion
-    messages = {"messages": turn.prompt + turn.completion}
+        return f"{turn.prompt}{turn.completion}"
+    messages = {"messages": [*turn.prompt, *turn.completion]}
     return apply_chat_template(messages, tokenizer, **template_kwargs)["text"]
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from ...generation.engine import EngineBackend
@@ -29,7 +30,7 @@ class VLLM:
     def __init__(
         self,
         args: PPOConfig,
-        accelerator: Any,
+        accelerator: Accelerator,
         generation: Any,
         step: Callable[[], int],
         load: Callable[[Callable[[], None], int], None],
@@ -37,7 +38,7 @@ class VLLM:
         self._args, self._accelerator, self._generation = args, accelerator, generation
         self.step, self._load = step, load
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
-        self._adapter: Any = None
+        self._adapter: object = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def sync(self, version: int | None = None) -> int:
@@ -60,7 +61,7 @@ class VLLM:
     def _send_to_server(self) -> None:
         """Send the policy's weights to the server, and name them; all processes raise an error."""
         main = self._accelerator.is_main_process
-        sent: list[Any] = [""]
+        sent: list[str | Exception] = [""]
         try:
             self._generation.sync_weights()
             if main:

@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.base import tool_names, without_prompt
+from ...envs.base import Row, tool_names, without_prompt
 from ...errors import EnvironmentContractError
 from ...rollout.messages import check_turn, read_messages
 from ...rollout.reward_funcs import unmatched
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
-Row = dict[str, Any]
 Rows: TypeAlias = Dataset | IterableDataset | None
 EvaluationRows: TypeAlias = Rows | Mapping[str, Rows]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]

@@ -14,6 +14,7 @@ from ...paths import check_name
 from ...rollout.reward_funcs import (
     GIVEN,
     CurrentEpisodes,
+    RewardFunc,
     check_columns,
     final_rewards_of,
     guarded,
@@ -30,9 +31,9 @@ GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 class RewardPlan:
     """All reward functions of a run, in GRPOTrainer's form."""
 
-    funcs: list[Any] = field(default_factory=list)
+    funcs: list[RewardFunc] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
-    processing_classes: list[Any] = field(default_factory=list)
+    processing_classes: list[PreTrainedTokenizerBase | None] = field(default_factory=list)
     # Index of the function that returns the sum of turn rewards. The score excludes this sum. The log shows
     # it, and GRPOTrainer needs at least one function.
     turn_sum: int | None = None
@@ -42,7 +43,9 @@ class RewardPlan:
         """Append a weight of 1 per added function to the caller's weights; None stays None."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
-    def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    def with_environments(
+        self, funcs: Sequence[RewardFunc], names: Sequence[str]
+    ) -> list[RewardFunc]:
         """Replace GRPOTrainer's `get_reward` functions by functions that return the engine's results."""
         own = len(self.funcs)
         return [*funcs[:own], *(final_rewards_of(name, self.current) for name in names[own:])]

@@ -45,7 +45,7 @@ def policy_to_go_on_with(
     args: PPOConfig,
     quantization_config: BitsAndBytesConfig | None,
     peft_config: PeftConfig | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[str | PreTrainedModel, PreTrainedTokenizerBase | None, BitsAndBytesConfig | None]:
     """Load the policy if `model` names an adapter; return model, tokenizer and quantisation config."""
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
@@ -171,7 +171,10 @@ class ReferencePlan:
 
 
 def plan_reference(
-    args: PPOConfig, model: Any, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
+    args: PPOConfig,
+    model: Any,
+    ref_model: PreTrainedModel | None,
+    peft_config: PeftConfig | None,
 ) -> ReferencePlan:
     """Decide the source of the reference policy, which a KL in the reward or in the loss needs.
 

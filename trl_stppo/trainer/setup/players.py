@@ -22,6 +22,7 @@ from ...rollout.openai_wire import AgentEndpoint
 from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
 from .._trl import (
+    GRPOTrainer,
     overrides,
     prepare_tool_tokenizer,
     read_message,
@@ -94,7 +95,7 @@ def renderer(host: Bridge, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
     )
 
 
-def why_own_turns(trainer: object) -> str | None:
+def why_own_turns(trainer: GRPOTrainer) -> str | None:
     """Return a text if a trainer overrides upstream's method that generates turns, else None."""
     own = overrides(trainer, "_generate_single_turn")
     return f"{type(trainer).__name__} generates by itself." if own else None

@@ -14,7 +14,7 @@ from ...hub.loading import load_tokenizer
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from .. import _trl_vllm
-from .._trl import replaced
+from .._trl import GRPOTrainer, replaced
 from ..engine import engine_of
 from ..planning.data import DataPlan
 from ..planning.plan import RolloutPlan, check_tokenizer, fitted_tokenizer, model_name
@@ -42,7 +42,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def colocated_engine(
-    trainer: Any, args: PPOConfig, *, loaded_by_name: bool
+    trainer: GRPOTrainer, args: PPOConfig, *, loaded_by_name: bool
 ) -> AbstractContextManager[None]:
     """Context manager around upstream's constructor that sets further options of a colocated vLLM engine.
 
@@ -67,7 +67,7 @@ def colocated_engine(
     return _trl_vllm.engine_options(options)
 
 
-def adapter_rank(trainer: Any) -> int | None:
+def adapter_rank(trainer: GRPOTrainer) -> int | None:
     """Return the LoRA rank that vLLM must allocate, or None if the policy's adapter has to be merged.
 
     Merged weights always work, but they are rounded once more, and sent in full.
@@ -124,7 +124,7 @@ class RunPlan:
         }
 
     @contextmanager
-    def building_upstream(self, trainer: Any) -> Iterator[None]:
+    def building_upstream(self, trainer: GRPOTrainer) -> Iterator[None]:
         """Context manager around GRPOTrainer's constructor: set four options for it, then restore them.
 
         Upstream makes a reference only for `beta`, the loss-side KL; here the in-reward KL needs it too. If

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ..ppo_config import PPOConfig
+
 # Engine -> kind of policy -> critics that the engine can train. "copied": made from the policy's weights;
 # "named": `value_model` is a name; "given": `value_model` is a model; "shared": an adapter of a LoRA policy.
 CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -39,14 +41,14 @@ class EngineRun:
 
     engine: str
     plugin: Any
-    args: Any
+    args: PPOConfig
     critic: str | None = None
     lora: bool = False
     quantised: bool = False
     own_optimizer: bool = False
     copies_adapter: bool = False
-    rewards: Sequence[Any] = ()
-    parallelism: Any = None
+    rewards: Sequence[object] = ()
+    parallelism: object = None
 
 
 def check(run: EngineRun) -> None:

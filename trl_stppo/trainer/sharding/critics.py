@@ -191,7 +191,7 @@ def prepare(
 
 def _shard(critic: SharedCritic | SeparateCritic, policy: Any, accelerator: Accelerator) -> None:
     """Shard the critic by FSDP2 in the same way as accelerate shards the policy."""
-    model: Any = critic.model
+    model = critic.model
     if _is_packed(critic):
         return
     if accelerator.mixed_precision != "no":
@@ -261,7 +261,7 @@ def loading(critic: Critic) -> Iterator[None]:
             handle.remove()
 
 
-def _cut_all(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+def _cut_all(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Replace full weights in a state dict by this process's shards."""
     for name, own in module.state_dict().items():
         if is_in_pieces(own) and prefix + name in state:

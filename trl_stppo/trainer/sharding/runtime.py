@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate import Accelerator
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
@@ -62,7 +63,7 @@ class CriticOptimizer:
         self.optimizer.load_state_dict({**state, "state": moments})
 
 
-def is_in_pieces(value: Any) -> bool:
+def is_in_pieces(value: object) -> bool:
     """Return whether this process holds a shard of a tensor (FSDP2, ZeRO-3)."""
     return isinstance(value, DTensor) or hasattr(value, "ds_id")
 
@@ -76,7 +77,9 @@ def whole(value: Any, keep: bool) -> Any:
         return full.detach().cpu() if keep else None
 
 
-def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContextManager[None]:
+def gathered(
+    parameters: Sequence[Tensor], writer: int | None = None
+) -> AbstractContextManager[None]:
     """Context manager that gathers ZeRO-3's parameters; it keeps only changes by the process `writer`."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
@@ -92,7 +95,7 @@ def cut(value: Any, like: Any) -> Any:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
-def keep_precision(accelerator: Any) -> None:
+def keep_precision(accelerator: Accelerator) -> None:
     """Let FSDP2 compute in bfloat16, but keep gradient sums and log-probabilities in float32."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
@@ -106,7 +109,7 @@ def pass_over_empty_steps(engine: Any) -> None:
     """Skip DeepSpeed's backward pass if the loss has no graph, as in a warm-up."""
     backward = engine.backward
 
-    def backward_if_any(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward_if_any(loss: Tensor, *args: object, **kwargs: object) -> None:
         if loss.grad_fn is not None:
             backward(loss, *args, **kwargs)
 
@@ -114,7 +117,7 @@ def pass_over_empty_steps(engine: Any) -> None:
 
 
 @contextmanager
-def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
+def whole_weights(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Context manager that keeps FSDP2's weights gathered, so that each process can call the model freely."""
     if not isinstance(model, FSDPModule):
         yield

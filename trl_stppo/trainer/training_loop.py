@@ -48,10 +48,10 @@ from .bridge import Bridge
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
+from .loop.metrics import MiniBatchMetrics
 from .loop.player import EpisodePlayer
 from .loop.rollout import Played, Scored
 from .loop.targets import critic_targets, group_targets, reference_kl, sampler_weights
-from .metrics import MiniBatchMetrics
 from .optimizers import policy_parameters
 from .planning.data import Row
 from .recorder import TraceRecorder

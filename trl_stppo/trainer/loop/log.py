@@ -18,8 +18,8 @@ from ...rollout.episode import Episode
 from ...rollout.record import StopReason
 from ..batch import Estimates
 from ..bridge import Bridge
-from ..metrics import rollout_metrics
 from ..sums import spread
+from .metrics import rollout_metrics
 from .rollout import EpisodeKey, Played, Scored
 
 logger = logging.getLogger(__name__)

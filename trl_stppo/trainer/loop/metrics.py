@@ -10,12 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..core import log_importance_ratio, turn_starts
-from ..rollout.contexts import OPENED
-from .batch import Estimates, UpdateData, row_tokens
-from .loop.rollout import Played, Scored
-from .step import Terms
-from .sums import NOISE, RatioOfSums, wide
+from ...core import log_importance_ratio, turn_starts
+from ...rollout.contexts import OPENED
+from ..batch import Estimates, UpdateData, row_tokens
+from ..step import Terms
+from ..sums import NOISE, RatioOfSums, wide
+from .rollout import Played, Scored
 
 Gather = Callable[[Tensor], Tensor]
 # Largest ratio in an effective sample size, as in VCPO.

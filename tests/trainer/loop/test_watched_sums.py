@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trl_stppo.trainer.metrics import MiniBatchMetrics
+from trl_stppo.trainer.loop.metrics import MiniBatchMetrics
 
 
 def drift(per_token: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:

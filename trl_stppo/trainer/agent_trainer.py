@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -145,7 +146,7 @@ class AgentTrainer(Bridge):
         self._build_models(run)
         self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_run(run)
-        self._build_loop()
+        self._build_loop(run)
 
     def _build_players(
         self, run: RunPlan, turn_funcs: Rewards | None, tokenizers: Tokenizers | None
@@ -206,7 +207,7 @@ class AgentTrainer(Bridge):
             accelerator,
             critic,
             self._optimizer_step,
-            lambda part: self.get_decay_parameter_names(part),
+            self.get_decay_parameter_names,
         )
         own = AgentTrainer._get_per_token_logps_and_entropies
         self._forward = ForwardPasses(
@@ -217,16 +218,28 @@ class AgentTrainer(Bridge):
         )
 
     def _build_run(self, run: RunPlan) -> None:
-        self._run_state = RunState(
-            self, self._optimizers, self._stale, self._optimizer_step.stabilizers
+        args, accelerator = run.args, self.accelerator
+        policy = accelerator.unwrap_model(self.model)
+        self._ending = Ending(
+            accelerator,
+            self.critic,
+            self.save_checkpoint,
+            lambda: self.inside_rollout,
+            handles_signals=args.enable_jit_checkpoint,
         )
-        policy = self.accelerator.unwrap_model(self.model)
+        figures = self.next_metrics["train"]
+        self._guards = Guards(args, accelerator, self._ending, figures, has_critic=self.has_critic)
+        stabilizers = self._optimizer_step.stabilizers
+        self._run_state = RunState(
+            self, self._optimizers, self._stale, stabilizers, self._guards, self._ending
+        )
         self._checkpoints = Checkpoints(
-            run.args,
-            self.accelerator,
+            args,
+            accelerator,
             self.train_dataset,
             self._run_state,
-            lambda: self._trace.finish(),
+            self._guards,
+            self._ending,
             marks_of(self),
             trainer=self.config_class.__name__,
             critic=critic_of(self.critic),
@@ -236,66 +249,51 @@ class AgentTrainer(Bridge):
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         names = partial(task, policy, self.train_dataset, run.rollout)
-        reporting = engines if self.accelerator.is_main_process else {}
+        reporting = engines if accelerator.is_main_process else {}
         notes = self._forward.why_padded, self._rounded_away
         display.install_callbacks(self.callback_handler, names, notes, reporting)
-        ending = Ending(
-            self.accelerator,
-            self.critic,
-            self.save_checkpoint,
-            lambda: self._checkpoints.last,
-            lambda: self._run_state.inside_rollout,
-            handles_signals=run.args.enable_jit_checkpoint,
-        )
-        self.add_callback(ending)
-        self._guards = Guards(
-            run.args,
-            self.accelerator,
-            ending,
-            self.next_metrics["train"],
-            has_critic=self.has_critic,
-        )
+        self.add_callback(self._ending)
+
+    def _build_loop(self, run: RunPlan) -> None:
+        args, accelerator = run.args, self.accelerator
         self._trace = TraceRecorder(
-            run.args,
+            args,
             self._player,
             self.text_tokenizer,
-            self.accelerator,
+            accelerator,
             run={
                 "trainer": self._name,
-                "variant": getattr(run.args, "variant", None),
+                "variant": getattr(args, "variant", None),
                 "level": self.importance_sampling_level,
             },
             reward_names=self.reward_func_names,
             has_critic=self.has_critic,
         )
-        if run.args.trace_episodes:
+        if args.trace_episodes:
             self.add_callback(self._trace)
-        playing = run.args, self.accelerator, self._player, self._rewards, self._guards
-        self._source = RolloutSource(*playing)
-        if run.args.rollout_overlap:
-            ahead = self._run_state.loader_ahead
-            self._source = OverlappedSource(*playing, self._stale, ahead)
-        elif run.args.rollout_staleness:
-            self._source = StaleSource(*playing, self._stale)
+        playing = args, accelerator, self._player, self._rewards, self._ending
+        source = RolloutSource(*playing)
+        if args.rollout_overlap:
+            source = OverlappedSource(*playing, self._stale, self._run_state.loader_ahead)
+        elif args.rollout_staleness:
+            source = StaleSource(*playing, self._stale)
         self._evaluator = Evaluator(
             self,
             self._player,
-            self._source,
+            source,
             self._rewards,
             self._rollout_log,
             run.evaluation,
             self._trace,
         )
-
-    def _build_loop(self) -> None:
-        self._run_state.guards = self._guards
         self._loop = self.loop_class(
             self,
-            source=self._source,
+            source=source,
             player=self._player,
             forward=self._forward,
             step=self._optimizer_step,
             guards=self._guards,
+            ending=self._ending,
             log=self._rollout_log,
             trace=self._trace,
         )
@@ -342,7 +340,7 @@ class AgentTrainer(Bridge):
             ignore_keys: upstream's argument; without effect.
             metric_key_prefix: prefix of the metrics' names.
         """
-        saving = self._guards.ending.saving()
+        saving = self._ending.saving()
         return self._evaluator.evaluate(
             super().evaluate, saving, eval_dataset, ignore_keys, metric_key_prefix
         )
@@ -418,7 +416,9 @@ class AgentTrainer(Bridge):
                 has been changed.
             RunLockError: another run is writing to `output_dir`. Nothing has been changed.
         """
-        with self._loop.source.running():
+        with self._loop.source.running(), ExitStack() as stack:
+            # Write the record of an update that the run has not completed.
+            stack.callback(self._trace.finish)
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler | None:

@@ -51,6 +51,11 @@ class Bridge(GRPOTrainer):
         self._step = value
 
     @property
+    def inside_rollout(self) -> bool:
+        """Whether more optimizer steps will train on the rollout batch in the buffer."""
+        return self.micro_step % self.args.micro_batches_per_rollout != 0
+
+    @property
     def rollout_buffer(self) -> list[UpdateData] | None:
         """The current rollout batch, cut into micro-batches; None before the first."""
         return self._buffered_inputs

@@ -101,12 +101,12 @@ class PPOTrainer(AgentTrainer):
     @property
     def stop_reason(self) -> str | None:
         """Return the reason why the last `train()` ended early, or None."""
-        return self._guards.ending.reason
+        return self._ending.reason
 
     @property
     def stop_signal(self) -> int | None:
         """Return the number of the signal received during the last `train()`, or None."""
-        return self._guards.ending.signal
+        return self._ending.signal
 
     @property
     def uses_shared_critic(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import TrainerState
 
 from ..envs.base import Row
-from .guards.steps import Guards
+from .guards.endings import Ending
 from .loop.player import EpisodePlayer
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Played, Scored
@@ -26,7 +26,7 @@ class RolloutSource:
     accelerator: Accelerator
     player: EpisodePlayer
     rewards: EpisodeRewards
-    guards: Guards
+    ending: Ending
 
     def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
         """Play one episode per row, and score the episodes; `weights`, [F], of the reward functions.
@@ -34,7 +34,7 @@ class RolloutSource:
         Raises:
             RolloutInterrupted: a process has received a signal.
         """
-        calls, ending = self.player.engine.calls, self.guards.ending
+        calls, ending = self.player.engine.calls, self.ending
         ending.abandon_rollout()
         # Several processes abandon a rollout together, after it was played.
         interrupt = calls.interrupt if self.accelerator.num_processes == 1 else lambda: None
@@ -44,7 +44,7 @@ class RolloutSource:
         finally:
             calls.resume()
         ending.abandon_rollout()
-        self.guards.count_failures(rollout.episodes)
+        ending.count_failures(rollout.episodes)
         return rollout, self.rewards.score(rollout, weights, state)
 
     def play(self, rows: list[Row], step: int) -> Played:

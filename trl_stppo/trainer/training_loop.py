@@ -45,6 +45,7 @@ from .batch import (
     update_data,
 )
 from .bridge import Bridge
+from .guards.endings import Ending
 from .guards.steps import Guards
 from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
@@ -77,6 +78,7 @@ class TrainingLoop:
     forward: ForwardPasses
     step: Step
     guards: Guards
+    ending: Ending
     log: RolloutLog
     trace: TraceRecorder
 
@@ -106,7 +108,7 @@ class TrainingLoop:
             passes = self.passes(tokens)
             estimates = self.estimates(passes.of_episodes(turns), turns, scored)
         data = update_data(tokens, passes, estimates)
-        self.guards.ending.abandon_rollout()
+        self.ending.abandon_rollout()
         seconds = time.perf_counter() - started
         self.rollout_seconds += seconds
         self.report(played, scored, estimates, data, seconds)
@@ -420,7 +422,7 @@ class TrainingLoop:
         if report is None:
             return
         gather = self.accelerator.gather
-        self.guards.ending.agree(gather(self.guards.ending.received().unsqueeze(0)).tolist())
+        self.ending.agree(gather(self.ending.received().unsqueeze(0)).tolist())
         seconds = self.seconds - self.rollout_seconds
         self.seconds = self.rollout_seconds = 0.0
         figures = self.metrics.flush(gather, seconds) | report.figures

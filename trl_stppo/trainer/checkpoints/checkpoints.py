@@ -24,6 +24,8 @@ from ..bridge import Wrapped
 from ..describe import algorithm_settings
 from ..disk import RunLock
 from ..engine import engine_of
+from ..guards.endings import Ending
+from ..guards.steps import Guards
 from ..ppo_config import PPOConfig
 from .reference import Marks, check_reference
 from .run_state import RunState
@@ -93,8 +95,8 @@ class Checkpoints:
     """Writes, finds and deletes the checkpoints of one trainer.
 
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
-    `finish_trace` writes the record of an update that a run has not completed. `identity` names trainer,
-    critic and adapter; a checkpoint with others, or of a run with another `reference` policy, is refused.
+    `identity` names trainer, critic and adapter; a checkpoint with others, or of a run with another
+    `reference` policy, is refused.
     """
 
     def __init__(
@@ -103,15 +105,15 @@ class Checkpoints:
         accelerator: Accelerator,
         rows: Any,
         state: RunState,
-        finish_trace: Callable[[], None],
+        guards: Guards,
+        ending: Ending,
         reference: Marks | None,
         **identity: object,
     ) -> None:
         self._args, self._accelerator, self._rows = args, accelerator, rows
-        self._finish_trace, self._identity, self._reference = finish_trace, identity, reference
-        self._state, self._is_stream = state, not hasattr(rows, "__len__")
-        # The checkpoint that this run wrote last or resumed from.
-        self.last: Path | None = None
+        self._identity, self._reference = identity, reference
+        self._state, self._guards, self._ending = state, guards, ending
+        self._is_stream = not hasattr(rows, "__len__")
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
 
@@ -134,7 +136,7 @@ class Checkpoints:
                 self.run_name = saved["run"]
             else:
                 self.run_name = uuid.uuid4().hex
-            self.last = folder
+            self._ending.last_checkpoint = folder
             self._state.read(folder)
             resume_from = None if folder is None else str(folder)
             output = self._guarded(wrapped, resume_from, *args, **kwargs)
@@ -142,22 +144,19 @@ class Checkpoints:
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
     def _guarded(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
-        """Run upstream's training loop with the guards active, and write open trace records at its end."""
-        try:
-            with self._state.guards.watching():
-                output = wrapped(*args, **kwargs)
-                if self._state.guards.ending.unsaved:
-                    self._state.guards.ending.check_weights()
-                ended_early = not output.global_step and not self._state.guards.ending.reason
-                if self._is_stream and ended_early:
-                    rows = self._args.generation_batch_size // self._args.num_generations
-                    raise ValueError(
-                        f"`train_dataset` is a stream that ended before the first step: a rollout takes "
-                        f"{rows} rows."
-                    )
-                return output
-        finally:
-            self._finish_trace()
+        """Run upstream's training loop with the guards active."""
+        with self._guards.watching():
+            output = wrapped(*args, **kwargs)
+            if self._ending.unsaved:
+                self._ending.check_weights()
+            ended_early = not output.global_step and not self._ending.reason
+            if self._is_stream and ended_early:
+                rows = self._args.generation_batch_size // self._args.num_generations
+                raise ValueError(
+                    f"`train_dataset` is a stream that ended before the first step: a rollout takes "
+                    f"{rows} rows."
+                )
+            return output
 
     def _about(self, step: int) -> dict[str, Any]:
         """Return a record of the run for the manifest: identity, split into batches, settings."""
@@ -222,7 +221,7 @@ class Checkpoints:
         self, wrapped: Wrapped, run_dir: Path, state: TrainerState, model: nn.Module, trial: object
     ) -> Path:
         """Write a checkpoint with the run's state in a staging folder, then rename the folder."""
-        self._state.guards.ending.check_weights()
+        self._ending.check_weights()
         accelerator, step = self._accelerator, state.global_step
         staging, name = run_dir / disk.STAGING, f"checkpoint-{step}"
         final = run_dir / name
@@ -250,14 +249,14 @@ class Checkpoints:
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process and (staging / name).is_dir():
             disk.publish(staging / name, final)
-        self.last = final
+        self._ending.last_checkpoint = final
         accelerator.wait_for_everyone()
         return final
 
     def prune(self, run_dir: Path, best: str | None, kept: Collection[Path] = ()) -> None:
         """Delete the oldest checkpoints beyond `save_total_limit`, except the newest, `best` and `kept`."""
         if self._args.should_save:
-            kept = {*kept, self._state.guards.best_checkpoint}
+            kept = {*kept, self._guards.best_checkpoint}
             disk.prune(run_dir, self._args.save_total_limit, best, kept)
 
     def finish(self, wrapped: Wrapped, state: TrainerState, *args: object) -> Any:
@@ -270,8 +269,8 @@ class Checkpoints:
             result = wrapped(*args)
         best = state.best_model_checkpoint
         keeps_best = settings.save_total_limit == 1 and best is not None and settings.should_save
-        if keeps_best and not self._state.guards.ending.reason:
-            kept = {path.resolve() for path in (Path(best), self._state.guards.best_checkpoint)}
+        if keeps_best and not self._ending.reason:
+            kept = {path.resolve() for path in (Path(best), self._guards.best_checkpoint)}
             for folder in disk.checkpoints(Path(best).parent):
                 if folder.resolve() not in kept:
                     disk.discard(folder)

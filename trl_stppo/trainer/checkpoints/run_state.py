@@ -25,6 +25,7 @@ from .._trl import replaced
 from ..bridge import Bridge, Wrapped
 from ..describe import algorithm_settings
 from ..engine import engine_of
+from ..guards.endings import Ending
 from ..guards.steps import Guards
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Group, Optimizers
 from ..sharding.critics import loading
@@ -161,17 +162,17 @@ def load_episodes(folder: Path, process: int) -> Saved:
 class RunState(TrainerCallback):
     """Saves a run's state and its position in the training rows, and restores them on resumption."""
 
-    # The guards' state is saved too; `AgentTrainer` sets them after construction.
-    guards: Guards
-
     def __init__(
         self,
         host: Bridge,
         optimizers: Optimizers,
         stale: StalePolicies,
         stabilizers: Sequence[Stabilizer],
+        guards: Guards,
+        ending: Ending,
     ) -> None:
         self._host, self._stabilizers = host, stabilizers
+        self._guards, self._ending = guards, ending
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
         self.folder: Path | None = None
@@ -217,11 +218,6 @@ class RunState(TrainerCallback):
         self._continues = False
 
     @property
-    def inside_rollout(self) -> bool:
-        """Return whether more optimizer steps will train on the rollout batch in the buffer."""
-        return self._host.micro_step % self._host.args.micro_batches_per_rollout != 0
-
-    @property
     def save_waits(self) -> bool:
         """Return whether a save waits for the end of an update."""
         return self._due[1]
@@ -230,11 +226,11 @@ class RunState(TrainerCallback):
         """Postpone an evaluation and a save that are due inside an update to the update's end."""
         evaluates, saves = self._due
         due = evaluates or control.should_evaluate, saves or control.should_save
-        waits = self.inside_rollout and not control.should_training_stop
+        waits = self._host.inside_rollout and not control.should_training_stop
         self._due = due if waits else (False, False)
         control.should_evaluate, control.should_save = (False, False) if waits else due
         # A run that ends early evaluates no more.
-        control.should_evaluate &= self.guards.ending.reason is None
+        control.should_evaluate &= self._ending.reason is None
 
     def set_final_loss(self, logs: dict[str, float]) -> None:
         """Average the loss in the run's last log over all steps of the run."""
@@ -278,7 +274,7 @@ class RunState(TrainerCallback):
             "sampler": sampler,
             "passes": self._passes,
             "pass_start": self._pass_start,
-            "guards": self.guards.state_dict(),
+            "guards": self._guards.state_dict(),
             "stabilizers": {each.name: each.state_dict() for each in self._stabilizers},
         }
         return {key: plain(value) for key, value in state.items()}
@@ -372,7 +368,7 @@ class RunState(TrainerCallback):
             host.next_metrics[mode].update(figures)
         loss = state["loss"].to(host.accelerator.device)
         host.loss_sums = loss, state["total_loss"], state["last_logged"]
-        self.guards.load_state_dict(state["guards"])
+        self._guards.load_state_dict(state["guards"])
         for each in self._stabilizers:
             each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 

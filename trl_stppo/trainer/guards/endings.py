@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -23,10 +24,11 @@ from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
 from ...models.critic import Critic, SeparateCritic, SharedCritic
+from ...rollout.episode import Episode
 from ...rollout.workers import RolloutInterrupted
 from ..disk import checkpoints
 from ..ppo_config import PPOConfig
-from .alarms import FailureWatch
+from .alarms import FailureWatch, failures_of
 
 NOTICE = (
     "\n{name} received: the training abandons its rollout, or ends its update, and saves a checkpoint.\n"
@@ -150,8 +152,7 @@ def _held(parameter: nn.Parameter, rank: int) -> Tensor:
 class Ending(TrainerCallback):
     """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
-    `save` writes a checkpoint; `last_checkpoint` returns the newest checkpoint that this run has written or
-    resumed from; `inside_update` returns whether more steps will train on the present rollout.
+    `save` writes a checkpoint; `inside_update` returns whether more steps will train on the present rollout.
     """
 
     def __init__(
@@ -159,14 +160,14 @@ class Ending(TrainerCallback):
         accelerator: Accelerator,
         critic: Critic,
         save: Callable[[], None],
-        last_checkpoint: Callable[[], Path | None],
         inside_update: Callable[[], bool],
         *,
         handles_signals: bool,
     ) -> None:
         self._accelerator, self._critic = accelerator, critic
-        self._save, self._last_checkpoint = save, last_checkpoint
-        self._inside_update = inside_update
+        self._save, self._inside_update = save, inside_update
+        # The newest checkpoint that this run has written or resumed from.
+        self.last_checkpoint: Path | None = None
         self.failures = FailureWatch()
         self.signals = StopSignals(handles_signals)
         self.training = self._stepped = False
@@ -198,6 +199,10 @@ class Ending(TrainerCallback):
     def agree(self, everyone: list[list[int]]) -> None:
         """Set the run's signal and number of signals to the largest of all processes' `received`."""
         self._agreed, self._count = map(max, zip(*everyone, strict=True))
+
+    def count_failures(self, episodes: list[Episode]) -> None:
+        """Count the failed episodes of a rollout batch; raise if their rate is too high."""
+        self.failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     def is_due(self) -> bool:
         """Decide whether the run must end now, and set `reason`; equal on all processes."""
@@ -278,7 +283,7 @@ class Ending(TrainerCallback):
         found = first_not_finite(self._model, self._critic, self._accelerator)
         if found is None:
             return
-        step, last = self.state.global_step, self._last_checkpoint()
+        step, last = self.state.global_step, self.last_checkpoint
         self.reason = f"not finite: the weights after step {step}, first in the {found}"
         good = f"the last good checkpoint is {last or 'none'}"
         if not self.unsaved and last is not None:
@@ -288,7 +293,7 @@ class Ending(TrainerCallback):
         )
 
     def _saved(self, what: str) -> str:
-        last = self._last_checkpoint()
+        last = self.last_checkpoint
         if last is None:
             return "Nothing was saved, as nothing had been trained yet."
         older = [folder for folder in checkpoints(last.parent) if folder != last]
@@ -301,7 +306,7 @@ class Ending(TrainerCallback):
         """Return the error for a non-finite value under DeepSpeed, which cannot skip a step."""
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self.state.global_step + 1}. DeepSpeed "
-            f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
+            f"cannot leave a step out. The last checkpoint is {self.last_checkpoint or 'none'}."
         )
 
     def on_train_begin(
@@ -368,7 +373,7 @@ class Ending(TrainerCallback):
     def on_train_end(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Log the reason of a run that ended early without an error."""
         if self.reason is not None and self._accelerator.is_main_process:
-            last = self._last_checkpoint()
+            last = self.last_checkpoint
             saved = (
                 f'`resume_from_checkpoint="auto"` goes on from {last}' if last else "No checkpoint"
             )

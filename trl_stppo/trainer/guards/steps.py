@@ -19,7 +19,7 @@ from ...rollout.episode import Episode
 from ..disk import checkpoints
 from ..ppo_config import PPOConfig
 from ..verdict import StepReport, Verdict
-from .alarms import PATIENCE, FallWatch, SamplerWatch, failures_of
+from .alarms import PATIENCE, FallWatch, SamplerWatch
 from .endings import MAX_SKIPS, Ending
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Guards:
         has_critic: bool,
     ) -> None:
         self._args, self._accelerator = args, accelerator
-        self.ending, self._metrics = ending, metrics
+        self._ending, self._metrics = ending, metrics
         self._has_critic = has_critic
         self._begin()
 
@@ -73,7 +73,7 @@ class Guards:
     def state_dict(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, equal on all processes."""
         watched = {
-            "failures": self.ending.failures.state_dict(),
+            "failures": self._ending.failures.state_dict(),
             "falls": self._falls.state_dict(),
             "sampler": vars(self._sampler).copy(),
         }
@@ -82,11 +82,10 @@ class Guards:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the guards from `state_dict`; missing fields start at zero, unknown fields are ignored."""
         counts = dict(state)
-        self.ending.failures.load_state_dict(counts.pop("failures", []))
+        self._ending.failures.load_state_dict(counts.pop("failures", []))
         episodes = self._args.generation_batch_size
         self._falls = FallWatch(episodes, **counts.pop("falls", {}))
-        # Pass values by position, so that fields can be renamed.
-        self._sampler = SamplerWatch(*counts.pop("sampler", {}).values())
+        self._sampler = SamplerWatch(**counts.pop("sampler", {}))
         names = {spec.name for spec in dataclasses.fields(GuardState)}
         self._state = GuardState(**{name: counts[name] for name in names & counts.keys()})
 
@@ -94,13 +93,13 @@ class Guards:
     def watching(self) -> Iterator[None]:
         """Context manager of a complete `train()` that resets the guards and handles signals."""
         self._begin()
-        self.ending.reset()
-        self.ending.training = True
+        self._ending.reset()
+        self._ending.training = True
         try:
-            with self.ending.signals.watching():
+            with self._ending.signals.watching():
                 yield
         finally:
-            self.ending.training = False
+            self._ending.training = False
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
@@ -108,11 +107,11 @@ class Guards:
         self.has_stopped = False
         metrics = self._metrics
         before = {name: len(values) for name, values in metrics.items()}
-        with self.ending.saving():
+        with self._ending.saving():
             yield
         new = {name: v[-1] for name, v in metrics.items() if len(v) > before.get(name, 0)}
         kls, self._state.kls = self._state.kls, []
-        step = self.ending.state.global_step
+        step = self._ending.state.global_step
         fall = self._falls.look(new, statistics.fmean(kls) if kls else None, step)
         if fall and self._accelerator.is_main_process:
             folders = checkpoints(Path(self._args.output_dir))
@@ -138,8 +137,8 @@ class Guards:
         level = statistics.fmean(known) if known else -math.inf
         if level <= state.best:
             return
-        state.best, state.best_step = level, self.ending.state.global_step
-        self.ending.save_before_rollout()
+        state.best, state.best_step = level, self._ending.state.global_step
+        self._ending.save_before_rollout()
 
     @property
     def best_checkpoint(self) -> Path:
@@ -151,18 +150,14 @@ class Guards:
         message, watch = self._sampler.look(gap, exact=exact), self._sampler
         self._metrics["guard/sampler_mismatch"] = [watch.blocks]
         if watch.count >= PATIENCE:
-            self.ending.reason, watch.count = self.ending.reason or message, 0
+            self._ending.reason, watch.count = self._ending.reason or message, 0
         elif message and watch.blocks == 1 and self._accelerator.is_main_process:
-            logger.warning("After step %d: %s", self.ending.state.global_step, message)
-
-    def count_failures(self, episodes: list[Episode]) -> None:
-        """Count the failed episodes of a rollout batch; raise if their rate is too high."""
-        self.ending.failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
+            logger.warning("After step %d: %s", self._ending.state.global_step, message)
 
     def cannot_skip(self, faults: str) -> NonFiniteError:
         """Return the error for a loss that is not finite, of an engine that cannot leave a step out."""
         self._count_skip(faults)
-        return self.ending.cannot_skip(faults)
+        return self._ending.cannot_skip(faults)
 
     def judge(self, report: StepReport, kl: float | None) -> Verdict:
         """Return the verdict on an optimizer step, and count it.
@@ -197,7 +192,7 @@ class Guards:
         if report.detail:
             logger.warning(
                 "Step %d is skipped, not finite: %s. On process %d: %s.",
-                self.ending.state.global_step + 1, report.faults, self._accelerator.process_index,
+                self._ending.state.global_step + 1, report.faults, self._accelerator.process_index,
                 report.detail,
             )  # fmt: skip
 
@@ -206,7 +201,7 @@ class Guards:
         state.skipped_steps += 1
         state.consecutive_skips += 1
         if state.consecutive_skips >= MAX_SKIPS:
-            self.ending.broken = faults
+            self._ending.broken = faults
             # A resumed run counts skips from zero.
             state.consecutive_skips = 0
 

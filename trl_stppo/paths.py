@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+# Subfolder of an agent or a checkpoint with the critic.
+CRITIC_FOLDER = "critic"
 ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 

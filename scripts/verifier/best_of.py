@@ -22,9 +22,9 @@ from trl_stppo import Agent
 from trl_stppo.cli.evaluate import compare
 from trl_stppo.generation.protocol import Backend, TurnRequest, TurnResult
 from trl_stppo.hub.loading import critic_folder
-from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.models.critic import HEAD_FILE, Critic, SeparateCritic
 from trl_stppo.models.critic_models import critic_from_checkpoint
+from trl_stppo.paths import CRITIC_FOLDER
 from trl_stppo.trainer.setup.models import shared_critic
 
 Rows = list[list[int]]

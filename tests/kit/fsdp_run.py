@@ -22,8 +22,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.kit.engine_run import build, engine, whole
 from tests.kit.fakes import char_tokenizer
-from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.models.critic import HEAD_FILE
+from trl_stppo.paths import CRITIC_FOLDER
 from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.sharding.critics import ShardedGradient

@@ -19,7 +19,7 @@ from transformers import Qwen2ForSequenceClassification, TrainerCallback
 from tests.kit.engine_run import LORA, build, engine, split_all, whole
 from tests.kit.fakes import char_tokenizer, tiny_config
 from trl_stppo.errors import CheckpointError
-from trl_stppo.hub.settings import CRITIC_FOLDER
+from trl_stppo.paths import CRITIC_FOLDER
 from trl_stppo.trainer.disk import read_manifest
 from trl_stppo.trainer.sharding.critics import FOLDER
 

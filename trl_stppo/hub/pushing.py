@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..paths import CRITIC_FOLDER
 from ..watch.runs import MEASURES, SCORE, number
-from .settings import AGENT_FILE, CRITIC_FOLDER
+from .settings import AGENT_FILE
 
 CARD = "README.md"
 # The files of a model and its tokenizer. A push uploads no other files.

@@ -14,7 +14,6 @@ from huggingface_hub.dataclasses import type_validator
 from ..version import __version__
 
 AGENT_FILE = "agent.json"
-CRITIC_FOLDER = "critic"
 FORMAT = 1
 DEFAULT_LENGTH = 2048
 SAMPLING = ("temperature", "repetition_penalty", "top_p", "min_p", "top_k")

@@ -14,8 +14,9 @@ from torch import nn
 
 from ..generation.sampling import SamplingSettings
 from ..hub import pushing
-from ..hub.settings import AGENT_FILE, CRITIC_FOLDER, AgentSettings
+from ..hub.settings import AGENT_FILE, AgentSettings
 from ..models.adapters import discard_saved_reference
+from ..paths import CRITIC_FOLDER
 from ..rollout.episode import Limits
 from ..rollout.reward_funcs import name_of
 from . import disk

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ...hub.settings import CRITIC_FOLDER
 from ...models.critic import SharedCritic
+from ...paths import CRITIC_FOLDER
 from .. import disk
 from .._trl import replaced
 from ..bridge import Bridge, Wrapped

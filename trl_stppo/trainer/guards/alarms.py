@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ...errors import EnvironmentFailureError
 from ...rollout.episode import Episode
 from ...rollout.record import FAILURES
-from ...watch.runs import SCORE, SUCCESS
 
+SUCCESS, SCORE = "episode/success_rate", "episode/score"
 # Rollout batches over which failed episodes are counted; the limit applies only after so many batches.
 FAILURE_BATCHES = 5
 MAX_FAILURE_RATE = 0.5

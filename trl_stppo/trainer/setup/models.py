@@ -16,12 +16,11 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 from transformers.utils import find_adapter_config_file
 
 from ...hub.loading import base_of, critic_folder, load_tokenizer, policy_folder, with_adapter
-from ...hub.settings import CRITIC_FOLDER
 from ...models import adapters
 from ...models.adapters import CRITIC, SPLIT_INITS
 from ...models.critic import HEAD_FILE, Critic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
-from ...paths import check_name
+from ...paths import CRITIC_FOLDER, check_name
 from .._trl import (
     SyncRefModelCallback,
     add_fused_lm_head,

@@ -229,7 +229,7 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path,
     one = {"episodes": 4, "success": 0.5, "success low": 0.2, "success high": 0.8, "turns": 2.0}
     figures = tables.with_mean({"nq": one, "hotpotqa": one})
 
-    def once(folder, *rest):
+    def once(agent, folder, *rest):
         if folder != Path(AGENT):
             raise MemoryError("no room")
         return figures, []
@@ -237,6 +237,7 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path,
     monkeypatch.setattr(evaluate, "evaluate", once)
     monkeypatch.setattr(evaluate, "check_agent", lambda *args: None)
     monkeypatch.setattr(evaluate, "policy_folder", lambda name, *rest, **options: Path(name))
+    monkeypatch.setattr(evaluate, "load_agent", lambda *rest: None)
     flags = ["--models", AGENT, "second", "--labels", "first", "second"]
     with pytest.raises(MemoryError):
         evaluate.compare([*words, *flags, "--output", str(tmp_path / "t.json")])

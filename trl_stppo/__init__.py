@@ -6,8 +6,6 @@ Public names load on first use, so that `trl_stppo.core` and `trl_stppo.envs` im
 from __future__ import annotations
 
 import importlib
-import logging
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
@@ -42,12 +40,6 @@ if TYPE_CHECKING:
     from .trainer.ppo_trainer import PPOTrainer, STGRPOTrainer, STPPOTrainer
     from .trainer.stgrpo_config import STGRPOConfig
     from .trainer.stppo_config import STPPOConfig
-
-# Hide two messages of other libraries: they do not affect a run and would interrupt its lines.
-logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
-    lambda record: "gemm_4bit_forward" not in record.getMessage()
-)
-warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
 
 
 def __getattr__(name: str) -> Any:

@@ -212,20 +212,18 @@ class Watch:
 
 
 def evaluate(
+    agent: Agent,
     folder: Path,
     args: EvaluateArguments,
     config: PPOConfig,
-    model_args: ModelConfig,
-    settings: dict[str, Any],
     sets: dict[str, Dataset],
     name: str,
     wrapper: Wrapper | None,
 ) -> tuple[dict[str, Figures], Outcomes]:
-    """Evaluate the agent in `folder`. Return its metrics by data set, and this process's outcomes.
+    """Evaluate the agent of `folder`. Return its metrics by data set, and this process's outcomes.
 
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
-    agent = load_agent(folder, config, model_args, settings)
     counter = agents.token_counter(folder)
     factory = agents.load_eval_environment(args, counter)
     factory = factory or agents.load_environment(args, counter)
@@ -302,9 +300,10 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1
     try:
         for label, folder in folders.items():
-            own, name = settings[label], found[label]
+            # Keep no reference to the agent, so that its memory is free for the next one.
             results[label], outcomes[label] = evaluate(
-                folder, args, config, model_args, own, sets, name, wrapper
+                load_agent(folder, config, model_args, settings[label]),
+                *(folder, args, config, sets, found[label], wrapper),
             )
             gc.collect()
             if torch.cuda.is_available():

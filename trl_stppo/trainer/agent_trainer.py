@@ -129,8 +129,9 @@ class AgentTrainer(Bridge):
         )
         reference = models.plan_reference(args, model, ref_model, peft_config)
         run = RunPlan(
-            args, rollout, evaluation, data, rewards, reference, critic,
-            model, processing_class, quantization_config,
+            args=args, rollout=rollout, evaluation=evaluation, data=data, rewards=rewards,
+            reference=reference, critic=critic, model=model, processing_class=processing_class,
+            quantization_config=quantization_config,
         )  # fmt: skip
         with run.building_upstream(self):
             super().__init__(
@@ -157,9 +158,8 @@ class AgentTrainer(Bridge):
             lambda call: self._player.engine.calls.run_async(call),
             self.text_tokenizer,
             self.accelerator,
+            run.args,
             template_kwargs=self.chat_template_kwargs,
-            batch_size=run.args.forward_batch_size,
-            trust_remote_code=run.args.trust_remote_code,
         )
         context = readers.check_readers(self, run.rewards, self._turn_reward_funcs)
         self._player = players.build_player(self, run.rollout, run.evaluation, context)

@@ -22,6 +22,7 @@ from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RewardFunc, called, name_of, numbered
 from .._trl import apply_chat_template, get_config_model_id
 from ..planning.rewards import check_scores
+from ..ppo_config import PPOConfig
 from .rollout import Played, Sums
 
 Prompt = str | list[Message]
@@ -98,10 +99,9 @@ class TurnRewardFuncs:
         run_async: Callable[..., object],
         tokenizer: PreTrainedTokenizerBase,
         accelerator: Accelerator,
+        args: PPOConfig,
         *,
         template_kwargs: dict[str, Any],
-        batch_size: int,
-        trust_remote_code: bool,
     ) -> None:
         funcs = [] if funcs is None else funcs
         self.funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
@@ -114,13 +114,13 @@ class TurnRewardFuncs:
                 f"functions; give one each."
             )
         self._tokenizer, self._accelerator = tokenizer, accelerator
-        self._template_kwargs, self._batch_size = template_kwargs, batch_size
+        self._template_kwargs, self._batch_size = template_kwargs, args.forward_batch_size
         self._run_async = run_async
         self._tokenizers: dict[int, PreTrainedTokenizerBase] = {}
         for i, func in enumerate(self.funcs):
-            check_scores(func, f"turn_reward_funcs[{i}]", trust=trust_remote_code)
+            check_scores(func, f"turn_reward_funcs[{i}]", trust=args.trust_remote_code)
             if isinstance(func, str | nn.Module):
-                model, self._tokenizers[i] = _loaded(func, classes[i], trust=trust_remote_code)
+                model, self._tokenizers[i] = _loaded(func, classes[i], trust=args.trust_remote_code)
                 self.funcs[i] = accelerator.prepare_model(model.eval(), evaluation_mode=True)
             elif not callable(func):
                 raise ValueError(

@@ -155,9 +155,9 @@ def load_agent(
     folder: Path, config: PPOConfig, model_args: ModelConfig, settings: dict[str, Any]
 ) -> Agent:
     """Load an agent as a trainer with these flags would use it in evaluation."""
-    # `model_revision` is the agent's revision; the adapter names the revision of its base model.
-    # The default is float32, because TRL loads models in float32.
+    # TRL loads models in float32.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
+    # Drop `model_revision`, which is the agent's; an adapter names the revision of its base model.
     options |= agents.model_options(
         replace(model_args, model_revision=None), config.model_init_kwargs
     )

@@ -131,7 +131,7 @@ def token_gae(
     """
     check_mask("action_mask", action_mask)
     _check_inputs("action_mask", action_mask, rewards, values, gamma, lam, bootstrap_values)
-    # Numbering the agent tokens makes each a step of its own and closes the gaps between them.
+    # Number the agent tokens: each is a step, and the tokens between them are none.
     step = (action_mask.cumsum(dim=1) - 1).masked_fill(~action_mask, -1)
     advantages, returns = _gae_over_steps(
         _steps(rewards, step), _steps(values, step), num_turns(step), gamma, lam, bootstrap_values
@@ -397,6 +397,6 @@ def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
-    """Return the variance, or NaN if `squares` overflowed, because division by infinity gives only zeros."""
+    """Return the variance, or NaN if `squares` overflowed; otherwise all advantages would be 0 in silence."""
     variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

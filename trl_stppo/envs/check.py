@@ -46,9 +46,9 @@ class HandPlayer:
     """
 
     def __init__(self) -> None:
-        # Keep two threads, because a new thread may get the id of an ended thread.
+        # Keep both threads alive: sqlite3 compares thread ids, and an ended thread's id is given again.
         self._runner, self._made = asyncio.Runner(), list[object]()
-        # They have an event loop, as the threads of a training have.
+        # Each thread has an event loop, as in a training.
         begin = functools.partial(asyncio.set_event_loop, self._runner.get_loop())
         self._threads = itertools.cycle([ThreadPoolExecutor(1, "", begin) for _ in range(2)])
 

@@ -146,7 +146,7 @@ class Bridge(GRPOTrainer):
         try:
             rewards = self._calculate_rewards(*episodes)
         finally:
-            # Training's environments stay on the trainer, as in upstream, because callers read their state.
+            # Restore only in evaluation: callers read the environments of training here, as in upstream.
             if not self.model.training:
                 self.environments = before
         for i, func in enumerate(self.reward_funcs):

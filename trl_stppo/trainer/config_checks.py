@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "model_adapter_name": (None, "default"),
     "ref_adapter_name": (None, "ref"),
 }
-# Forbidden key of `generation_kwargs` -> the setting to use instead; each turn has its own limit.
+# Key of `generation_kwargs` without effect, as limits and ends are set per turn -> the setting to use.
 OF_TURNS = {
     **dict.fromkeys(
         ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
@@ -43,7 +43,7 @@ OF_TURNS = {
 }
 # The same without vLLM, where texts that stop a turn would need the tokenizer.
 WITHOUT_VLLM = dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`")
-# Settings that generation takes as floats alone.
+# Settings that generation accepts only as floats.
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # Level and form of the sampler's correction; TRL has no turn level.
 SAMPLER_CORRECTIONS = tuple(

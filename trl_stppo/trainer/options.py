@@ -16,7 +16,7 @@ ALIASES = {
     "cliprange": "epsilon",
     "response_length": "max_completion_length",
 }
-# Settings of TRL's PPO that scripts may set and read, without effect here -> the reason.
+# Settings of TRL's PPO without effect here, which scripts may set and read -> the reason.
 IGNORED = {
     "dataset_num_proc": "the rows are tokenised as they are played",
     "model_adapter_name": "the adapter that is trained is always 'default'",

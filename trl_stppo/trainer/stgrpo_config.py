@@ -66,7 +66,7 @@ class STGRPOConfig(STPPOConfig):
         super()._take_variant(level, stabilised)
 
     def _resolve_critic(self) -> None:
-        """Leave the critic's rate unset; a file for both kinds of trainers may set the published 1e-5."""
+        """Accept `critic_learning_rate=1e-5`, which files shared with STPPOConfig set, and unset it."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None
 

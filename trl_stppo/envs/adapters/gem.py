@@ -28,7 +28,7 @@ class GemEnv:
 
     def __init__(self, env_id: str, **options: object) -> None:
         """Make the environment with the arguments of `gem.make`."""
-        # Protect the global generators, because GEM draws from them, even when imported, and reseeds them.
+        # Protect the global generators: GEM draws from them and reseeds them, already when it is imported.
         self._randomness = PrivateRandomness()
         with self._randomness.installed():
             try:

@@ -27,7 +27,7 @@ class McpEnv:
         self, command: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
     ) -> None:
         server = _Server(command, list(args), None if env is None else dict(env))
-        # Set an attribute, because a method would be a tool. It also runs when the instance is deleted.
+        # An attribute, because a method would be a tool. It also runs when the environment is deleted.
         self.close = weakref.finalize(self, server.end)
         if wrong := [t.name for t in server.tools if t.name in TAKEN or t.name.startswith("_")]:
             self.close()

@@ -193,7 +193,7 @@ class RunState(TrainerCallback):
         return sampler
 
     def begin(self) -> None:
-        """Keep the generator of the last sampler made before training; later ones are not of training."""
+        """Keep the generator of the last sampler made before training; later samplers are for other rows."""
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[DataLoader, int]:

@@ -62,7 +62,7 @@ def check_scores(model: Any, name: str, *, trust: bool) -> None:
             kind = (config.architectures or [""])[0]
     if config is None:
         return
-    # A configuration without labels has two by default, and a name is loaded with one.
+    # A configuration without labels has two by default; a model given by name is loaded with one.
     labels = (
         config.to_diff_dict().get("id2label", [0]) if named else getattr(config, "id2label", [0])
     )

@@ -88,7 +88,7 @@ def _check_words(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> N
 def _check_length(
     field: str, context: int, module: nn.Module, args: object, inputs: dict[str, Any]
 ) -> None:
-    """Refuse a longer row than a reward model, which tokenizes texts by itself, can read."""
+    """Refuse a row that is longer than its reward model can read."""
     if (tokens := inputs["input_ids"].shape[1]) > context:
         raise ValueError(
             f"`{field}` reads at most {context} tokens, and an episode has {tokens}: set a smaller "

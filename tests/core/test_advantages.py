@@ -269,27 +269,6 @@ def test_half_precision_is_computed_in_float32():
 # ---- guards --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["token", "turn"])
-def test_gae_guards(level):
-    function = core.token_gae if level == "token" else core.turn_gae
-    x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    index = mask if level == "token" else turns_of(mask)
-    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got 1.5"):
-        function(x, x, index, 1.5, 1.0)
-    with pytest.raises(ValueError, match=r"lam must lie in \[0, 1\], got -0.1"):
-        function(x, x, index, 1.0, -0.1)
-    with pytest.raises(ValueError, match=r"values has shape \[2, 2\], but \[2, 3\]"):
-        function(x, x[:, :2], index, 1.0, 1.0)
-    with pytest.raises(ValueError, match="rewards must be floating point"):
-        function(x.long(), x, index, 1.0, 1.0)
-    with pytest.raises(ValueError, match=r"must be bool|must be int64"):
-        function(x, x, x, 1.0, 1.0)
-    with pytest.raises(ValueError, match=r"bootstrap_values has shape \[3\], but \[2\]"):
-        function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(3))
-    with pytest.raises(ValueError, match="bootstrap_values must be floating point"):
-        function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(2).long())
-
-
 @pytest.mark.parametrize(
     ("turns", "steps", "lam"),
     [(3, 3, 0.9), (1, 2, 0.9**0.5), (4, 88, 0.9 ** (1 / 22)), (0, 0, 1.0)],

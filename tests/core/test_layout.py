@@ -100,11 +100,6 @@ def test_grouping_by_hand():
     assert group_rows([]) == []
 
 
-def test_a_group_without_rows_is_refused():
-    with pytest.raises(ValueError, match="max_rows must be at least 1"):
-        group_rows([1], max_rows=0)
-
-
 def padded_batch(draw, rows, prompts, completions):
     """Rows of random lengths as a rollout batch holds them, and what each holds itself."""
     own = []

@@ -64,10 +64,6 @@ def test_leave_one_out_at_the_edges():
     assert core.leave_one_out_advantages(equal.half(), torch.ones(2, 7).bool()).dtype is (
         torch.float32
     )
-    with pytest.raises(ValueError, match="counts must be bool"):
-        core.leave_one_out_advantages(equal, torch.ones(2, 7))
-    with pytest.raises(ValueError, match=r"scores has shape \[2, 7\]"):
-        core.leave_one_out_advantages(equal, torch.ones(2, 6).bool())
 
 
 INDEX = torch.tensor([[0, 0, -1, 1], [-1, 0, -1, -1], [0, -1, 1, 1]])
@@ -163,20 +159,3 @@ def test_what_does_not_count_is_inert_and_has_no_gradient(poison, make_batch):
     (out * torch.arange(out.numel()).view(out.shape)).sum().backward()
     assert (batch.rewards.grad[inert] == 0).all()
     assert batch.rewards.grad.isfinite().all()
-
-
-def test_bad_input_names_the_field():
-    rewards, counts = torch.zeros(3, 4), torch.ones(3, 4).bool()
-    for gamma in (-0.1, 1.1):
-        with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\]"):
-            core.return_batch_norm(rewards, INDEX, counts, gamma)
-    with pytest.raises(ValueError, match="rewards must be floating point"):
-        core.return_batch_norm(rewards.long(), INDEX, counts, 1.0)
-    with pytest.raises(ValueError, match="counts must be bool"):
-        core.return_batch_norm(rewards, INDEX, counts.float(), 1.0)
-    with pytest.raises(ValueError, match=r"counts has shape \[2, 4\]"):
-        core.return_batch_norm(rewards, INDEX, counts[:2], 1.0)
-    with pytest.raises(ValueError, match=r"rewards has shape \[2, 4\]"):
-        core.return_batch_norm(rewards[:2], INDEX, counts, 1.0)
-    with pytest.raises(ValueError, match="turn_index must be int64"):
-        core.return_batch_norm(rewards, INDEX.int(), counts, 1.0)

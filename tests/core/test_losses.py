@@ -87,21 +87,11 @@ def test_kl_off_mask_is_zero_with_zero_gradient(make_batch, estimator, garbage):
     assert (now.grad[~batch.loss_mask] == 0).all()
 
 
-def test_kl_gradcheck_and_guards():
+def test_kl_gradcheck():
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     ref = torch.randn(2, 3, dtype=torch.float64)
     for estimator in core.KL_ESTIMATORS:
         assert torch.autograd.gradcheck(lambda v, e=estimator: core.kl_penalty(v, ref, e), x)
-    with pytest.raises(ValueError, match="estimator must be one of 'k1', 'k3'; got 'k2'"):
-        core.kl_penalty(x, ref, "k2")
-    with pytest.raises(ValueError, match=r"ref_logprobs has shape \[2, 2\]"):
-        core.kl_penalty(x, ref[:, :2], "k1")
-    with pytest.raises(ValueError, match="logprobs must be floating point"):
-        core.kl_penalty(x.detach().long(), ref, "k1")
-    with pytest.raises(ValueError, match="loss_mask must be bool"):
-        core.kl_penalty(x, ref, "k1", loss_mask=ref)
-    with pytest.raises(ValueError, match=r"loss_mask has shape \[1, 3\]"):
-        core.kl_penalty(x, ref, "k1", loss_mask=ones(1, 3))
 
 
 # ---- clipped_value_loss --------------------------------------------------------------------------
@@ -172,20 +162,10 @@ def test_value_loss_gradient(make_batch, close):
     )
 
 
-def test_value_loss_edges_and_guards():
-    x, mask = torch.zeros(2, 3), ones(2, 3)
+def test_value_loss_edges():
     for shape in ((0, 3), (2, 0)):
         empty = torch.zeros(shape)
         assert core.clipped_value_loss(empty, empty, empty, ones(shape), 0.2)[0].shape == shape
-    for bad in (0.0, -0.2, NAN):
-        with pytest.raises(ValueError, match="cliprange_value must be > 0, or None"):
-            core.clipped_value_loss(x, x, x, mask, bad)
-    with pytest.raises(ValueError, match="loss_mask must be bool"):
-        core.clipped_value_loss(x, x, x, x, 0.2)
-    with pytest.raises(ValueError, match=r"returns has shape \[2, 2\]"):
-        core.clipped_value_loss(x, x, x[:, :2], mask, 0.2)
-    with pytest.raises(ValueError, match="old_values must be floating point"):
-        core.clipped_value_loss(x, x.long(), x, mask, 0.2)
 
 
 # ---- aggregation_weights -------------------------------------------------------------------------
@@ -257,15 +237,3 @@ def test_nothing_to_average_gives_zero(loss_type, zero):
         ~ones(2, 3), loss_type, num_episodes=zero, num_tokens=zero, max_length=5
     )
     assert torch.equal(weights, torch.zeros(2, 3))
-
-
-def test_weights_guards():
-    counts = {"num_episodes": 2, "num_tokens": 6}
-    message = "loss_type must be one of 'grpo', 'bnpo', 'dapo', 'dr_grpo'; got 'mean'"
-    with pytest.raises(ValueError, match=message):
-        core.aggregation_weights(ones(2, 3), "mean", **counts)
-    with pytest.raises(ValueError, match="loss_mask must be bool"):
-        core.aggregation_weights(torch.zeros(2, 3), "grpo", **counts)
-    for bad in (None, 0):
-        with pytest.raises(ValueError, match="'dr_grpo' needs max_length > 0 tokens, got"):
-            core.aggregation_weights(ones(2, 3), "dr_grpo", **counts, max_length=bad)

@@ -75,19 +75,3 @@ def test_gradients_are_zero_where_nothing_counts(make_batch, garbage):
         assert torch.isfinite(x.grad).all()
         assert (x.grad[off] == 0).all()
         assert (x.grad[~off] != 0).any()
-
-
-def test_token_rewards_guards():
-    index, scores = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2)
-    with pytest.raises(ValueError, match="turn_index must be int64"):
-        core.token_rewards(index.int(), scores=scores)
-    with pytest.raises(ValueError, match=r"scores has shape \[3\], but \[2\]"):
-        core.token_rewards(index, scores=torch.zeros(3))
-    with pytest.raises(ValueError, match="scores must be floating point"):
-        core.token_rewards(index, scores=scores.long())
-    with pytest.raises(ValueError, match=r"kl has shape \[2, 1\], but \[2, 3\]"):
-        core.token_rewards(index, scores=scores, kl=torch.zeros(2, 1), kl_coef=0.1)
-    with pytest.raises(ValueError, match="kl must be floating point"):
-        core.token_rewards(index, scores=scores, kl=index, kl_coef=0.1)
-    with pytest.raises(ValueError, match=r"turn_rewards must be \[B, K\]"):
-        core.token_rewards(index, scores=scores, turn_rewards=torch.zeros(3, 1))

@@ -162,34 +162,3 @@ def test_half_precision_sums_in_float32():
     out = core.reduce_turns(x, index, num_turns=1, op="sum")
     assert out.dtype == torch.float32
     assert out.item() == 4096.0
-
-
-# ---- guards --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", [core.num_turns, core.turn_starts, core.turn_ends])
-def test_turn_index_guards(function):
-    with pytest.raises(ValueError, match=r"turn_index must be int64 .* got torch.int32"):
-        function(torch.zeros(2, 3, dtype=torch.int32))
-    with pytest.raises(ValueError, match=r"turn_index must be \[B, T\], got shape \[3\]"):
-        function(torch.zeros(3, dtype=torch.int64))
-
-
-def test_other_guards():
-    x, index = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="op must be one of 'sum', 'mean'; got 'max'"):
-        core.reduce_turns(x, index, num_turns=1, op="max")
-    with pytest.raises(ValueError, match=r"x has shape \[2, 2\], but \[2, 3\] .* turn_index"):
-        core.reduce_turns(x[:, :2], index, num_turns=1, op="sum")
-    with pytest.raises(ValueError, match="x must be floating point"):
-        core.reduce_turns(index, index, num_turns=1, op="sum")
-    with pytest.raises(ValueError, match="num_turns is 1, but turn_index has 2 turns"):
-        core.reduce_turns(x, torch.tensor([[0, 0, 0], [0, -1, 1]]), num_turns=1, op="sum")
-    with pytest.raises(ValueError, match="columns of x is 1, but turn_index has 2 turns"):
-        core.broadcast_turns(torch.zeros(2, 1), torch.tensor([[0, 0, 0], [0, -1, 1]]))
-    with pytest.raises(ValueError, match="num_turns must be at least 0, got -1"):
-        core.reduce_turns(x, index, num_turns=-1, op="sum")
-    with pytest.raises(ValueError, match=r"x must be \[B, K\] .* got shapes \[1, 4\] and \[2, 3\]"):
-        core.broadcast_turns(torch.zeros(1, 4), index)
-    with pytest.raises(ValueError, match="x must be floating point"):
-        core.broadcast_turns(index, index)

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import (
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-)
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from tests.kit.script_kit import scripts
 from trl_stppo.generation.slots import SlotCache, Span

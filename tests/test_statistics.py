@@ -6,12 +6,7 @@ import statistics
 
 import pytest
 
-from trl_stppo.statistics import (
-    effective_trials,
-    mean_interval,
-    rate_interval,
-    wilson_interval,
-)
+from trl_stppo.statistics import effective_trials, mean_interval, rate_interval, wilson_interval
 
 
 def test_half_of_a_hundred():

@@ -99,11 +99,7 @@ class Closable(CountEnv):
 def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
     expected = agent.run(CountEnv, ROW).ids
     named = {**ROW, "environment": "count"}
-    for env, row in (
-        (CountEnv(), ROW),
-        (lambda: CountEnv(), ROW),
-        ({"count": CountEnv}, named),
-    ):
+    for env, row in ((CountEnv(), ROW), (lambda: CountEnv(), ROW), ({"count": CountEnv}, named)):
         assert agent.run(env, row).ids == expected
     own = Closable()
     assert [e.ids for e in agent.run_many(own, [ROW, ROW])] == [expected, expected]

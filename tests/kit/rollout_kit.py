@@ -117,11 +117,7 @@ def requested(name: str, *argument: str, **arguments: Any) -> dict[str, Any]:
 
 
 def build(
-    factory: Any = None,
-    *,
-    standalone: Sequence[Any] = (),
-    parse: Parse = parse,
-    **limits: Any,
+    factory: Any = None, *, standalone: Sequence[Any] = (), parse: Parse = parse, **limits: Any
 ) -> RolloutEngine:
     """An engine for factories of either kind, put together as the trainer does it."""
     texts, tools, probes = split_environments(factory)

@@ -134,21 +134,16 @@ def manifest_with(**changes):
 
 
 @pytest.mark.parametrize(("damage", "message"), [
-    (lambda f: (f / MANIFEST).write_text("[]"), "is damaged (it holds [])"),
     (lambda f: (f / MANIFEST).write_text("null"), "is damaged (it holds None)"),
     (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged ("),
     (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
     (manifest_with(files=None), "is damaged (it has no 'files')"),
-    (manifest_with(files=[1]), "is damaged (its 'files' is [1])"),
     (manifest_with(files={"model.safetensors": "7"}), "it was written with 7"),
-    (manifest_with(saved_at="x"), "is damaged (its 'saved_at' is 'x')"),
     (manifest_with(order="x"), "is damaged (its 'order' is 'x')"),
-    (manifest_with(identity=None), "is damaged (it has no 'identity')"),
     (manifest_with(crc32={"gone": "0"}), "cannot be read"),
     (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
     (lambda f: (f / "model.safetensors").write_text("x"), "has 1 bytes; it was written with 7"),
     (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
-    (lambda f: (f / MANIFEST).write_text("{"), "is damaged"),
     (lambda f: (f / MANIFEST).write_text('{"format": 99}'), "has format 99; this version reads"),
 ])  # fmt: skip
 def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, caplog):

@@ -98,10 +98,7 @@ def two_rollouts(
     """A training of which these are the log entries."""
     lines = ProgressLines()
     args = SimpleNamespace(
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        output_dir="runs/a",
-        eval_strategy="no",
+        learning_rate=1e-3, lr_scheduler_type="constant", output_dir="runs/a", eval_strategy="no"
     )
     lines.on_train_begin(args, state_of(0, [], main, max_steps), None)
     for step in range(1, len(logs) + 1):

@@ -32,8 +32,7 @@ def test_a_model_with_a_processor(llava, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trainer_class", "column"),
-    [(STPPOTrainer, "images"), (STGRPOTrainer, "image")],
+    ("trainer_class", "column"), [(STPPOTrainer, "images"), (STGRPOTrainer, "image")]
 )
 def test_rows_with_images(tmp_path, trainer_class, column):
     rows = prompts(8, **{column: ["a.png"] * 8})

@@ -8,11 +8,7 @@ from peft import (
     get_peft_model,
     prepare_model_for_kbit_training,
 )
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2ForCausalLM
 
 from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config

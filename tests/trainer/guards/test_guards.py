@@ -189,7 +189,7 @@ def test_a_finite_mini_batch_between_them_ends_a_row_of_skips(tmp_path):
         assert guards.judge(fault, None) is Verdict.NOT_FINITE
     assert guards.judge(StepReport(exceeds=True), None) is Verdict.REFUSED
     guards.judge(fault, None)
-    assert guards.ending.broken is None
+    assert guards._ending.broken is None
     guards.judge(fault, None)
     guards.judge(fault, None)
-    assert guards.ending.broken == "the loss (process 0)"
+    assert guards._ending.broken == "the loss (process 0)"

@@ -165,7 +165,7 @@ def check_models(model_args: ModelConfig, critic: str | None, has_critic: bool) 
 
 
 def token_counter(name: object, revision: str | None = None) -> Counter:
-    """Return a function that counts the tokens of a text for environments. Its pickle has only the name."""
+    """Return a counter of a text's tokens, for environments; a pickled one has only the tokenizer's name."""
     return functools.partial(_count_tokens, str(name), revision)
 
 

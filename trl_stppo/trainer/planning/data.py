@@ -117,7 +117,7 @@ def plan_data(
 def training_rows(dataset: Rows, args: PPOConfig, rollout: RolloutPlan) -> Rows:
     """Return the checked training rows: repeated if too few, placeholders if there is no dataset."""
     if dataset is None:
-        # GRPOTrainer refuses to train without rows that plain prompts, tools and named environments need.
+        # Only an unnamed text environment or an agent plays without rows; GRPOTrainer refuses all else.
         if None not in rollout.text and not rollout.agent:
             return None
         if args.max_steps <= 0:

@@ -107,7 +107,7 @@ class RolloutPlan:
 
     @property
     def tool_environments(self) -> Any:
-        """Return an `environment_factory` for GRPOTrainer that returns the existing probes."""
+        """Return a factory that gives GRPOTrainer the environments that were probed."""
         made = {name: partial(self.probes.__getitem__, name) for name in self.tools}
         return made.get(None, made) or None
 

@@ -34,8 +34,8 @@ class RewardPlan:
     funcs: list[RewardFunc] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
     processing_classes: list[PreTrainedTokenizerBase | None] = field(default_factory=list)
-    # Index of the function that returns the sum of turn rewards. The score excludes this sum. The log shows
-    # it, and GRPOTrainer needs at least one function.
+    # Index of an added function that returns the sum of turn rewards: the log shows it, and GRPOTrainer needs
+    # at least one function. It is not part of the score.
     turn_sum: int | None = None
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 
@@ -62,7 +62,7 @@ def check_scores(model: Any, name: str, *, trust: bool) -> None:
             kind = (config.architectures or [""])[0]
     if config is None:
         return
-    # A configuration without labels has two by default; a model given by name is loaded with one.
+    # A configuration without labels reports two, but a model is loaded by name with one.
     labels = (
         config.to_diff_dict().get("id2label", [0]) if named else getattr(config, "id2label", [0])
     )

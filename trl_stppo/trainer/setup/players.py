@@ -181,7 +181,7 @@ def assemble(
     probes_play: bool = True,
     agent_endpoint: bool = False,
 ) -> RolloutEngine:
-    """Build an engine with a driver for every factory, for only tools, or for only prompts.
+    """Build an engine: a driver for each factory; without a factory, one for tools or plain prompts.
 
     If `probes_play`, the probed instances play too.
     """

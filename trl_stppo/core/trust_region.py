@@ -59,7 +59,7 @@ def largest_spread(largest: float, spreads: Sequence[float]) -> float:
     return max(largest * 0.5 ** (1 / HALF_LIFE), mean)
 
 
-def spread_gain(spread: float, largest: float, *, exponent: float = 2.0) -> float:
+def spread_gain(spread: float, largest: float) -> float:
     """Return the share of `desired_kl` that an update may use, within [0.01, 1].
 
     A natural gradient at constant temperature moves the policy by a KL proportional to the variance of the
@@ -68,11 +68,10 @@ def spread_gain(spread: float, largest: float, *, exponent: float = 2.0) -> floa
     Args:
         spread: standard deviation of the rollout's raw advantages, reward units.
         largest: result of `largest_spread`; if it is 0, the share is 1.
-        exponent: power of the ratio of the two.
     """
     if not largest > 0.0:
         return 1.0
-    return min(1.0, max((spread / largest) ** exponent, LEAST_GAIN))
+    return min(1.0, max((spread / largest) ** 2, LEAST_GAIN))
 
 
 def shortened_factor(factor: float, kl: float, allowed_kl: float) -> float:

@@ -70,8 +70,6 @@ class TrustRegion(Stabilizer):
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
     least_turns: ClassVar[int] = 32
-    # Studies override this power of the relative spread.
-    exponent: ClassVar[float] = 2.0
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -107,8 +105,8 @@ class TrustRegion(Stabilizer):
         if trains:
             state.spreads = [*state.spreads, spread][-AVERAGED:]
             state.largest = largest_spread(state.largest, state.spreads)
-        gain = spread_gain(spread, state.largest, exponent=self.exponent)
-        self.allowed_kl, self._is_flat = self.config.desired_kl * gain, not spread > 0.0
+        self.allowed_kl = self.config.desired_kl * spread_gain(spread, state.largest)
+        self._is_flat = not spread > 0.0
         self._begin_update()
 
     def _begin_update(self) -> None:

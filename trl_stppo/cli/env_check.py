@@ -136,7 +136,7 @@ def is_agent(named: Any) -> bool:
     if isinstance(named, type):
         return False
     for count in (0, 2):
-        # Some built-in functions have no signature, which is a ValueError.
+        # A built-in function without a signature raises ValueError.
         with contextlib.suppress(TypeError, ValueError):
             inspect.signature(named).bind(*[None] * count)
             return count == 2

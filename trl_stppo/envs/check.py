@@ -250,7 +250,7 @@ class _Check:
         elif self.several:
             one, other = self.player.make(self.source), self.player.make(self.source)
             opening = self.player.reset(one, row)
-            # Actions that differ from the first instance's reveal a shared state.
+            # Play other actions than with the first instance, so that a shared state shows.
             self.episode(other, self.rows[-1], [*actions[1:], *actions[:1]])
             if not is_text and turn_rewards(one) is turn_rewards(other) is not None:
                 raise EnvironmentContractError(f"Two {name} share one list turn_rewards.")

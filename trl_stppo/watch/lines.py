@@ -33,7 +33,7 @@ CUT_OFF = {
     "stop_reason/max_turns": "max_turns too small?",
 }
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
-# A mean value is too large beyond this many times the largest sum of rewards; returns hold values, too.
+# Times the largest sum of rewards, beyond which a mean value is too large; returns contain values, too.
 FAR = 1.2
 # Metric that is 0 in all rollouts if nothing can be learned -> the message about it.
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}

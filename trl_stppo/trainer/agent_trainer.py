@@ -203,11 +203,7 @@ class AgentTrainer(Bridge):
         stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]
         self._optimizer_step = Step(args, accelerator, critic.parameters(), stabilizers)
         self._optimizers = Optimizers(
-            args,
-            accelerator,
-            critic,
-            self._optimizer_step,
-            self.get_decay_parameter_names,
+            args, accelerator, critic, self._optimizer_step, self.get_decay_parameter_names
         )
         own = AgentTrainer._get_per_token_logps_and_entropies
         self._forward = ForwardPasses(

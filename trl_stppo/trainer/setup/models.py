@@ -21,12 +21,7 @@ from ...models.adapters import CRITIC, SPLIT_INITS
 from ...models.critic import HEAD_FILE, Critic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from ...paths import CRITIC_FOLDER, check_name
-from .._trl import (
-    SyncRefModelCallback,
-    add_fused_lm_head,
-    create_model_from_path,
-    disable_dropout,
-)
+from .._trl import SyncRefModelCallback, add_fused_lm_head, create_model_from_path, disable_dropout
 from ..bridge import Bridge
 from ..engine import engine_of
 from ..ppo_config import PPOConfig
@@ -170,10 +165,7 @@ class ReferencePlan:
 
 
 def plan_reference(
-    args: PPOConfig,
-    model: Any,
-    ref_model: PreTrainedModel | None,
-    peft_config: PeftConfig | None,
+    args: PPOConfig, model: Any, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
 ) -> ReferencePlan:
     """Decide the source of the reference policy, which a KL in the reward or in the loss needs.
 

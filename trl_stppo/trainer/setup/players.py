@@ -21,13 +21,7 @@ from ...rollout.episode import Limits
 from ...rollout.openai_wire import AgentEndpoint
 from ...rollout.tool_driver import ToolDriver
 from ...rollout.workers import EnvironmentCalls
-from .._trl import (
-    GRPOTrainer,
-    overrides,
-    prepare_tool_tokenizer,
-    read_message,
-    training_template,
-)
+from .._trl import GRPOTrainer, overrides, prepare_tool_tokenizer, read_message, training_template
 from ..bridge import Bridge
 from ..loop.player import EpisodePlayer
 from ..loop.sampler import TurnSampler

@@ -40,7 +40,7 @@ def test_the_tutorial_shows_the_files(folder):
 def test_training_before_the_warm_start_says_what_to_run_first(folder):
     run = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, timeout=600)
     assert run.returncode == 1
-    (line,) = run.stderr.decode().splitlines()
+    *_, line = run.stderr.decode().splitlines()
     assert line.startswith("Run `python warm_start.py` first")
 
 

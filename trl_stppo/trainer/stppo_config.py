@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..core import TOKEN_CLIPRANGE
 from .options import option, takes_ignored
 from .ppo_config import PPOConfig
-from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales, weighs
+from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales
 
 # Stabilizers of a stabilised variant. "winners" is not a default, because it converges too early if the
 # policy has not found a way to play yet (docs/stability.md).
@@ -131,17 +131,13 @@ class STPPOConfig(PPOConfig):
         """Set whether and how the clipping bias is measured; only studies set `estimator`.
 
         Args:
-            estimator: "exact" for a second gradient, "logits" for an estimate, or None: exact if a stabilizer
-                scales by the bias and none weighs episodes or measures the KL. A stabilizer that needs exact
-                norms always gets them. Sharded gradients always give estimates.
+            estimator: "exact" for a second gradient, as stabilizers that need exact norms always get it, or
+                "logits" for the estimate also where no token can be clipped. None: the estimate, if a token
+                can be clipped. Sharded gradients always give estimates.
         """
-        # The bias is always measured, unless no token can ever be clipped.
         moves = self.steps_per_rollout > 1 or self.rollout_staleness > 0
         self.measures_clip_bias = moves or bool(self.stabilizers) or estimator is not None
-        by_norms = any(kind.scale_target for kind in self._kinds)
-        estimates = self.has_trust_region or any(map(weighs, self._kinds))
-        chosen = by_norms and not estimates and estimator != "logits"
-        self.takes_second_gradient = estimator == "exact" or self.needs_exact_norms or chosen
+        self.takes_second_gradient = estimator == "exact" or self.needs_exact_norms
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:

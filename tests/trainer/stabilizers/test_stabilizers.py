@@ -81,14 +81,15 @@ def test_without_a_stabilizer_no_weight_is_logged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stabilizers", "exact"), [(None, 1), (["winners", "share"], 0), ("winners", 0)]
+    ("stabilizers", "exact"), [(["share"], 0), (["winners", "share"], 0), (["triggered"], 1)]
 )
-def test_where_episodes_are_weighed_the_norms_are_estimated(stabilizers, exact, tmp_path):
-    options = {"stabilizers": stabilizers, "clip_bias_estimator": None}
+def test_only_who_needs_exact_norms_gets_them(stabilizers, exact, tmp_path):
+    options = {"stabilizers": stabilizers, "clip_bias_estimator": None, "max_grad_norm": 1.0}
     trainer, _ = train(tmp_path, variant="st-ppo", **options)
     assert len(logged(trainer, "clip_bias/norm")) == exact
     assert len(logged(trainer, "clip_bias/norm_estimate")) == 1
-    assert logged(trainer, "policy/episode_weight_min") == ([0.0] if stabilizers else [])
+    weighs = "winners" in stabilizers
+    assert logged(trainer, "policy/episode_weight_min") == ([0.0] if weighs else [])
 
 
 def test_effective_sample_sizes_and_the_largest_change_against_a_loop(tmp_path):

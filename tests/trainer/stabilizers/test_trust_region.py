@@ -367,12 +367,6 @@ def test_a_step_is_scaled_with_its_weight_decay_and_other_factors(tmp_path):
         torch.testing.assert_close(other, 0.1 * one, rtol=1e-5, atol=1e-9)
 
 
-def test_norms_are_estimated_beside_it(tmp_path):
-    both = STPPOConfig(str(tmp_path), stabilizers=["trust_region", "share"])
-    assert (both.takes_second_gradient, both.scales_step) == (False, True)
-    assert STPPOConfig(str(tmp_path), stabilizers=["share"]).takes_second_gradient
-
-
 def test_an_update_that_target_kl_stops_shortens_later_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(TrustRegion, "exceeds", False)
     trainer, _ = scripted_trainer(tmp_path, **RUN, target_kl=1e-12, desired_kl=1e-14)

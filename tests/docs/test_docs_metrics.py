@@ -46,7 +46,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     groups = {**SMALL, "stabilizers": ["trust_region", "share"], "num_generations": 2}
     for kind, make, settings in (
         (STPPOTrainer, STPPOConfig, {**SMALL, "beta": 0.1}),
-        (STPPOTrainer, STPPOConfig, {**SMALL, "stabilizers": ["share"]}),
+        (STPPOTrainer, STPPOConfig, {**SMALL, "stabilizers": ["triggered"]}),
         (STGRPOTrainer, STGRPOConfig, groups),
     ):
         config = make(str(tmp_path_factory.mktemp("run")), **settings)

@@ -13,8 +13,9 @@ from trl_stppo.rollout.record import StopReason
 LOGGED = (
     "policy/clip_fraction", "policy/clip_fraction_low", "policy/clip_fraction_high",
     "policy/ratio_mean", "policy/ratio_max", "policy/approx_kl", "policy/entropy", "objective/kl",
-    *(f"policy/{name}" for name in ("turn_ess", "episode_ess", "divergence_max")), "clip_bias/norm",
-    "clip_bias/grad_norm", "clip_bias/scale", "clip_bias/cosine", "value/loss",
+    *(f"policy/{name}" for name in ("turn_ess", "episode_ess", "divergence_max")),
+    *(f"clip_bias/{name}_estimate" for name in ("norm", "grad_norm", "share")),
+    "clip_bias/scale", "value/loss",
     "value/clip_fraction", "value/explained_variance", "advantage/mean", "advantage/std",
     "advantage/max_abs", "turns/mean", "turns/max", "turns/tokens_mean", "turns/valid_action_rate",
     "episode/score", "episode/success_rate",

@@ -24,7 +24,7 @@ RULES = {
     "rollout": (
         {"rollout", "generation", "core", "envs", "errors", "threads"},
         {"torch"},
-        {"dill", "httpx2", "openai"},
+        {"PIL", "dill", "httpx2", "openai"},
     ),
     "models": (
         {"models", "errors", "paths"},

@@ -177,7 +177,7 @@ def test_a_tool_environment_may_open_with_text_blocks():
     assert played.reasons == ["no_action"] * 3 + ["env_error"] * 3
     assert played.episodes[0].prompt[0]["content"] == "qhi"
     assert "Blocks.reset returned ('hi', {}); allowed: a str" in played.record.errors[3]
-    assert "`image`; images are not supported" in played.record.errors[5]
+    assert "Blocks.reset returned an image" in played.record.errors[5]
 
 
 def test_reset_gets_the_columns_that_it_names():

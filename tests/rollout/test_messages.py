@@ -86,7 +86,7 @@ def test_a_tools_name_is_that_of_its_call():
     ("user", "role"),
     ({"role": "user", "content": 5}, "content"),
     ({"role": "user", "content": ["a"]}, "content"),
-    ({"role": "user", "content": [{"type": "image", "image": "a.png"}]}, "image"),
+    ({"role": "user", "content": [{"type": "image"}, {"type": "video"}]}, "video"),
     ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, "image_url"),
     ({"role": "user", "content": [{"type": "text", "text": None}]}, "content"),
     ({"role": "assistant", "content": "", "tool_calls": ["add"]}, "tool_calls"),

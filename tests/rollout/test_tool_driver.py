@@ -159,10 +159,10 @@ def test_parsing_is_told_the_turn_and_what_was_before_it():
     assert seen == [(row[8:16], row[:8], names), (row[-4:], row[:-4], names)]
 
 
-def test_a_tool_may_not_answer_with_an_image():
+def test_a_tool_may_not_answer_with_an_image_to_a_policy_of_text():
     _, played = answers("!give image]")
     assert played.reasons == ["env_error"]
-    assert "`give` returned an `image`" in played.record.errors[0]
+    assert "The tool `give` returned an image" in played.record.errors[0]
 
 
 def plain(x: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class Pack(NamedTuple):
         position_ids: [1, L] int64, each token's position in its rows.
         attends: [1, 1, L, L] bool, True where the token of the third axis attends to the token of the fourth.
         places: one [S] int64 tensor per row, the places of its tokens in the pack.
+        images: images in the order of their tokens.
+        axes: [axes, 1, L] int64, positions of a model with several axes of positions, else None.
     """
 
     rows: list[int]
@@ -33,6 +35,8 @@ class Pack(NamedTuple):
     position_ids: Tensor
     attends: Tensor
     places: list[Tensor]
+    images: Sequence[Any] = ()
+    axes: Tensor | None = None
 
 
 def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:

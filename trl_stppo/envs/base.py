@@ -115,7 +115,7 @@ def tool_schema(tool: Callable[..., object], place: str = "tools") -> dict[str, 
 class Step(NamedTuple):
     """Checked result of an environment's `step`, in the form with five values."""
 
-    observation: str
+    observation: Any
     reward: float
     terminated: bool
     truncated: bool
@@ -131,17 +131,36 @@ def _wrong(what: str, value: object, allowed: str) -> EnvironmentContractError:
     return EnvironmentContractError(f"{what} {value!r:.200}; allowed: {allowed}.")
 
 
-def check_opening(name: str, result: object, *, tools: bool) -> str:
-    """Check the result of `reset` and return its text."""
-    kinds: Any = str | list | None if tools else str | None
+def content_of(name: str, value: object, allowed: str) -> Any:
+    """Return what a model reads: text, or a list of text and image blocks; a bare image becomes a block."""
+    if isinstance(value, str):
+        return readable(value)
+    if is_picture(value):
+        return [{"type": "image", "image": value}]
+    blocks: list[Any] = value if isinstance(value, list) else []
+    known = [isinstance(b, Mapping) and b.get("type") in ("text", "image") for b in blocks]
+    if blocks and all(known):
+        if (text := joined_text(blocks)) is not None:
+            return readable(text)
+        return [{**b, "text": readable(b["text"])} if "text" in b else {**b} for b in blocks]
+    raise _wrong(name, value, allowed)
+
+
+def is_picture(value: object) -> bool:
+    """Return whether a value is an image of Pillow, or of a class like it."""
+    return hasattr(value, "tobytes") and hasattr(value, "convert")
+
+
+def check_opening(name: str, result: object, *, tools: bool) -> Any:
+    """Check the result of `reset` and return its content."""
     if not tools and isinstance(result, tuple) and len(result) == 2:
         if not isinstance(result[1], dict):
             raise _wrong(f"{name} returned the info", result[1], "a dict")
         result = result[0]
-    if not isinstance(result, kinds):
-        other = "a list of content blocks" if tools else "(observation, info)"
-        raise _wrong(f"{name} returned", result, f"a str, None, or {other}")
-    return result if isinstance(result, str) else str(result or "")
+    if result is None or (tools and isinstance(result, list)):
+        return result or ""
+    other = "a list of content blocks" if tools else "(observation, info)"
+    return content_of(f"{name} returned", result, f"a str, an image, None, or {other}")
 
 
 def check_step(name: str, result: object, *, strict: bool = True) -> Step:
@@ -151,8 +170,8 @@ def check_step(name: str, result: object, *, strict: bool = True) -> Step:
         forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
         raise _wrong(f"{name} returned {got}:", result, forms)
     observation, reward, *flags, info = result
-    if not isinstance(observation, str):
-        raise _wrong(f"{name} returned the observation", observation, 'a str, "" for nothing')
+    allowed = 'a str, "" for nothing, an image, or a list of text and image blocks'
+    observation = content_of(f"{name} returned the observation", observation, allowed)
     if not isinstance(info, dict):
         raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
     number = check_number(f"{name} returned the reward", reward)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from .protocol import Backend, TurnResult, cut
 
-# (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None)
-GenerateBatch = Callable[
-    [list[list[int]], int, list[tuple[int, ...]]], tuple[list[list[int]], list[list[float]] | None]
-]
+# (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None). A fourth argument
+# has the images of each row if there are any.
+GenerateBatch = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
 
 # The argument is this process's triple: number of queued turns, largest limit, 1 if the process has finished.
 # The result has the triples of all processes.
@@ -39,7 +38,10 @@ class BatchedBackend(Backend):
             return []
         limit = max(request.max_new_tokens for request in requests)
         rows = [request.ids for request in requests]
-        ids, logprobs = self._generate(rows, limit, [request.seed for request in requests])
+        images = [request.images for request in requests]
+        more = [images] if any(images) else []
+        seeds = [request.seed for request in requests]
+        ids, logprobs = self._generate(rows, limit, seeds, *more)
         if len(ids) != len(rows) or (logprobs is not None and len(logprobs) != len(rows)):
             raise RuntimeError(f"{len(rows)} turns were to be sampled; {len(ids)} came back.")
         per_row = [None] * len(rows) if logprobs is None else logprobs

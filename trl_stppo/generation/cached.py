@@ -13,7 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -42,6 +42,14 @@ class _Row:
     added: int = 0
     logprobs: list[float] = field(default_factory=list)
     random: Random = field(default_factory=Random)
+    # The request's images, where their tokens lie in `ids`, the row with an image token per image and place,
+    # and positions [axes, L] if they are not plain.
+    images: tuple[Any, ...] = ()
+    extents: list[tuple[int, int]] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+    positions: Tensor | None = None
+    # Position of a sampled token, without its place in the row.
+    shift: int = 0
 
     @property
     def new(self) -> int:
@@ -50,8 +58,23 @@ class _Row:
     def start(self, request: TurnRequest, step: int) -> None:
         self.ids, self.limit, self.added = list(request.ids), request.max_new_tokens, step
         # If no token is new, feed the last token again, because the next token needs its logits.
-        self.cached = min(self.cached, len(self.ids) - 1)
+        last = min(self.cached, len(self.ids) - 1)
+        self.cached = next((a for a, b in self.extents if a < last < b), last)
         self.logprobs, self.random = [], turn_random(request.seed)
+
+    def see(self, request: TurnRequest, reader: Any) -> None:
+        """Set the images of a request."""
+        ids, self.images = request.ids, request.images
+        self.extents = reader.extents(ids, self.images)
+        self.keys = reader.keys(ids, self.images)
+        self.positions = reader.positions(ids, self.images)
+        if self.positions is not None:
+            self.shift = int(self.positions.max()) + 1 - len(ids)
+
+    def whole(self, end: int, *, least: int = 0) -> int:
+        """Return `end`, or else the place nearest to it where no image is cut, above `least`."""
+        cut = [(a if a > least else b) for a, b in self.extents if a < end < b]
+        return cut[0] if cut else end
 
     def take(self, token: int, logprob: float, ends: set[int]) -> bool:
         """Append a sampled token. Return whether it ended the turn."""
@@ -95,13 +118,14 @@ class CachedBackend(Backend):
         *,
         pad_token_id: int,
         capacity: int | None = None,
+        reader: Any = None,
     ) -> None:
         reason = supports(model)
         if reason is not None:
             raise ValueError(reason)
         super().__init__(capacity=capacity)
         self.model: Any = model
-        self.sampling = sampling
+        self.sampling, self.reader = sampling, reader
         self._pad, self._ends = pad_token_id, set(eos_token_ids)
         self._cache_argument = str(cache_argument(model))
         self._sampler = Sampler(sampling)
@@ -111,7 +135,10 @@ class CachedBackend(Backend):
     def add(self, request: TurnRequest) -> None:
         """Queue a request. Its turn starts in one of the next steps."""
         row = self._rows.get(request.key) or _Row(request.key)
-        if row.ids[: row.cached] != request.ids[: row.cached]:
+        before, known = row.keys[: row.cached], min(row.cached, len(row.keys))
+        if self.reader is not None:
+            row.see(request, self.reader)
+        if (row.ids[: row.cached], before) != (request.ids[: row.cached], row.keys[:known]):
             raise RuntimeError(f"The row of episode {row.key} has changed in the cached tokens.")
         super().add(request)
         self._rows[row.key] = row
@@ -200,11 +227,14 @@ class CachedBackend(Backend):
     def _share_beginning(self, rows: list[_Row], cache: SlotCache) -> None:
         """Compute the tokens that all new rows begin with once, and copy their cache to each slot."""
         limit = min((len(row.ids) for row in rows), default=0) - 1
-        columns = zip(*(row.ids[:limit] for row in rows), strict=True)
+        columns = zip(*((row.keys or row.ids)[:limit] for row in rows), strict=True)
         shared = next((n for n, ids in enumerate(columns) if len({*ids}) > 1), max(0, limit))
+        if rows:
+            # An image is shared as a whole or not at all.
+            shared = min([shared, *(a for a, b in rows[0].extents if a < shared < b)])
         if len(rows) < 2 or shared < self.SHARED_FROM:
             return
-        first = _Row(rows[0].key, rows[0].ids[:shared], slot=rows[0].slot)
+        first = replace(rows[0], ids=rows[0].ids[:shared], cached=0)
         self._prefill([first], cache)
         cache.share(first.slot, [row.slot for row in rows[1:]], shared)
         for row in rows:
@@ -227,18 +257,38 @@ class CachedBackend(Backend):
     def _prefill(self, rows: list[_Row], cache: SlotCache) -> Tensor:
         """Feed the rows' new tokens, padded on the left. Return logits [rows, vocabulary]."""
         # Left padding puts each row's last new token into the last column, the only column with logits.
-        width = max(row.new for row in rows)
-        for _ in range(0, width, self.PREFILL_TOKENS):
-            counts = [min(row.new, self.PREFILL_TOKENS) for row in rows]
+        while max(row.new for row in rows):
+            starts, ids, positions = [row.cached for row in rows], [], []
+            for row in rows:
+                end = min(len(row.ids), row.cached + self.PREFILL_TOKENS)
+                row.cached = row.whole(end, least=row.cached)
+            spans = [(start, row.cached) for start, row in zip(starts, rows, strict=True)]
+            counts = [end - start for start, end in spans]
             wide = max(counts)
-            ids, positions = [], []
-            for row, count in zip(rows, counts, strict=True):
-                blank, row.cached = wide - count, row.cached + count
-                ids.append([self._pad] * blank + row.ids[row.cached - count : row.cached])
-                positions.append([-1] * blank + list(range(row.cached - count, row.cached)))
-            padded = min(counts) < wide
-            logits = self._forward([row.slot for row in rows], ids, positions, padded, cache)
+            for row, (start, end) in zip(rows, spans, strict=True):
+                blank = wide - (end - start)
+                ids.append([self._pad] * blank + row.ids[start:end])
+                positions.append([-1] * blank + list(range(start, end)))
+            padded, seen = min(counts) < wide, self._images(rows, spans)
+            logits = self._forward([row.slot for row in rows], ids, positions, padded, cache, seen)
         return logits
+
+    def _images(self, rows: list[_Row], spans: list[tuple[int, int]]) -> dict[str, Tensor]:
+        """Return the inputs for the images in parts of rows, and positions if they are not plain."""
+        if self.reader is None:
+            return {}
+        images = [
+            image for row, (start, end) in zip(rows, spans, strict=True)
+            for image, (a, b) in zip(row.images, row.extents, strict=True) if start <= a and b <= end
+        ]  # fmt: skip
+        inputs: dict[str, Tensor] = self.reader.joined(images, self._device)
+        places = [row.positions for row in rows]
+        own = [p[:, a:b] for p, (a, b) in zip(places, spans, strict=True) if p is not None]
+        if own:
+            wide = max(each.size(1) for each in own)
+            padded = [nn.functional.pad(each, (wide - each.size(1), 0)) for each in own]
+            inputs["position_ids"] = torch.stack(padded, dim=1).to(self._device)
+        return inputs
 
     def _decode(self) -> list[TurnResult]:
         """Feed the last token of each generating turn, and sample the next token."""
@@ -252,8 +302,12 @@ class CachedBackend(Backend):
         ids = [[row.ids[-1] if row else self._pad] for row in rows]
         positions = [[row.cached if row else -1] for row in rows]
         cache.reserve(len(self._slots), max(row.cached for row in seated) + 1)
-        padded = len(seated) < len(rows)
-        logits = self._forward(list(range(len(rows))), ids, positions, padded, cache)
+        padded, seen = len(seated) < len(rows), {}
+        if seated[0].positions is not None:
+            places = [row.cached + row.shift if row else 0 for row in rows]
+            axes = len(seated[0].positions)
+            seen["position_ids"] = torch.tensor(places, device=self._device).expand(axes, 1, -1).mT
+        logits = self._forward(list(range(len(rows))), ids, positions, padded, cache, seen)
         for row in seated:
             row.cached += 1
         return self._sample(rows, logits, cache)
@@ -282,10 +336,11 @@ class CachedBackend(Backend):
         positions: list[list[int]],
         padded: bool,
         cache: SlotCache,
+        inputs: dict[str, Tensor],
     ) -> Tensor:
         """Run the model on new tokens [rows, tokens]. Return each row's last logits [rows, vocabulary].
 
-        `positions` are -1 for padding; `padded`: whether there is padding.
+        `positions` are -1 for padding; `padded`: whether there is padding. `inputs` are those of images.
         """
         tokens, places = torch.tensor([ids, positions], device=self._device)
         longest = aligned(max(row[-1] for row in positions) + 1)
@@ -296,10 +351,8 @@ class CachedBackend(Backend):
         output = self.model(
             input_ids=tokens,
             attention_mask=attention_mask(self.model, distance >= 0, distance),
-            position_ids=seen,
             use_cache=True,
-            **{self._cache_argument: cache},
-            **self._options,
+            **{self._cache_argument: cache, "position_ids": seen, **self._options, **inputs},
         )
         return output.logits[:, -1]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,14 +46,16 @@ class _Recorder(CachedBackend):
         return super()._sample(rows, logits, cache)
 
 
-def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> str | None:
+def why_unlike(
+    model: nn.Module, pad_token_id: int, *, rough: bool = False, reader: Any = None
+) -> str | None:
     """Return why `CachedBackend` samples a supported model wrongly, or None if it samples correctly.
 
     A `CachedBackend` samples two turns for each of several rows of different lengths. Its log-probabilities
     are compared with the log-probabilities of a forward pass over each single row. `rough`: the model
-    computes in 16 bits although its weights have more.
+    computes in 16 bits although its weights have more. `reader`: the reader of images; one row has two.
     """
-    config = base_of(model).config
+    config = base_of(model).config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or LONGEST
     most, lengths = min(context, LONGEST) - GROWTH, list(LENGTHS)
     for name, value in _EDGES.findall(config.to_json_string(use_diff=False)):
@@ -63,14 +67,23 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
     if most < 1:
         return None
     text = Random(0).choices(range(config.vocab_size), k=2 * LONGEST)
-    text = [token for token in text if token != pad_token_id]
+    unused = {pad_token_id, *(() if reader is None else reader.marks)}
+    text = [token for token in text if token not in unused]
     rows = [text[at : at + min(length, most)] for at, length in enumerate(lengths)]
-    backend = _Recorder(model, SamplingSettings(do_sample=False), [], pad_token_id=pad_token_id)
+    images: list[tuple[Any, ...]] = [()] * len(rows)
+    if reader is not None:
+        one, other = reader.samples()
+        rows.append([*text[:3], *one.ids, *text[3:5], *other.ids, text[5]])
+        images.append((one, other))
+        if len(rows[-1]) > most:
+            return f"Two images have more tokens than the model's context of {context}."
+    greedy = SamplingSettings(do_sample=False, suppress_tokens=sorted(unused) if reader else None)
+    backend = _Recorder(model, greedy, [], pad_token_id=pad_token_id, reader=reader)
     backend.seen = defaultdict(dict)
     with backend.running(), torch.no_grad():
         for limit in (2, 4):
             for key, row in enumerate(rows):
-                backend.add(TurnRequest(key, [*row], limit + key % 2, (0,)))
+                backend.add(TurnRequest(key, [*row], limit + key % 2, (0,), images[key]))
             while backend.busy:
                 try:
                     results = backend.step()
@@ -79,8 +92,10 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
                     return None
                 for result in results:
                     rows[result.key] += [*result.ids, *text[:2]]
-        exact = [_own_logits(model, row, pad_token_id) for row in rows]
-        long = max(rows, key=len)
+        seen = [partial(reader.model_inputs, own) if own else None for own in images]
+        pairs = zip(rows, seen, strict=True)
+        exact = [_own_logits(model, row, pad_token_id, see=see) for row, see in pairs]
+        long = max((row for row, own in zip(rows, images, strict=True) if not own), key=len)
         blanks = [min(blank, context - len(long)) for blank in (1, 16)]
         padded = [_own_logits(model, long, pad_token_id, blank) for blank in blanks]
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
@@ -93,18 +108,19 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
         allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in exact))
     gaps = []
     for key, row in enumerate(rows):
-        seen = torch.stack([*backend.seen[key].values()])
-        gaps.append(_gap(seen, exact[key][[at - len(row) for at in backend.seen[key]]], rough))
+        sampled = torch.stack([*backend.seen[key].values()])
+        gaps.append(_gap(sampled, exact[key][[at - len(row) for at in backend.seen[key]]], rough))
     message = f"Its cached log-probabilities are {max(gaps):.2g} nats off those of its forward pass"
     return None if max(gaps) <= allowed else f"{message}, and {allowed:.2g} are allowed."
 
 
-def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> Tensor:
+def _own_logits(model: Any, row: list[int], pad: int, blank: int = 0, see: Any = None) -> Tensor:
     """Return the logits of a row's last tokens without a cache, with `blank` tokens of padding at the end."""
     device = next(model.parameters()).device
     ids = torch.tensor([row + [pad] * blank], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * blank], device=device)
     options = options_of(model, GROWTH + 1 + blank)
+    options |= see(ids) if see else {}
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
     return logits[0, : logits.shape[1] - blank][-GROWTH - 1 :].double()
 

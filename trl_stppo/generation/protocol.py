@@ -22,12 +22,14 @@ class TurnRequest:
         max_new_tokens: at least 1.
         seed: The turn's seed: (seed, rollout, row, turn). If the backend supports it, equal seeds
             and equal rows sample equal tokens, whatever else is in flight.
+        images: images of the row, in the order of their tokens.
     """
 
     key: int
     ids: list[int]
     max_new_tokens: int
     seed: tuple[int, ...]
+    images: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -28,6 +29,7 @@ _HANDLED: dict[str, Any] = {
     "top_p": 1.0,
     "min_p": None,
     "repetition_penalty": 1.0,
+    "suppress_tokens": None,
 }
 # Fields that do not change the distribution: limits and special ids (which the request or the caller
 # sets), methods of computation, choices of outputs, and notes.
@@ -68,6 +70,7 @@ class SamplingSettings:
         min_p: draw among tokens with at least this share of the largest probability; None for all.
         repetition_penalty: divides (multiplies, if negative) the logits of tokens already in the
             row; 1 for no penalty. It applies to a greedy choice too.
+        suppress_tokens: ids that are never drawn, such as a vision model's image token; None for none.
 
     Raises:
         ValueError: a value that the warper of that name refuses.
@@ -79,6 +82,7 @@ class SamplingSettings:
     top_p: float | None = 1.0
     min_p: float | None = None
     repetition_penalty: float | None = 1.0
+    suppress_tokens: list[int] | None = None
 
     def __post_init__(self) -> None:
         self.processors()
@@ -108,13 +112,15 @@ class SamplingSettings:
     def truncates(self) -> bool:
         """Return whether settings other than the temperature change the distribution."""
         cuts = bool(self.top_k) or (self.top_p or 1.0) < 1.0 or self.min_p is not None
-        return self.penalises or (self.do_sample and cuts)
+        return self.penalises or bool(self.suppress_tokens) or (self.do_sample and cuts)
 
     def processors(self) -> LogitsProcessorList:
         """Return the logits processors that `generate` makes of these settings, in the same order."""
         chain = LogitsProcessorList()
         if self.penalises:
             chain.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+        if self.suppress_tokens:
+            chain.append(SuppressTokensLogitsProcessor(self.suppress_tokens))
         if not self.do_sample:
             return chain
         if self.temperature not in (None, 1.0):

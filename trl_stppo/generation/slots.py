@@ -197,8 +197,10 @@ def supports(model: nn.Module) -> str | None:
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         return "The model is an encoder-decoder."
-    if text is not config:
-        return "The model takes more than text, so its positions are not those of its tokens."
+    if text is not config and not hasattr(base.base_model, "get_image_features"):
+        return "The model takes more than text and images."
+    if text is not config and "token_type_ids" in inspect.signature(base.forward).parameters:
+        return "The tokens of an image attend to each other."
     adapter: Any = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         return "The model's adapter adds virtual tokens to each row."
@@ -210,7 +212,7 @@ def supports(model: nn.Module) -> str | None:
         return f"The model's attention implementation is {attention!r}, not 'sdpa' or 'eager'."
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return "The model's layers are on several devices."
-    return _attention_kind(base, config)
+    return _attention_kind(base, text)
 
 
 def _attention_kind(base: nn.Module, config: Any) -> str | None:
@@ -259,7 +261,8 @@ def attention_mask(model: nn.Module, attends: Tensor, distance: Tensor) -> Any:
     `attends`: bool, True where a token (next to last axis) attends to another (last axis), if no window
     hides it. `distance`: by how many tokens the other is before it.
     """
-    config, window = base_of(model).config, window_of(base_of(model).config)
+    config = base_of(model).config.get_text_config(decoder=True)
+    window = window_of(config)
     near = attends if window is None else attends & (distance < window)
     masks = {FULL: attends, SLIDING: near}
     if getattr(config, "_attn_implementation", None) == "eager":

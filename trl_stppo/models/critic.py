@@ -92,22 +92,25 @@ class Critic:
     model: Any
     _base: PreTrainedModel
 
-    def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
+    def values(
+        self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int, **images: Tensor
+    ) -> Tensor:
         """Return the values of the states before and after each of the last T = `num_tokens` tokens.
 
         Entry t of [B, T + 1] is the value before token t, the last entry the value after the final token.
         `input_ids` [B, P + T] has a prompt of at least one token; `attention_mask` is 1 where a token counts.
+        `images` are the model's inputs for images.
         """
-        hidden = self.hidden_states(input_ids, attention_mask)
+        hidden = self.hidden_states(input_ids, attention_mask, **images)
         return self.score(hidden[:, -num_tokens - 1 :])
 
-    def hidden_states(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
-    ) -> Tensor:
-        """Return the last hidden state of the critic's backbone, [B, P + T, H]."""
-        positions = {} if position_ids is None else {"position_ids": position_ids}
+    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the last hidden state of the critic's backbone, [B, P + T, H].
+
+        `inputs`: positions and images, if the model is to take them.
+        """
         return self._base.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **inputs
         ).last_hidden_state
 
     def score(self, hidden: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from itertools import takewhile, zip_longest
 from typing import Any
 
 from .control_tokens import ControlTokens
+from .images import TEXTS_ONLY, Content, ImageReader, as_blocks, images_of
 
 Message = dict[str, Any]
 # Placeholder whose position in a rendered text is searched: a Unicode noncharacter, which no text has.
@@ -22,6 +23,7 @@ _GAP = "\ufdd1"
 _TOOL = "tool_of_a_probe"
 # Roles of messages to which an environment's opening is appended.
 _READ_ROLES = ("user", "tool")
+IMAGE_AFTER_TEXT = "an image follows a prompt of text; allowed is a prompt of messages"
 
 
 class ChatRenderer:
@@ -32,6 +34,7 @@ class ChatRenderer:
     Attributes:
         control: keeps control tokens out of observations.
         template: arguments of `apply_chat_template` besides messages and tools.
+        reader: reads images; None if the policy reads only text.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class ChatRenderer:
         *,
         chat_template: str | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        reader: ImageReader | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.reader = tokenizer, reader
         self.eos_token_ids = set(eos_token_ids)
         self.template = {"chat_template": chat_template, **(template_kwargs or {})}
         self.control = ControlTokens(tokenizer, self.template)
@@ -51,7 +55,8 @@ class ChatRenderer:
     def with_options(self, **options: Any) -> ChatRenderer:
         """Return a renderer with other values of `template`."""
         options = {**self.template, **options}
-        return ChatRenderer(self.tokenizer, [*self.eos_token_ids], template_kwargs=options)
+        ends, reader = [*self.eos_token_ids], self.reader
+        return ChatRenderer(self.tokenizer, ends, template_kwargs=options, reader=reader)
 
     def for_row(self, row: dict[str, Any]) -> ChatRenderer:
         """Return the renderer of a row's episode, with the settings in its column `chat_template_kwargs`."""
@@ -65,7 +70,7 @@ class ChatRenderer:
         prompt: list[Message] | str,
         tools: list[Any] | None = None,
         *,
-        opening: str = "",
+        opening: Content = "",
         trusted: bool = False,
     ) -> list[int]:
         """Return the token ids of a prompt, up to the start of the model's turn.
@@ -80,9 +85,10 @@ class ChatRenderer:
             return self.control.text_ids(prompt, special=True)
         # Pass None for an empty list, because some templates render boilerplate for it.
         tools = tools or None
-        return self.control.render(
-            prompt, tools=tools, add_generation_prompt=True, **self._own_template
+        ids = self.control.render(
+            self._form(prompt), tools=tools, add_generation_prompt=True, **self._own_template
         )
+        return self._expanded(ids, prompt)
 
     def observation_ids(
         self,
@@ -99,8 +105,28 @@ class ChatRenderer:
         """
         messages = messages if trusted else self.control.split(messages)
         if messages[0]["role"] == "user" and not conversational:
+            if images_of(messages):
+                raise ValueError(IMAGE_AFTER_TEXT)
             return self.control.text_ids(messages[0]["content"])
-        return self.suffix_ids(messages, last=last)
+        return self._expanded(self.suffix_ids(messages, last=last), messages)
+
+    def read(self, prompt: list[Message] | str) -> list[Message] | str:
+        """Return a prompt whose images were read."""
+        if self.reader is None and images_of(prompt):
+            raise ValueError(f"has an image, and {TEXTS_ONLY}")
+        if self.reader is None or isinstance(prompt, str):
+            return prompt
+        read = self.reader.read_content
+        return [{**m, "content": read(m["content"])} if "content" in m else m for m in prompt]
+
+    def _form(self, messages: list[Message]) -> list[Message]:
+        """Return messages in the form that templates of vision models take: content is a list of blocks."""
+        if self.reader is None:
+            return messages
+        return [{**m, "content": as_blocks(m.get("content") or "")} for m in messages]
+
+    def _expanded(self, ids: list[int], messages: list[Message]) -> list[int]:
+        return ids if self.reader is None else self.reader.expand(ids, images_of(messages))
 
     def suffix_ids(self, messages: list[Message], *, last: int) -> list[int]:
         """Return the token ids of messages that follow a turn, and of the header of the next turn.
@@ -143,6 +169,7 @@ class ChatRenderer:
         }
         tools = [{"type": "function", "function": tool}]
         asked, options = [{"role": "user", "content": ""}], {"tools": tools, **self._own_template}
+        asked = self._form(asked)
         with suppress(Exception):
             return _TOOL in self.control.rendered_text(asked, **options)
         return True
@@ -192,7 +219,7 @@ class ChatRenderer:
         options = {"add_generation_prompt": bool(messages), **self._own_template}
         conversation = [{"role": "user", "content": _GAP}, turn, *messages]
         try:
-            parts = self.control.rendered_text(conversation, **options).split(_GAP, 2)
+            parts = self.control.rendered_text(self._form(conversation), **options).split(_GAP, 2)
         except Exception:
             if not names:
                 raise
@@ -230,8 +257,8 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
         )
 
 
-def with_opening(prompt: list[Message] | str, opening: str) -> list[Message] | str:
-    """Append an environment's opening text to the prompt's last message.
+def with_opening(prompt: list[Message] | str, opening: Content) -> list[Message] | str:
+    """Append an environment's opening to the prompt's last message.
 
     If this message is neither a user's message nor a tool's result, the opening becomes a separate user
     message, because some templates (Gemma) leave out a system message that no user message follows.
@@ -239,14 +266,20 @@ def with_opening(prompt: list[Message] | str, opening: str) -> list[Message] | s
     if not opening:
         return prompt
     if isinstance(prompt, str):
+        if not isinstance(opening, str):
+            raise ValueError(IMAGE_AFTER_TEXT)
         return prompt + opening
     if prompt[-1]["role"] not in _READ_ROLES:
         return [*prompt, {"role": "user", "content": opening}]
-    return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + opening}]
+    content = prompt[-1]["content"]
+    if not (isinstance(content, str) and isinstance(opening, str)):
+        content, opening = as_blocks(content), as_blocks(opening)
+    return [*prompt[:-1], {**prompt[-1], "content": content + opening}]
 
 
 def _end_of(prompt: list[Message] | str) -> str:
     """Return the text at the end of a prompt, to which an opening is appended."""
     if not isinstance(prompt, str) and prompt[-1]["role"] not in _READ_ROLES:
         return ""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return text if isinstance(text, str) else text[-1].get("text", "")

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..envs.base import check_opening, check_step, readable, taken_columns
+from ..errors import EnvironmentContractError
 from ..generation.protocol import TurnResult
 from .chat import Message
 from .contexts import AgentRequest
 from .environments import EnvironmentPool
 from .episode import Episode
+from .images import TEXTS_ONLY, Content, ImageReader
+from .messages import has_image
 from .record import StopReason
 
 Call = Callable[[], Any]
@@ -35,7 +38,7 @@ class Outcome:
     None means that the environment does not report a value.
 
     Attributes:
-        text: the opening text, appended to the last message of the prompt.
+        text: the opening, appended to the last message of the prompt.
         has_turn_rewards: whether a tool environment gives turn rewards, after its reset.
         reward: the reward of only this turn.
         terminated, truncated: whether the episode ends here, by the task or from outside.
@@ -46,7 +49,7 @@ class Outcome:
     """
 
     env: Any = None
-    text: str = ""
+    text: Content = ""
     has_turn_rewards: bool = False
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -72,9 +75,11 @@ class Driver:
         trusted_text: whether observations may hold control tokens.
         type_name: the environment's class; None without an environment.
         calls_model: whether the environment calls the model with messages of its own, and so begins contexts.
+        reader: reads images; None if the policy reads only text.
     """
 
     calls_model = False
+    reader: ImageReader | None = None
     tools: list[Any]
     trusted_text: bool
     type_name: str | None
@@ -120,6 +125,17 @@ class Driver:
     def close(self) -> None:
         """Release the driver's resources, such as the HTTP endpoint that agents call."""
 
+    def _read(self, name: str, content: Any) -> Any:
+        """Read the images in what `name` returned; this takes long, so do it on the environment's worker."""
+        if not has_image(content):
+            return content
+        if self.reader is None:
+            raise EnvironmentContractError(f"{name} returned an image, and {TEXTS_ONLY}.")
+        try:
+            return self.reader.read_content(content)
+        except ValueError as error:
+            raise EnvironmentContractError(f"{name} returned what is refused: {error}.") from error
+
     def _finished(self, result: Any) -> Any:
         """Return the result of an environment's method; await it first if it can be awaited."""
         return self._run_async(result) if inspect.isawaitable(result) else result
@@ -155,8 +171,9 @@ class TextDriver(Driver):
             result = self._finished(env.reset(**columns))
             # Drop the info, because a training does not read it.
             result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-            observation = check_opening(f"{self.type_name}.reset", result, tools=False)
-            return Outcome(env, readable(observation), picture=self._picture(env))
+            name = f"{self.type_name}.reset"
+            opening = self._read(name, check_opening(name, result, tools=False))
+            return Outcome(env, opening, picture=self._picture(env))
 
         return opening
 
@@ -170,10 +187,12 @@ class TextDriver(Driver):
 
         def stepping() -> Outcome:
             result = self._finished(env.step(action))
-            step = check_step(f"{self.type_name}.step", result, strict=False)
+            name = f"{self.type_name}.step"
+            step = check_step(name, result, strict=False)
+            observation = self._read(name, step.observation)
             valid, success = step.info.get("valid_action"), step.info.get("success")
             return Outcome(
-                messages=[{"role": "user", "content": readable(step.observation)}],
+                messages=[{"role": "user", "content": observation}],
                 reward=step.reward,
                 terminated=step.terminated,
                 truncated=step.truncated,

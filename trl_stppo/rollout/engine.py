@@ -23,6 +23,7 @@ from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Durations, Episode, Limits
+from .images import Content, clipped, images_of
 from .messages import check_turn
 from .record import FINAL, StopReason
 from .tool_driver import is_valid
@@ -257,14 +258,16 @@ class _Rollout:
         episode.env = opening.env
         episode.pictures.append(opening.picture)
         episode.has_turn_rewards |= opening.has_turn_rewards
-        prompt = with_opening(episode.prompt, opening.text)
         context = self._limits.max_context_tokens
         most = None if context is None else context * MAX_CHARS_PER_TOKEN
-        least = "at least " if most is not None and len(opening.text) > most else ""
+        shown = clipped(opening.text, most)
+        least = "at least " if shown != opening.text else ""
         try:
+            episode.prompt = self._renderer.read(episode.prompt)
+            prompt = with_opening(episode.prompt, opening.text)
             check_turn(prompt)
             if not episode.prompt_ids:
-                episode.prompt_ids = self._prompt_ids(episode, opening.text[:most])
+                self._render_prompt(episode, shown)
         except Exception as error:
             # Chat templates raise various errors for prompts.
             why = f"cannot be rendered: {described(error)}"
@@ -277,14 +280,17 @@ class _Rollout:
                 f"has {least}{len(episode.prompt_ids)} tokens and leaves none to sample: the model's context "
                 f"has {context}. Shorten the prompt, or use a model with a longer context."
             )
-        episode.prompt_ids = []
+            if episode.images:
+                why += f" A smaller `size` of the processor shrinks its {len(episode.images)} image(s)."
+        episode.prompt_ids, episode.images = [], []
         name = self._label(episode.row)
         self._fail(episode, StopReason.ENV_ERROR, f"The prompt of {name} {why}")
 
-    def _prompt_ids(self, episode: Episode, opening: str = "") -> list[int]:
+    def _render_prompt(self, episode: Episode, opening: Content = "") -> None:
         driver, render = self._driver(episode), self._renderer.for_row(episode.columns).prompt_ids
         trusted = driver.trusted_text
-        return render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
+        episode.prompt_ids = render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
+        episode.images = images_of(with_opening(episode.prompt, opening))
 
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
         """Request the next turn from the backend, with at most `limit` tokens."""
@@ -296,6 +302,7 @@ class _Rollout:
                 context.prompt_ids + context.ids,
                 room if limit is None else min(room, limit),
                 (*self._seeds[episode.row], episode.num_turns, *more_seed),
+                tuple(context.images),
             )
         )
 
@@ -385,7 +392,7 @@ class _Rollout:
         episode.messages += messages
         room = episode.room(self._limits)
         most = (room + 1) * MAX_CHARS_PER_TOKEN
-        shown = [{**m, "content": m["content"][:most]} for m in messages]
+        shown = [{**m, "content": clipped(m["content"], most)} for m in messages]
         try:
             ids = self._renderer.for_row(episode.columns).observation_ids(
                 shown,
@@ -398,7 +405,12 @@ class _Rollout:
             message = f"The observation cannot be rendered: {described(error)}"
             self._fail(episode, StopReason.ENV_ERROR, message)
             return
-        episode.append_observation(ids[:room])
+        images, reader = images_of(shown), self._renderer.reader
+        kept = ids[:room]
+        if images and reader is not None:
+            kept, images = reader.fitting(ids, images, room)
+            episode.images += images
+        episode.append_observation(kept)
         if len(ids) >= room or shown != messages:
             self._end(episode, StopReason.TOKEN_BUDGET)
         else:
@@ -441,9 +453,11 @@ class _Rollout:
         # The prompt is missing if `reset` never returned or the prompt cannot be played.
         if not episode.prompt_ids:
             with suppress(Exception):
-                episode.prompt_ids = self._prompt_ids(episode)
+                episode.prompt = self._renderer.read(episode.prompt)
+                self._render_prompt(episode)
             if not episode.prompt_ids or episode.turn_limit(self._limits) < 1:
                 episode.prompt_ids = [self._renderer.tokenizer.eos_token_id]
+                episode.images = []
         episode.more = [context for context in episode.more if context.turns]
         for context in episode.contexts:
             # Add a token that no mask covers, because TRL cannot collate an empty row.

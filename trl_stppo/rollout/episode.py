@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .chat import Message
+from .images import Image
 from .record import FAILURES, StopReason
 
 
@@ -55,6 +56,7 @@ class Context:
             `turn_spans`; `action_mask` is for counts, and for TRL's `tool_mask`.
         turn_spans: half-open token offsets of each turn.
         turns: number of each turn in its episode.
+        images: images of the whole row, in the order of their tokens.
     """
 
     prompt_ids: list[int] = field(default_factory=list)
@@ -63,6 +65,7 @@ class Context:
     logprobs: list[float] = field(default_factory=list)
     turn_spans: list[tuple[int, int]] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
 
     def append_observation(self, ids: list[int]) -> None:
         """Append the tokens of an observation."""

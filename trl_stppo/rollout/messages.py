@@ -65,7 +65,9 @@ def _given(value: Any) -> Any:
     return [_given(item) for item in value] if isinstance(value, list) else value
 
 
-def _text(content: Any) -> str:
+def _text(content: Any) -> Any:
+    if has_image(content) and all(block.get("type") in ("image", "text") for block in content):
+        return content
     text = content or "" if isinstance(content, str | None) else joined_text(content)
     if text is None:
         raise ValueError(f"`content` is {content!r:.80}; allowed are text and blocks of text")

@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..envs.base import check_opening, result_text, tool_names, tool_schema
+from ..envs.base import check_opening, content_of, is_picture, result_text, tool_names, tool_schema
 from ..errors import EnvironmentContractError
 from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
+from .images import Content
 from .isolation import EnvironmentDied, IsolatedEnvironment
 from .messages import has_image
 from .record import check_reward
@@ -100,9 +101,9 @@ class ToolDriver(Driver):
         def opening() -> Outcome:
             env = pool.take(self._name, episode.instance)
             result = self._finished(env.reset(**columns))
-            check_opening(f"{self.type_name}.reset", result, tools=True)
-            _check_text(result, f"{self.type_name}.reset")
-            text = result_text(f"{self.type_name}.reset", result) if result else ""
+            name = f"{self.type_name}.reset"
+            check_opening(name, result, tools=True)
+            text = self._content(name, result) if result else ""
             return Outcome(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
@@ -130,6 +131,12 @@ class ToolDriver(Driver):
             return final, self._new_turn_reward(episode)
 
         return scoring
+
+    def _content(self, name: str, result: Any) -> Content:
+        """Return a result as text, or as blocks if it has images."""
+        if not (is_picture(result) or has_image(result)):
+            return result_text(name, result)
+        return self._read(name, content_of(f"{name} returned", result, "text and image blocks"))
 
     def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
         """Run a tool on the worker's thread, or on the main thread if the tool sets signal handlers.
@@ -163,8 +170,9 @@ class ToolDriver(Driver):
             # Raise SystemExit and its like, which are no answers to the model.
             if isinstance(error, EnvironmentDied) or not isinstance(error, Exception | None):
                 raise error
-            _check_text(result, f"The tool `{name}`")
-            if error is None:
+            if error is None and (is_picture(result) or has_image(result)):
+                result = self._content(f"The tool `{name}`", result)
+            elif error is None:
                 try:
                     result = result_text(f"The tool `{name}`", result)
                 except EnvironmentContractError as unreadable:
@@ -233,8 +241,3 @@ class ToolDriver(Driver):
 async def _together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     """Run asynchronous calls together. An exception affects only its own call."""
     return await asyncio.gather(*map(caught, calls))
-
-
-def _check_text(result: Any, name: str) -> None:
-    if has_image(result):
-        raise EnvironmentContractError(f"{name} returned an `image`; images are not supported.")

@@ -31,7 +31,7 @@ from trl.chat_template_utils import (
     parse_response,
     supports_tool_calling,
 )
-from trl.data_utils import apply_chat_template
+from trl.data_utils import apply_chat_template, prepare_multimodal_messages
 from trl.extras.profiling import profiling_context, profiling_decorator
 from trl.kernels import chunked_logprob
 from trl.models.utils import (
@@ -207,6 +207,7 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def check_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if the chat template does not support tools."""
     if not supports_tool_calling(tokenizer):
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         raise ValueError(
             f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results. A "
             f"ChatML model takes TRL's: `tokenizer.chat_template = "

@@ -55,7 +55,7 @@ from .precision import MovedWeights, check_precision
 from .publisher import Publisher
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource
-from .setup import models, players, readers
+from .setup import images, models, players, readers
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
@@ -144,6 +144,7 @@ class AgentTrainer(Bridge):
             )
         models.check_sharding(self, critic, reference, turn_reward_funcs)
         models.install_stop_token(self)
+        self.reader = images.build_reader(self)
         self._build_models(run)
         self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
         self._build_run(run)
@@ -205,9 +206,9 @@ class AgentTrainer(Bridge):
         self._optimizers = Optimizers(
             args, accelerator, critic, self._optimizer_step, self.get_decay_parameter_names
         )
-        own = AgentTrainer._get_per_token_logps_and_entropies
+        own, multiple = AgentTrainer._get_per_token_logps_and_entropies, self.pad_to_multiple_of
         self._forward = ForwardPasses(
-            accelerator, critic, lambda: self.policy_logprobs, own, self.pad_to_multiple_of
+            accelerator, critic, lambda: self.policy_logprobs, own, multiple, self.reader
         )
         self._forward.probe(
             self.model, self.ref_model, compiles=args.torch_compile, has_aux=self.aux_loss_enabled

@@ -29,6 +29,8 @@ class Tokens(TypedDict):
             that use TRL's names; our loss uses `loss_mask`.
         sampling_per_token_logps: [N, T] nats, the sampler's own log-probabilities, NaN if it gave none;
             present if the sampler gives them.
+        images: [N, M] int64, keys of the images of each row in the order of their tokens, -1 for none;
+            present if the policy has a processor.
     """
 
     prompt_ids: Tensor
@@ -37,6 +39,7 @@ class Tokens(TypedDict):
     completion_mask: Tensor
     tool_mask: Tensor
     sampling_per_token_logps: NotRequired[Tensor]
+    images: NotRequired[Tensor]
 
 
 class UpdateData(Tokens):
@@ -237,8 +240,12 @@ def collate(
     device: torch.device,
     has_logprobs: bool,
     hidden: Sequence[bool],
+    sees: bool = False,
 ) -> Tokens:
-    """Pad contexts into a batch of tensors; the masks of `hidden` contexts are 0."""
+    """Pad contexts into a batch of tensors; the masks of `hidden` contexts are 0.
+
+    `sees`: whether the policy reads images.
+    """
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
@@ -259,6 +266,10 @@ def collate(
         # vLLM gives None for a missing log-probability.
         rows = [[float("nan") if x is None else x for x in c.logprobs] for c in contexts]
         tokens["sampling_per_token_logps"] = padded(rows, 0.0)
+    if sees:
+        # An empty row would give a column of no width, which tensors of other batches do not join.
+        keys = [torch.tensor([image.key for image in c.images] or [-1]) for c in contexts]
+        tokens["images"] = pad(keys, padding_value=-1, padding_side="right").to(device)
     return tokens
 
 

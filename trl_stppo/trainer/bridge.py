@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
+from ..rollout.images import ImageReader
 from ._trl import GRPOTrainer, new_token_limit, profiling_context
 from .batch import UpdateData
 from .ppo_config import PPOConfig
@@ -30,6 +31,8 @@ class Bridge(GRPOTrainer):
     config_class: type[PPOConfig]
     has_critic = True
     critic: Critic
+    # Reads images; None if the policy reads only text.
+    reader: ImageReader | None = None
     # Upstream sets these attributes without types.
     _tokenizer: PreTrainedTokenizerBase
     reward_processing_classes: list[PreTrainedTokenizerBase | None]
@@ -125,11 +128,15 @@ class Bridge(GRPOTrainer):
                 send()
             self._last_loaded_step = step
 
-    def generate_turns(self, ids: list[list[int]], max_new_tokens: int, seeds: object) -> Any:
+    def generate_turns(self, ids: Any, max_new_tokens: int, seeds: object, images: Any = None) -> Any:
         """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
-        training = self.model.training
+        training, shown, fields = self.model.training, None, {}
+        if self.reader is not None:
+            own = images or [()] * len(ids)
+            fields = self.reader.generation_inputs(own, ids)
+            shown = [[image.open() for image in row] for row in own] if images else None
         with new_token_limit(self, max_new_tokens):
-            result = self._generate_single_turn(ids, None, {}, 1)
+            result = self._generate_single_turn(ids, shown, fields, 1)
         # Continuous batching leaves the model in train mode.
         if self.model.training != training:
             self.model.train(training)

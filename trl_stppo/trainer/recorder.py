@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 
 from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
+from ..rollout.images import told
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
 from .batch import MiniBatch, UpdateData
 from .loop.player import EpisodePlayer
@@ -246,8 +247,8 @@ class TraceRecorder(TrainerCallback):
                 "error": _plain(episode.error),
                 "trains": episode.trains,
                 "contexts": len(episode.contexts),
-                "prompt": _plain(episode.prompt),
-                "messages": _plain(episode.messages),
+                "prompt": _plain(told(episode.prompt)),
+                "messages": _plain(told(episode.messages)),
             }
             # A `rollout_func` has no driver.
             if rollout.seed is not None:

@@ -78,7 +78,7 @@ def without_padding(batch: Columns) -> Columns:
     length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
 
     def short(name: str, x: Tensor) -> Tensor:
-        by_token = x.ndim == 2 and x.size(1) == width and not name.startswith("prompt_")
+        by_token = x.ndim == 2 and x.size(1) == width and not name.startswith(("prompt_", "images"))
         return x[:, :length] if by_token else x
 
     return _columns(batch, short)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +15,12 @@ from ...generation.cached import inference
 from ...generation.slots import base_of, supports
 from ...models.critic import Critic, SeparateCritic, SharedCritic
 from ...rollout.episode import Context
+from ...rollout.images import Image, ImageReader
 from .._trl import replaced, small_tiles
 from ..batch import Tokens, UpdateData, collate, full_sequence
 from ..engine import engine_of
 from ..shuffle import take_rows, without_padding
-from .packed import IGNORED, Costs, Rows, mask_of, pack_logprobs
+from .packed import IGNORED, Costs, Rows, images_of, mask_of, pack_logprobs
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
@@ -44,6 +45,7 @@ class ForwardPasses:
         multiple_of: widths of padded passes are multiples of it.
         why_padded: why no pass is packed, or None.
         was_packed: whether the last pass of `policy` was packed.
+        reader: reads images; None if the policy reads only text.
     """
 
     accelerator: Any
@@ -51,6 +53,7 @@ class ForwardPasses:
     hook: Callable[[], Callable[..., Logprobs]]
     own_hook: Callable[..., Any]
     multiple_of: int | None
+    reader: ImageReader | None = None
     why_padded: str | None = "It was not tried yet."
     was_packed: bool = False
 
@@ -79,34 +82,45 @@ class ForwardPasses:
         contexts = [
             Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE
         ]
+        if self.reader is not None:
+            # Rows that differ only in their image, and a row that shares it.
+            one, other = self.reader.samples()
+            for (a, b), image in zip(PROBE[:3], (one, one, other), strict=True):
+                ids = [*a, *image.ids, *a]
+                row = Context(prompt_ids=ids, ids=[*b], action_mask=[True] * len(b), images=[image])
+                contexts.append(row)
         options: dict[str, Any] = {"pad_token_id": 0, "multiple_of": None, "has_logprobs": False}
-        device = policy.get_input_embeddings().weight.device
-        batch = collate(contexts, device=device, hidden=[False] * len(PROBE), **options)
-        rows, plan = self._rows(batch), [[*range(len(PROBE))]]
+        device, count = policy.get_input_embeddings().weight.device, len(contexts)
+        sees = self.reader is not None
+        batch = collate(contexts, device=device, hidden=[False] * count, sees=sees, **options)
+        rows, plan = self._rows(batch), [[*range(count)]]
         try:
             # Autocast is off: its rounding would hide a small difference, and look like a large difference.
             with inference(policy), replaced(self.accelerator, autocast=nullcontext):
                 packed = self._packed_logprobs(policy, rows, plan)[0]
-                padded = self.hook()(policy, *full_sequence(batch))[0]
+                padded = self._padded(policy, batch)[0]
                 gaps = [(packed - padded)[batch["completion_mask"].bool()] / padded.abs().max()]
             if isinstance(self.critic, SharedCritic | SeparateCritic):
                 with inference(self.critic.model):
-                    gaps.append(self._critic_gap(rows, plan[0]))
+                    gaps.append(self._critic_gap(rows, plan[0], batch))
         except Exception as error:
             return f"A packed pass raises {type(error).__name__}: {error}"
         largest, limit = max(float(g.abs().max()) for g in gaps), TOLERANCE[policy.dtype.itemsize]
         return None if largest <= limit else f"Packed and padded passes differ by {largest:.1%}."
 
-    def _critic_gap(self, rows: Rows, numbers: list[int]) -> Tensor:
+    def _critic_gap(self, rows: Rows, numbers: list[int], batch: Tokens) -> Tensor:
         """Return relative differences of the critic's last hidden states of packed and padded rows."""
         critic, pack = self.critic, rows.build(numbers)
+        images = self._images(batch)
+        own = [image for row in pack.rows for image in images[row]]
         ids, lengths = pack.input_ids[0], [len(own) for own in pack.places]
         table = nn.utils.rnn.pad_sequence([ids[own] for own in pack.places], batch_first=True)
         mask = torch.arange(table.size(1), device=ids.device) < ids.new_tensor(lengths)[:, None]
         with critic.active():
-            padded = critic.hidden_states(table, mask.long())[mask]
+            seen = self._model_inputs(own, table)
+            padded = critic.hidden_states(table, mask.long(), **seen)[mask]
             packed = critic.hidden_states(
-                pack.input_ids, mask_of(pack, base_of(critic.model)), pack.position_ids
+                pack.input_ids, mask_of(pack, base_of(critic.model)), **rows.inputs(pack)
             )[0, torch.cat(pack.places)]
         return (packed - padded) / padded.abs().max()
 
@@ -130,13 +144,34 @@ class ForwardPasses:
             if plan:
                 logprobs, entropies = self._packed_logprobs(model, rows, plan)
                 return logprobs, entropies if entropy else None, None
-        return self.hook()(
-            model,
-            *full_sequence(batch),
-            batch_size=batch_size,
-            compute_entropy=entropy,
-            compute_aux_loss=aux_loss,
-        )
+        flags = {"compute_entropy": entropy, "compute_aux_loss": aux_loss}
+        return self._padded(model, batch, batch_size=batch_size, **flags)
+
+    def _padded(self, model: nn.Module, batch: Tokens, **options: Any) -> Logprobs:
+        """Call the hook; an override gets the images of all rows by TRL's names."""
+        ids, mask, length = self._sequence(batch)
+        if self.reader is not None:
+            images, own = self._images(batch), not self._is_overridden
+            options |= {"images": images} if own else self.reader.upstream_inputs(images, ids)
+        return self.hook()(model, ids, mask, length, **options)
+
+    def _sequence(self, batch: Tokens) -> tuple[Tensor, Tensor, int]:
+        """Return `full_sequence` without image tokens outside of the mask, which have no image."""
+        ids, mask, length = full_sequence(batch)
+        if self.reader is not None:
+            ids = ids.masked_fill((ids == self.reader.image_id) & (mask == 0), 0)
+        return ids, mask, length
+
+    def _images(self, batch: Tokens) -> list[list[Image]]:
+        """Return the images of each row."""
+        ids, mask, _ = self._sequence(batch)
+        if self.reader is None:
+            return [[]] * len(ids)
+        rows = [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+        return images_of(batch, rows, self.reader)
+
+    def _model_inputs(self, images: Sequence[Image], ids: Tensor) -> dict[str, Tensor]:
+        return {} if self.reader is None else self.reader.model_inputs(images, ids)
 
     @property
     def _is_overridden(self) -> bool:
@@ -145,7 +180,7 @@ class ForwardPasses:
 
     def _rows(self, batch: Tokens) -> Rows:
         """Return the rows of a batch with their sampled tokens."""
-        return Rows(batch, (batch["completion_mask"] * batch["tool_mask"]).bool())
+        return Rows(batch, (batch["completion_mask"] * batch["tool_mask"]).bool(), self.reader)
 
     def _costs(self, model: nn.Module) -> Costs:
         causal = base_of(self.accelerator.unwrap_model(model))
@@ -171,7 +206,7 @@ class ForwardPasses:
                 places, labels = labels.new_zeros(1), labels.new_full((1,), IGNORED)
             quiet = ddp.no_sync() if ddp is not None and pack is not packs[-1] else nullcontext()
             with quiet, small_tiles(places.device), self.accelerator.autocast():
-                output = pack_logprobs(model, causal, pack, places, labels)
+                output = pack_logprobs(model, causal, pack, places, labels, **rows.inputs(pack))
             logprobs.append(output.log_probs[0, :count])
             if output.entropy is not None:
                 entropies.append(output.entropy[0, :count])
@@ -188,13 +223,20 @@ class ForwardPasses:
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
-        **images: Any,
+        images: list[list[Image]] | None = None,
+        **given: Any,
     ) -> Logprobs:
-        """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time."""
+        """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time.
+
+        `images` are those of each row. An override passes on what it got, which upstream divides by itself.
+        """
         # DDP expects gradients after the pass in which it communicates, so only the last pass communicates.
         # The router's loss is not a sum over rows, so it needs a single pass.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
         flags = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+        if given:
+            args = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+            return upstream(*args, **flags, **given)
         single = compute_aux_loss or self._engine.counts_passes(model)
         overhead = float("inf") if single else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
@@ -203,7 +245,12 @@ class ForwardPasses:
             keep = tail_width(part, width, logits_to_keep)
             quiet = ddp.no_sync() if ddp is not None and part is not parts[-1] else nullcontext()
             with quiet, small_tiles(input_ids.device):
-                results.append(upstream(model, part.input_ids, part.attention_mask, keep, **flags))
+                seen = {}
+                if images is not None and self.reader is not None:
+                    own = [images[row] for row in part.rows.tolist()]
+                    seen = self.reader.upstream_inputs(own, part.input_ids)
+                row = (model, part.input_ids, part.attention_mask, keep)
+                results.append(upstream(*row, **flags, **seen))
         logprobs, entropies, aux_losses = map(list, zip(*results, strict=True))
         return (
             put_back(parts, logprobs, width, logits_to_keep),
@@ -216,13 +263,16 @@ class ForwardPasses:
         sharded, packs = self._engine.shards, self.why_padded is None
         if packs and not sharded and (packed := self._packed_values(batch, batch_size)) is not None:
             return packed
-        ids, mask, length = full_sequence(batch)
+        ids, mask, length = self._sequence(batch)
         parts = self.parts(ids, mask, batch_size, float("inf") if sharded else None)
-        values, critic = [], self.critic
+        values, critic, images = [], self.critic, self._images(batch)
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
+            own = [image for row in part.rows.tolist() for image in images[row]]
+            seen = self._model_inputs(own, part.input_ids)
+            row = (part.input_ids, part.attention_mask)
             with self._engine.autocast():
-                values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
+                values.append(critic.values(*row, keep - 1, **seen))
         return put_back(parts, values, ids.size(1), length + 1)
 
     def _packed_values(self, batch: Tokens, batch_size: int | None) -> Tensor | None:
@@ -230,13 +280,13 @@ class ForwardPasses:
         critic = self.critic
         # There is one more column than tokens, because the value after the last token is wanted too.
         wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()
-        rows, base = Rows(batch, wanted), base_of(critic.model)
+        rows, base = Rows(batch, wanted, self.reader), base_of(critic.model)
         costs, values = replace(self._costs(base), head=0.0), []
         packs = list(map(rows.build, rows.plan(costs, batch_size)))
         for pack in packs:
             with self._engine.autocast():
                 mask = mask_of(pack, base)
-                hidden = critic.hidden_states(pack.input_ids, mask, pack.position_ids)
+                hidden = critic.hidden_states(pack.input_ids, mask, **rows.inputs(pack))
                 values.append(critic.score(hidden[:, rows.places(pack)])[0])
         return rows.put_back(packs, values) if packs else None
 

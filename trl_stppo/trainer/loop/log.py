@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import TrainerState
 
 from ...rollout.episode import Episode
+from ...rollout.images import replaced
 from ...rollout.record import StopReason
 from ..batch import Estimates
 from ..bridge import Bridge
@@ -222,9 +224,10 @@ class RolloutLog:
     def table(self, rollout: Played, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""
         logs = self.completions
-        prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
+        emptied = partial(replaced, shown=lambda block: {"type": "image"})
+        prompts = [emptied(row["prompt"]) for row in rollout.rows_of_episodes()]
         logs["prompt"].extend(gather_object(prompts))
-        logs["completion"].extend(gather_object(rollout.completions(self.decode)))
+        logs["completion"].extend(gather_object(rollout.completions(self.decode, emptied)))
         for name, column in zip(self.names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)

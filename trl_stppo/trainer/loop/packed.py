@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from ...core.layout import group_rows, row_spans
 from ...core.packing import Pack, build_pack, plan_packs, shared_lengths
 from ...generation.slots import attention_mask
+from ...rollout.images import PLACE_BITS, Image, ImageReader
 from ..batch import Tokens, full_sequence
 
 # Cost of an operation of masked attention, relative to an operation of a matrix product. The CPU's cost was
@@ -41,7 +44,9 @@ class Costs:
         config = model.config.get_text_config()
         table = model.get_input_embeddings().weight
         # Quantised weights hold two numbers per byte, which makes matrices look cheaper than they are.
-        weights = max(1, sum(p.numel() for p in model.base_model.parameters()) - table.numel())
+        # Tokens pass through the language model alone.
+        body = getattr(model.base_model, "language_model", model.base_model)
+        weights = max(1, sum(p.numel() for p in body.parameters()) - table.numel())
         heads = config.num_attention_heads
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         factor = ATTENTION_COST.get(table.device.type, ACCELERATOR_ATTENTION_COST)
@@ -53,12 +58,12 @@ class Rows:
     """The rows of a batch as lists of tokens.
 
     Attributes:
-        rows: tokens of each row, without padding.
+        rows: tokens of each row, without padding; image tokens as keys.
         columns: for each row [n] int64, the wanted columns of the completion.
         before: for each row [n] int64, positions in the row of the states before the wanted tokens.
     """
 
-    def __init__(self, batch: Tokens, wanted: Tensor) -> None:
+    def __init__(self, batch: Tokens, wanted: Tensor, reader: ImageReader | None = None) -> None:
         ids, mask, length = full_sequence(batch)
         self._device, self._shape = ids.device, wanted.shape
         starts, lengths = (part.tolist() for part in row_spans(mask))
@@ -68,6 +73,17 @@ class Rows:
         # Drop the first token of a row, because it has no state before it.
         self.columns = [c[c + first > a] for c, a in zip(columns, starts, strict=True)]
         self.before = [c + (first - a - 1) for c, a in zip(self.columns, starts, strict=True)]
+        self._reader = reader
+        if reader is not None:
+            self._see(reader, images_of(batch, self.rows, reader))
+
+    def _see(self, reader: ImageReader, images: list[list[Image]]) -> None:
+        """Replace image tokens by keys, so that only rows with the same image share its tokens."""
+        self._images = sorted({image for own in images for image in own}, key=lambda i: i.key)
+        numbers = {image: number for number, image in enumerate(self._images)}
+        pairs = list(zip(self.rows, images, strict=True))
+        self._axes = [reader.positions(row, own) for row, own in pairs]
+        self.rows = [reader.keys(row, own, numbers.__getitem__) for row, own in pairs]
 
     def plan(self, costs: Costs, max_rows: int | None, *, equal: bool = False) -> list[list[int]]:
         """Divide the rows into packs; return no pack if the padded passes cost less.
@@ -114,7 +130,39 @@ class Rows:
 
     def build(self, pack: list[int]) -> Pack:
         """Build a pack of the rows `pack`."""
-        return build_pack(self.rows, pack, self._device)
+        built = build_pack(self.rows, pack, self._device)
+        if self._reader is None:
+            return built
+        keys, image_id = built.input_ids, self._reader.image_id
+        axes: Tensor | None = None
+        firsts = [n << PLACE_BITS | i.ids.index(image_id) for n, i in enumerate(self._images)]
+        begins = {-1 - first: image for first, image in zip(firsts, self._images, strict=True)}
+        images = [begins[key] for key in keys[0].tolist() if key in begins]
+        positions = [self._axes[row] for row in built.rows]
+        for places, row in zip(built.places, positions, strict=True):
+            if row is not None:
+                axes = row.new_zeros(len(row), 1, keys.size(1)) if axes is None else axes
+                axes[:, 0, places.cpu()] = row
+        ids = keys.masked_fill(keys < 0, image_id)
+        axes = None if axes is None else axes.to(self._device)
+        return built._replace(input_ids=ids, images=images, axes=axes)
+
+    def inputs(self, pack: Pack) -> dict[str, Tensor]:
+        """Return the positions of a pack's tokens and its images, as models take them."""
+        positions = pack.position_ids if pack.axes is None else pack.axes
+        seen = {} if self._reader is None else self._reader.joined(pack.images, self._device)
+        return {"position_ids": positions, **seen}
+
+
+def images_of(batch: Tokens, rows: Sequence[list[int]], reader: ImageReader) -> list[list[Image]]:
+    """Return the images of each of a batch's rows, without those of a hidden completion."""
+    found = []
+    for keys, row in zip(batch["images"].tolist(), rows, strict=True):
+        images, tokens = reader.of_keys(keys), row.count(reader.image_id)
+        ends = accumulate(image.tokens for image in images)
+        found.append([image for image, end in zip(images, ends, strict=True) if end <= tokens])
+        reader.extents(row, found[-1])
+    return found
 
 
 def mask_of(pack: Pack, model: Any) -> Any:
@@ -124,10 +172,13 @@ def mask_of(pack: Pack, model: Any) -> Any:
     return attention_mask(model, pack.attends, distance)
 
 
-def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, labels: Tensor) -> Any:
+def pack_logprobs(
+    model: Any, causal: Any, pack: Pack, places: Tensor, labels: Tensor, **inputs: Any
+) -> Any:
     """Run a pack through a policy with TRL's fused head; return the head's outputs, [1, M] each.
 
-    `model` wraps `causal`; `places` are positions of the states that predict the tokens `labels`, [M] each.
+    `model` wraps `causal`; `places` are positions of the states that predict the tokens `labels`, [M] each;
+    `inputs`: see `Rows.inputs`.
     """
 
     def gather(module: nn.Module, args: Any, output: Any) -> Any:
@@ -141,7 +192,7 @@ def pack_logprobs(model: nn.Module, causal: Any, pack: Pack, places: Tensor, lab
         return model(
             input_ids=pack.input_ids,
             attention_mask=mask_of(pack, causal),
-            position_ids=pack.position_ids,
+            **inputs,
             shift_labels=labels[None],
             fused_lm_head=True,
         )

@@ -164,6 +164,9 @@ class EpisodePlayer:
             row = Context(prompt_ids=[pad], ids=[pad], action_mask=[False], logprobs=[0.0])
             contexts.append(row)
             hidden.append(False)
+        reader = self.renderer.reader
+        if reader is not None:
+            reader.train_on(image for context in contexts for image in context.images)
         return collate(
             contexts,
             pad_token_id=pad,
@@ -171,6 +174,7 @@ class EpisodePlayer:
             device=self.accelerator.device,
             has_logprobs=rollout.has_logprobs,
             hidden=hidden,
+            sees=reader is not None,
         )
 
 
@@ -194,7 +198,8 @@ def play_rows(
     played: tuple[list[Episode], Durations] = [], Durations()
     rows = inputs
     try:
-        rows, ids = rows_with_prompts(inputs, renderer.tokenizer, owns_prompts=owns_prompts)
+        sees, tokenizer = renderer.reader is not None, renderer.tokenizer
+        rows, ids = rows_with_prompts(inputs, tokenizer, owns_prompts=owns_prompts, sees=sees)
         prompts = [row["prompt"] for row in rows]
         if ids is None and not (all(prompts) or owns_prompts):
             # The rows of a stream are unchecked until here.

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import TrainerState
 
 from ...rollout.episode import Episode
+from ...rollout.images import with_pictures
 from ..planning.data import PLACEHOLDER_PROMPT
 from ..planning.rewards import RewardPlan
 from .rollout import Played, Scored, Sums
@@ -51,7 +52,8 @@ class EpisodeRewards:
         # Reward models render all prompts, and a template may refuse the prompt of a failed episode.
         hidden = [e.conversational and not e.num_turns for e in episodes]
         prompts = [
-            PLACEHOLDER_PROMPT if h else e.prompt for h, e in zip(hidden, episodes, strict=True)
+            PLACEHOLDER_PROMPT if h else with_pictures(e.prompt)
+            for h, e in zip(hidden, episodes, strict=True)
         ]
         environments = [e.env for e in episodes] if self.shows_environments else None
         by_turn, sums = None, Sums()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...envs.base import Row
 from ...rollout.episode import Context, Durations, Episode
+from ...rollout.images import with_pictures
 
 # Row and repetition of an evaluation's episode.
 EpisodeKey = tuple[int, int]
@@ -63,9 +64,11 @@ class Played:
         """Return whether an environment, tools or an agent took part; False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
-    def completions(self, decode: Callable[[list[int]], str]) -> list[Any]:
+    def completions(
+        self, decode: Callable[[list[int]], str], shown: Callable[[Any], Any] = with_pictures
+    ) -> list[Any]:
         """Return each episode's messages after the prompt, or its text if the prompt is text."""
-        return [e.messages if e.conversational else decode(e.ids) for e in self.episodes]
+        return [shown(e.messages) if e.conversational else decode(e.ids) for e in self.episodes]
 
     @property
     def contexts(self) -> list[tuple[int, Context]]:

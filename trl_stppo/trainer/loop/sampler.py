@@ -34,6 +34,7 @@ class TurnSampler:
 
     `policy`, `wrapped` (the policy in its engine) and `generation_config` return what upstream has at
     present. `generate` is TRL's generation call; `why_own` returns a text that it is overridden, or None.
+    `reader` reads images; it is None if the policy reads only text.
     """
 
     args: PPOConfig
@@ -46,6 +47,7 @@ class TurnSampler:
     generation_config: Callable[[], GenerationConfig]
     generate: GenerateBatch
     why_own: Callable[[], str | None]
+    reader: Any = None
     _copy: PolicyCopy | None = field(default=None, init=False)
 
     @property
@@ -62,7 +64,8 @@ class TurnSampler:
         """Return whether cached generation gives the forward pass's log-probabilities on every process."""
         rough = self.accelerator.mixed_precision != "no"
         with self._generating() as model:
-            reason = why_unlike(model, self.tokenizer.pad_token_id, rough=rough)
+            pad = self.tokenizer.pad_token_id
+            reason = why_unlike(model, pad, rough=rough, reader=self.reader)
         wrong = any(found for found, *_ in self._exchange((int(reason is not None), 0, 0)))
         if wrong and self.accelerator.is_main_process:
             logger.warning("Turns go through `generate`. %s", reason or "Another process chose so.")
@@ -140,7 +143,8 @@ class TurnSampler:
         settings, _ = self._settings()
         assert settings is not None
         pad, capacity = self.tokenizer.pad_token_id, self.args.generation_slots
-        backend = CachedBackend(model, settings, self.end_ids, pad_token_id=pad, capacity=capacity)
+        own: dict[str, Any] = {"pad_token_id": pad, "capacity": capacity, "reader": self.reader}
+        backend = CachedBackend(model, settings, self.end_ids, **own)
         backend.version = version
         return backend
 

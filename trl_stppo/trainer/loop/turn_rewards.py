@@ -18,6 +18,7 @@ from transformers import (
 
 from ...envs.base import Row
 from ...rollout.chat import Message
+from ...rollout.images import with_pictures
 from ...rollout.record import check_reward
 from ...rollout.reward_funcs import RewardFunc, called, name_of, numbered
 from .._trl import apply_chat_template, get_config_model_id
@@ -52,7 +53,7 @@ def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> lis
     ):
         if not episode.trains:
             continue
-        prompt, messages = episode.prompt, episode.messages
+        prompt, messages = with_pictures(episode.prompt), with_pictures(episode.messages)
         spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         # The result of a rollout_func is one message, independent of its number of turns.
         knows_turns = episode.conversational and rollout.seed is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ...envs.base import Row, tool_names, without_prompt
 from ...errors import EnvironmentContractError
-from ...rollout.messages import check_turn, read_messages
+from ...rollout.images import TEXTS_ONLY
+from ...rollout.messages import check_turn, has_image, read_messages
 from ...rollout.reward_funcs import unmatched
+from .._trl import prepare_multimodal_messages
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
@@ -28,10 +30,9 @@ PROMPTS = ("prompt", "input_ids")
 
 
 def rows_with_prompts(
-    rows: list[Row], tokenizer: PreTrainedTokenizerBase, *, owns_prompts: bool
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, *, owns_prompts: bool, sees: bool = False
 ) -> tuple[list[Row], list[list[int]] | None]:
     """Return copies whose prompts have the form of chat templates, and the pre-tokenised ids or None."""
-    check_columns("The dataset", rows[0])
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
         ids = [unpadded(row, tokenizer) for row in rows]
@@ -41,7 +42,19 @@ def rows_with_prompts(
     # A prompt is None if datasets with and without prompts were joined.
     if owns_prompts:
         prompts = [list(PLACEHOLDER_PROMPT) if p is None else p for p in prompts]
+    prompts = [with_images(p, row, sees=sees) for p, row in zip(prompts, rows, strict=True)]
     return [{**row, "prompt": p} for row, p in zip(rows, prompts, strict=True)], None
+
+
+def with_images(prompt: Any, row: Row, *, sees: bool) -> Any:
+    """Return a row's prompt with the images of the columns `image` or `images`, placed as TRL places them."""
+    one = row.get("image")
+    images = row.get("images") or ([] if one is None else [one])
+    if images and not sees:
+        raise ValueError(f"A row has images, and {TEXTS_ONLY}.")
+    if images and isinstance(prompt, str):
+        raise ValueError(f"`prompt` is {prompt!r:.40}; allowed beside images are messages.")
+    return prepare_multimodal_messages(prompt, images=images) if images else prompt
 
 
 def unpadded(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -74,6 +87,7 @@ class DataPlan:
         plain: the first text prompt, or None.
         columns: columns of the training rows that reward functions get; None if they are unknown, or
             if a `rollout_func` may add columns.
+        images: the first place with images, for error texts, or None.
     """
 
     train: Rows
@@ -81,6 +95,7 @@ class DataPlan:
     messages: str | None
     plain: str | None
     columns: tuple[str, ...] | None
+    images: str | None = None
 
 
 def plan_data(
@@ -99,8 +114,9 @@ def plan_data(
         logger.warning(
             "The column `tools` of `%s` has no effect: pass `tools` to the trainer.", unread[0]
         )
+    images = next(filter(None, (_images_in(name, part) for name, part in parts)), None)
     if rollout.user_func is not None:
-        return DataPlan(rows, evaluation, None, None, None)
+        return DataPlan(rows, evaluation, None, None, None, images)
     rendered = [
         (name, part) for name, part in parts
         if isinstance(part, Dataset) and "input_ids" not in part.column_names
@@ -111,7 +127,17 @@ def plan_data(
     if names := getattr(train, "column_names", None):
         columns = tuple(name for name in names if name not in hidden)
     first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
-    return DataPlan(rows, evaluation, first_messages, first_plain, columns)
+    return DataPlan(rows, evaluation, first_messages, first_plain, columns, images)
+
+
+def _images_in(name: str, dataset: Rows) -> str | None:
+    """Return where a dataset has images: its column, or its first prompt; None if it has none."""
+    for column in IMAGE_COLUMNS:
+        if column in (getattr(dataset, "column_names", None) or ()):
+            return f"The column `{column}` of `{name}`"
+    prompt = dataset[0].get("prompt") if isinstance(dataset, Dataset) else None
+    seen = isinstance(prompt, list) and any(has_image(m.get("content")) for m in prompt)
+    return f"The `prompt` of `{name}`" if seen else None
 
 
 def training_rows(dataset: Rows, args: PPOConfig, rollout: RolloutPlan) -> Rows:
@@ -161,7 +187,6 @@ def _check_rows(
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
     columns, owns_prompt = set(dataset.column_names), rollout.owns_prompts
-    check_columns(f"`{name}`", columns)
     if not owns_prompt and not {"prompt", "input_ids"} & columns:
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
@@ -229,13 +254,6 @@ def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
                 f"{method} does not take `{'`, `'.join(left)}`: it gets every column of `{name}`. Add "
                 f"`**row` to its parameters."
             )
-
-
-def check_columns(name: str, columns: Iterable[str]) -> None:
-    """Raise ValueError if the columns include images."""
-    for column in IMAGE_COLUMNS:
-        if column in columns:
-            raise ValueError(f"{name} has a column `{column}`, and images are not supported.")
 
 
 def read_prompt(prompt: Any, row: str = "a row", *, complete: bool = False) -> Any:

@@ -32,7 +32,6 @@ def check_arguments(
         raise TypeError(
             f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
         )
-    check_tokenizer(processing_class, model)
     if data_collator is not None and not hasattr(data_collator, "tokenizer"):
         raise ValueError(
             f"`data_collator` is a {type(data_collator).__name__}; allowed are padding collators."
@@ -162,15 +161,6 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
 
 def _scores(environment: object) -> bool:
     return callable(getattr(type(environment), "get_reward", None))
-
-
-def check_tokenizer(processing_class: object, model: Model) -> None:
-    """Raise ValueError if `processing_class` is a multimodal processor instead of a tokenizer."""
-    if isinstance(processing_class, ProcessorMixin):
-        raise ValueError(
-            f"`processing_class`, given or loaded, is a {type(processing_class).__name__}: images are not "
-            f"supported. Pass AutoTokenizer.from_pretrained({model_name(model) or '<its name>'!r})."
-        )
 
 
 def fitted_tokenizer(

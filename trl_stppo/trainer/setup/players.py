@@ -52,6 +52,7 @@ def build_player(
         generation_config=lambda: host.generation_config,
         generate=host.generate_turns,
         why_own=lambda: why_own_turns(host),
+        reader=host.reader,
     )
     warn_of_hidden_settings(host)
     if args.rollout_overlap and (reason := why_not_ahead(host, sampler)) is not None:
@@ -86,6 +87,7 @@ def renderer(host: Bridge, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
         host.eos_token_ids,
         chat_template=host.chat_template,
         template_kwargs=host.chat_template_kwargs,
+        reader=host.reader,
     )
 
 
@@ -195,6 +197,8 @@ def assemble(
         drivers[None] = AgentDriver(rollout.agent, renderer, parse, limits, endpoint=endpoint)
     if not drivers:
         drivers[None] = ToolDriver(None, None, None, tools, parse, run_async, on_main)
+    for driver in drivers.values():
+        driver.reader = renderer.reader
     return RolloutEngine(drivers, pool, calls, limits)
 
 

@@ -98,10 +98,12 @@ def _check_length(
 
 def _written(host: Bridge) -> str:
     """Return the text of the chat template and of the first prompt."""
-    chat = renderer(host, host.processing_class)
+    chat = renderer(host, host.text_tokenizer)
     text = chat.control.template_text
     # A stream cannot be indexed, and a template may refuse the first row.
     with suppress(Exception):
-        (row,), ids = rows_with_prompts([host.train_dataset[0]], chat.tokenizer, owns_prompts=True)
-        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(row["prompt"]))
+        rows, sees = [host.train_dataset[0]], host.reader is not None
+        (row,), ids = rows_with_prompts(rows, chat.tokenizer, owns_prompts=True, sees=sees)
+        prompt = chat.read(row["prompt"])
+        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(prompt))
     return text

@@ -8,16 +8,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoProcessor, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import (
+    AutoProcessor,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
 
 from ...hub.loading import load_tokenizer
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
+from ...rollout.images import TEXTS_ONLY
 from .. import _trl_vllm
 from .._trl import GRPOTrainer, replaced
 from ..engine import engine_of
 from ..planning.data import DataPlan
-from ..planning.plan import RolloutPlan, check_tokenizer, fitted_tokenizer, model_name
+from ..planning.plan import RolloutPlan, fitted_tokenizer, model_name
 from ..planning.rewards import RewardPlan
 from ..ppo_config import PPOConfig
 from .models import GivenCritic, ReferencePlan
@@ -110,6 +118,7 @@ class RunPlan:
         tokenizer = tokenizer_of(
             self.model, self.processing_class, self.args, data.messages, data.plain
         )
+        self._check_images(tokenizer)
         return {
             "args": self.args,
             "model": self.model,
@@ -122,6 +131,29 @@ class RunPlan:
             "eval_dataset": data.evaluation,
             "environment_factory": self.rollout.tool_environments,
         }
+
+    def _check_images(self, tokenizer: Any) -> None:
+        """Refuse images without a processor, and what a processor is not supported with."""
+        if not isinstance(tokenizer, ProcessorMixin):
+            if self.data.images is not None:
+                raise ValueError(f"{self.data.images} has images, and {TEXTS_ONLY}.")
+            return
+        args, engine = self.args, self.args.distributed_state.distributed_type.value
+        reads = isinstance(self.model, str) or hasattr(self.model.config, "image_token_id")
+        judges = any(isinstance(func, str | nn.Module) for func in self.rewards.funcs)
+        unsupported = {
+            f"`use_vllm={args.use_vllm}`": args.use_vllm,
+            "`rollout_func`": self.rollout.user_func is not None,
+            f"several processes or an engine ({engine})": engine != "NO",
+            "a model that reads only text": not reads,
+            "a reward model, which reads only text": judges,
+        }
+        for name, found in unsupported.items():
+            if found:
+                raise ValueError(
+                    f"`processing_class` is a {type(tokenizer).__name__}, which reads images, and this is "
+                    f"not supported with {name}. For text alone pass a tokenizer."
+                )
 
     @contextmanager
     def building_upstream(self, trainer: GRPOTrainer) -> Iterator[None]:
@@ -155,15 +187,17 @@ def tokenizer_of(
         by_name, name = isinstance(model, str), model_name(model)
         revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
         trust = {"trust_remote_code": args.trust_remote_code}
-        check_tokenizer(AutoProcessor.from_pretrained(name, revision=revision, **trust), model)
+        found: Any = AutoProcessor.from_pretrained(name, revision=revision, **trust)
         # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
-        processing_class = load_tokenizer(name, revision, **trust)
+        sees = isinstance(found, ProcessorMixin)
+        processing_class = found if sees else load_tokenizer(name, revision, **trust)
     if messages is not None:
         check_template(processing_class, f" of `{messages}`")
+    text = getattr(processing_class, "tokenizer", processing_class)
     if (
         plain
         and processing_class.chat_template
-        and not any(mark in plain for mark in processing_class.all_special_tokens)
+        and not any(mark in plain for mark in text.all_special_tokens)
     ):
         logger.warning(
             "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "

@@ -123,7 +123,9 @@ def prepare_deepspeed(
         model=_Entry(critic), optimizer=make(critic.parameters()), config=config
     )
 
-    def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
+    def values(
+        input_ids: Tensor, attention_mask: Tensor, num_tokens: int, **images: Tensor
+    ) -> Tensor:
         # Autocast is off, because the engine has already cast the weights.
         with torch.autocast(device, enabled=False):
             return engine(input_ids, attention_mask, num_tokens)

@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants coverage lint format check clean
+.PHONY: install demo demo-images pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants coverage lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -45,6 +45,10 @@ pretrained: $(VENV)/.installed-pretrained
 # The whole way with that model: demonstrations, warm start, ST-PPO, evaluation.
 demo-pretrained: pretrained
 	$(OFFLINE) $(BIN)/python scripts/pretrained/train_number_game.py $(DEMO_FLAGS)
+
+# A random vision model learns a grid from screenshots.
+demo-images: install
+	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/images/train_grid.py $(DEMO_FLAGS)
 
 test-pretrained: install pretrained
 	$(OFFLINE) $(BIN)/python -m pytest -m pretrained --durations=0 tests/pretrained

@@ -128,7 +128,9 @@ class Bridge(GRPOTrainer):
                 send()
             self._last_loaded_step = step
 
-    def generate_turns(self, ids: Any, max_new_tokens: int, seeds: object, images: Any = None) -> Any:
+    def generate_turns(
+        self, ids: Any, max_new_tokens: int, seeds: object, images: Any = None
+    ) -> Any:
         """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
         training, shown, fields = self.model.training, None, {}
         if self.reader is not None:

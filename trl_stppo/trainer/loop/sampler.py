@@ -19,6 +19,7 @@ from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
+from ...rollout.images import ImageReader
 from .._trl import unwrap_model_for_generation
 from ..engine import engine_of
 from ..ppo_config import PPOConfig
@@ -47,7 +48,7 @@ class TurnSampler:
     generation_config: Callable[[], GenerationConfig]
     generate: GenerateBatch
     why_own: Callable[[], str | None]
-    reader: Any = None
+    reader: ImageReader | None = None
     _copy: PolicyCopy | None = field(default=None, init=False)
 
     @property
@@ -143,8 +144,9 @@ class TurnSampler:
         settings, _ = self._settings()
         assert settings is not None
         pad, capacity = self.tokenizer.pad_token_id, self.args.generation_slots
-        own: dict[str, Any] = {"pad_token_id": pad, "capacity": capacity, "reader": self.reader}
-        backend = CachedBackend(model, settings, self.end_ids, **own)
+        backend = CachedBackend(
+            model, settings, self.end_ids, pad_token_id=pad, capacity=capacity, reader=self.reader
+        )
         backend.version = version
         return backend
 

@@ -41,6 +41,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"PreTrained(Model|TokenizerBase)"),
     # Rollouts, and numbers or tensors, are described where they occur.
     (r"py:.*", r"trl_stppo\.(core\.policy\.Scalar|trainer\.loop\.rollout\.(Played|Scored))"),
+    # What an episode holds of its images (docs/images.md).
+    (r"py:.*", r"trl_stppo\.rollout\.images\.Image"),
     # The protocol of samplers, which scripts/verifier/ wraps.
     (r"py:.*", r"(trl_stppo\.generation\.protocol\.)?Backend"),
 ]

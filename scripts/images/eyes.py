@@ -39,7 +39,8 @@ def vision_model(seed: int) -> tuple[LlavaForConditionalGeneration, Any]:
     }  # fmt: skip
     tower = {
         "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "projection_dim": 32,
+        # LLaVA reads the states before the last layer: here the patches themselves.
+        "num_hidden_layers": 1, "num_attention_heads": 2, "projection_dim": 32,
         "image_size": SIDE, "patch_size": CELL,
     }  # fmt: skip
     config = LlavaConfig(

@@ -242,6 +242,7 @@ REFUSED = [
     ({"model": "gpt-5"}, "gpt-5", 404),
     ({"messages": []}, "messages", 400),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image", 400),
     ({"messages": [{"content": "no role"}]}, "role", 400),
     # What cannot be sampled.
     ({"max_tokens": 0}, "max_tokens", 400),

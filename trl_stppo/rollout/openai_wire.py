@@ -89,6 +89,8 @@ def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
     """Convert a client's message to the fields that templates read. `names` maps call ids to tool names."""
     given = messages.read_message(message, names)
     read: Message = {"role": given["role"], "content": given.get("content", "")}
+    if not isinstance(read["content"], str):
+        raise ValueError(f"`content` is {read['content']!r:.80}; a request has no images yet")
     if given.get("reasoning_content"):
         read["reasoning_content"] = given["reasoning_content"]
     if given["role"] == "tool":

@@ -11,7 +11,6 @@ from datasets import Dataset
 from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import (
     BitsAndBytesConfig,
-    LlavaForConditionalGeneration,
     PreTrainedModel,
     ProcessorMixin,
     Qwen2ForSequenceClassification,
@@ -24,13 +23,11 @@ from tests.kit.builders import build, prompts, share_of_a
 from tests.kit.fakes import (
     CountEnv,
     char_tokenizer,
-    save_llava,
     tiny_config,
     tiny_policy,
     tiny_value_model,
 )
 from trl_stppo import PPOConfig, STPPOTrainer
-from trl_stppo.models.small import tiny_tokenizer
 
 TOKENIZER = char_tokenizer()
 MESSAGE = {"role": "user", "content": "hi"}
@@ -312,19 +309,6 @@ def test_what_can_be_seen_before_weights_are_loaded_is(name, given, tmp_path, mo
     with pytest.raises((ValueError, TypeError)) as caught:
         start(tmp_path / "run", {"model": base, **given})
     assert names(caught, name)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_model_with_a_processor_is_refused_before_weights_are_loaded(
-    named, tmp_path, monkeypatch
-):
-    save_llava(tmp_path, tiny_tokenizer(["say what you see "] * 4, markers=["<image>"]))
-    model = LlavaForConditionalGeneration.from_pretrained(tmp_path)
-    loaded = staticmethod(lambda *args, **kwargs: pytest.fail("weights are loaded"))
-    monkeypatch.setattr(PreTrainedModel, "from_pretrained", loaded)
-    given = {"model": str(tmp_path) if named else model, "processing_class": None}
-    with pytest.raises(ValueError, match="LlavaProcessor"):
-        build(tmp_path / "run", STPPOTrainer, arguments=given)
 
 
 @pytest.mark.parametrize("wanted", [True, "nowhere"])

@@ -44,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rollouts", type=int, default=80)
+    parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--blind", action="store_true")
     parser.add_argument("--output_dir", default="runs/images")

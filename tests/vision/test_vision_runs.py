@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-from tests.kit.vision import picture
 from tests.kit.vision_runs import rows, trained, vision_trainer
 from trl_stppo.trainer.loop.forward import ForwardPasses
 
@@ -76,21 +75,3 @@ def test_an_override_gets_images_by_upstreams_names(tmp_path):
             ours = ForwardPasses.policy(forward, model, data, 3)[0]
         mask = data["loss_mask"]
         assert float((theirs - ours)[mask].abs().max()) < 1e-5
-
-
-@pytest.mark.slow
-def test_many_screenshots_stay_within_the_bound():
-    """Tensors beyond the bound are not kept; files are."""
-    from tests.kit.vision import vision_model
-    from trl_stppo.rollout import images
-    from trl_stppo.trainer.setup.images import make_reader
-
-    model, processor = vision_model("Qwen2.5-VL")
-    reader = make_reader(model, processor)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "KEPT_BYTES", 10**6)
-        kept = [reader.read(picture(number, 64, 64)) for number in range(500)]
-        assert reader._bytes <= 10**6
-        reader.train_on(kept)
-        assert len(reader.joined(kept, torch.device("cpu"))["image_grid_thw"]) == 500
-        assert reader._bytes <= 10**6

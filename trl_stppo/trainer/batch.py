@@ -255,22 +255,23 @@ def collate(
 
     prompts, completions = [c.prompt_ids for c in contexts], [c.ids for c in contexts]
     shown = torch.tensor([not flag for flag in hidden], device=device).unsqueeze(1).int()
-    tokens: Tokens = {
+    more: dict[str, Tensor] = {}
+    if has_logprobs:
+        # vLLM gives None for a missing log-probability.
+        rows = [[float("nan") if x is None else x for x in c.logprobs] for c in contexts]
+        more["sampling_per_token_logps"] = padded(rows, 0.0)
+    if sees:
+        # An empty row would give a column of no width, which tensors of other batches do not join.
+        keys = [torch.tensor([image.key for image in c.images] or [-1]) for c in contexts]
+        more["images"] = pad(keys, padding_value=-1, padding_side="right").to(device)
+    tokens = {
         "prompt_ids": padded(prompts, pad_token_id, "left"),
         "prompt_mask": padded([[1] * len(ids) for ids in prompts], 0, "left"),
         "completion_ids": padded(completions, pad_token_id),
         "completion_mask": padded([[1] * len(ids) for ids in completions], 0) * shown,
         "tool_mask": padded([[int(flag) for flag in c.action_mask] for c in contexts], 1) * shown,
     }
-    if has_logprobs:
-        # vLLM gives None for a missing log-probability.
-        rows = [[float("nan") if x is None else x for x in c.logprobs] for c in contexts]
-        tokens["sampling_per_token_logps"] = padded(rows, 0.0)
-    if sees:
-        # An empty row would give a column of no width, which tensors of other batches do not join.
-        keys = [torch.tensor([image.key for image in c.images] or [-1]) for c in contexts]
-        tokens["images"] = pad(keys, padding_value=-1, padding_side="right").to(device)
-    return tokens
+    return cast(Tokens, tokens | more)
 
 
 def full_sequence(batch: Tokens) -> tuple[Tensor, Tensor, int]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..generation.sampling import SamplingSettings
 from ..hub import pushing
-from ..hub.settings import AGENT_FILE, AgentSettings
+from ..hub.settings import AGENT_FILE, SAMPLING, AgentSettings
 from ..models.adapters import discard_saved_reference
 from ..paths import CRITIC_FOLDER
 from ..rollout.episode import Limits
@@ -181,12 +181,11 @@ def _as_json(value: object) -> Any:
 def _sampling(host: Bridge) -> dict[str, float | bool | None]:
     """Return sampling settings of evaluation, with training's temperature if evaluation is greedy."""
     args = host.args
-    names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None
     if not host.use_vllm:
         own = host.accelerator.unwrap_model(host.model).generation_config
         settings, _ = SamplingSettings.from_generation_config(host.generation_config, own)
-    known = {name: getattr(settings or args, name) for name in names}
+    known = {name: getattr(settings or args, name) for name in SAMPLING}
     overrides = {name: value for name, value in args.eval_settings.items() if name in known}
     if overrides.get("temperature") == 0:
         del overrides["temperature"]

@@ -5,14 +5,7 @@ import math
 import pytest
 import torch
 
-from trl_stppo.core.trust_region import (
-    first_growth,
-    kl_per_turn,
-    largest_spread,
-    next_step_factor,
-    shortened_factor,
-    spread_gain,
-)
+from trl_stppo.core.trust_region import Region, kl_per_turn
 
 NAN, INF = float("nan"), float("inf")
 
@@ -61,18 +54,18 @@ def test_one_token_keeps_the_kl_finite_and_nothing_is_no_turn():
 
 
 def test_the_largest_spread_is_a_mean_of_three_and_is_forgotten():
-    spreads, largest, seen = [0.1, 0.5, 0.3, 0.2, 0.0], 0.0, []
-    for count in range(1, len(spreads) + 1):
-        largest = largest_spread(largest, spreads[:count])
-        seen.append(largest)
+    region, seen = Region(), []
+    for spread in (0.1, 0.5, 0.3, 0.2, 0.0):
+        region = region.after_rollout(spread)
+        seen.append(region.largest)
     forget = 0.5 ** (1 / 50)
     assert seen[:2] == [0.0, 0.0], "no mean of three yet"
     assert seen[2] == pytest.approx(0.3)
     assert seen[3] == pytest.approx(1.0 / 3)
     assert seen[4] == pytest.approx(forget / 3)
     for _ in range(49):
-        largest = largest_spread(largest, [0.0, 0.0, 0.0])
-    assert largest == pytest.approx(0.5 / 3)
+        region = region.after_rollout(0.0)
+    assert region.largest == pytest.approx(0.5 / 3)
 
 
 @pytest.mark.parametrize(("spread", "largest", "gain"), [
@@ -84,49 +77,51 @@ def test_the_largest_spread_is_a_mean_of_three_and_is_forgotten():
     (0.0, 0.3, 0.01),
 ])  # fmt: skip
 def test_the_gain_by_hand(spread, largest, gain):
-    assert spread_gain(spread, largest) == pytest.approx(gain)
+    assert Region(largest=largest).gain(spread) == pytest.approx(gain)
 
 
-@pytest.mark.parametrize(("kl", "factor"), [
-    (-0.1, 0.4 * 0.7),
-    (0.0, 0.4 * 0.7),
-    (0.2, 0.4 * 0.7),
-    (0.4, 0.4 * 0.5),
-    (1.6, 0.4 * 0.25),
-    (9.0, 0.4 * 0.25),
-    (NAN, 0.4 * 0.25),
-    (INF, 0.4 * 0.25),
+@pytest.mark.parametrize(("ratio", "factor"), [
+    (4.0, 0.4 * 0.5), (16.0, 0.4 * 0.25), (90.0, 0.4 * 0.25), (NAN, 0.4 * 0.25), (INF, 0.4 * 0.25),
 ])  # fmt: skip
-def test_a_step_that_is_too_large_shortens_the_factor(kl, factor):
-    assert shortened_factor(0.4, kl, 0.1) == pytest.approx(factor, rel=1e-12)
-    assert shortened_factor(0.0011, kl, 0.1) == 0.001
+def test_a_step_that_is_too_large_shortens_the_factor(ratio, factor):
+    assert Region(0.4).after_refusal(ratio) == Region(pytest.approx(factor), starts=False)
+    assert Region(0.0011).after_refusal(ratio).factor == 0.001
 
 
-@pytest.mark.parametrize(("kl", "may_grow", "factor"), [
-    (0.201, True, 0.3 / 1.5),
-    (0.3, False, 0.3 * math.sqrt(1 / 3)),
-    (0.4, True, 0.15),
-    (9.0, True, 0.075),
-    (0.2, True, 0.3),
-    (0.05, True, 0.3),
-    (0.049, True, 0.3 * math.sqrt(0.1 / 0.049)),
-    (0.001, True, 0.45),
-    (0.001, False, 0.3),
+@pytest.mark.parametrize(("ratio", "may_grow", "factor"), [
+    (2.01, True, 0.3 / 1.5),
+    (3.0, False, 0.3 * math.sqrt(1 / 3)),
+    (4.0, True, 0.15),
+    (90.0, True, 0.075),
+    (2.0, True, 0.3),
+    (0.5, True, 0.3),
+    (0.49, True, 0.3 * math.sqrt(1 / 0.49)),
+    (0.01, True, 0.45),
+    (0.01, False, 0.3),
     (0.0, True, 0.3),
-    (-0.1, True, 0.3),
+    (-1.0, True, 0.3),
 ])  # fmt: skip
-def test_the_factor_after_an_update_by_hand(kl, may_grow, factor):
-    assert next_step_factor(0.3, kl, 0.1, may_grow=may_grow) == pytest.approx(factor, rel=1e-12)
+def test_the_factor_after_an_update_by_hand(ratio, may_grow, factor):
+    region = Region(0.3, starts=False).after_update(ratio, 32, may_grow=may_grow)
+    assert region == Region(pytest.approx(factor, rel=1e-12), starts=False)
+
+
+@pytest.mark.parametrize(("ratio", "growth", "starts"), [
+    (1 / 64, 4.0, True), (1 / 9, 1.5, False), (1e-8, 10.0, True), (1.0, 1.0, False),
+    (0.0, 1.0, False), (-1.0, 1.0, False),
+])  # fmt: skip
+def test_the_first_updates_by_hand(ratio, growth, starts):
+    region = Region(0.05).after_update(ratio, 32, may_grow=True)
+    assert region == Region(pytest.approx(0.05 * growth), starts=starts)
 
 
 def test_the_factor_has_bounds():
-    assert next_step_factor(0.9, 1e-9, 0.1) == 1.0
-    assert next_step_factor(0.0011, 1.0, 0.1) == 0.001
-    assert next_step_factor(0.1, 1e-9, 0.1, growth=4.0) == pytest.approx(0.4)
+    assert Region(0.9).after_update(1e-8, 32, may_grow=True).factor == 1.0
+    assert Region(0.0011).after_update(10.0, 32, may_grow=True).factor == 0.001
 
 
-@pytest.mark.parametrize(("kl", "growth"), [
-    (0.1 / 64, 4.0), (0.1 / 9, 1.5), (0.1, 0.5), (1e-9, 10.0), (0.0, 1.5), (-0.1, 1.5),
-])  # fmt: skip
-def test_the_first_growth_by_hand(kl, growth):
-    assert first_growth(kl, 0.1) == pytest.approx(growth, rel=1e-12)
+def test_updates_of_few_turns_decide_together():
+    region = Region(starts=False).after_update(8.0, 8, may_grow=True)
+    assert region == Region(starts=False, measured=64.0, turns=8)
+    assert region.after_update(0.0, 24, may_grow=True).factor == 0.1, "r is 2 in the mean"
+    assert region.after_refusal(4.0) == Region(0.05, starts=False), "a refusal decides alone"

@@ -42,6 +42,7 @@ from trl_stppo.core.policy import (
     sampler_correction,
     winner_weights,
 )
+from trl_stppo.core.trust_region import Region, kl_per_turn
 from trl_stppo.core.turns import (
     broadcast_turns,
     num_turns,
@@ -60,6 +61,7 @@ __all__ = [
     "TOKEN_CLIPRANGE",
     "ClippedSurrogate",
     "JoinedView",
+    "Region",
     "SurrogateStats",
     "aggregation_weights",
     "broadcast_turns",
@@ -71,6 +73,7 @@ __all__ = [
     "group_advantages",
     "importance_ratio",
     "kl_penalty",
+    "kl_per_turn",
     "leave_one_out_advantages",
     "log_importance_ratio",
     "logit_space_squares",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,9 +15,14 @@ from trl_stppo.core.turns import reduce_turns
 # Rollouts over which a spread is averaged, and rollouts after which the largest average counts half.
 AVERAGED, HALF_LIFE = 3, 50
 LEAST_GAIN = 0.01
+# A mini-batch, or updates together, need this many turns to decide anything.
+LEAST_TURNS = 32
+# At the start the effect of a step on the policy is unknown, so begin with small steps.
+FIRST_FACTOR, SMALLEST_FACTOR = 0.1, 0.001
 # The factor stays the same while the KL is between half and twice the allowed KL.
-TOLERANCE, GROWTH = 2.0, 1.5
-FIRST_GROWTH, SMALLEST_FACTOR = 10.0, 0.001
+TOLERANCE, GROWTH, FIRST_GROWTH, LEAST_CHANGE = 2.0, 1.5, 10.0, 0.25
+# A KL is too large above this many times the allowed KL, and above as many times its rounding error.
+LIMIT = 4.0
 
 
 def kl_per_turn(
@@ -47,82 +52,72 @@ def kl_per_turn(
     return terms.sum(), (counts > 0).sum().to(x.dtype)
 
 
-def largest_spread(largest: float, spreads: Sequence[float]) -> float:
-    """Return the largest mean spread of three rollouts in a row, of which older ones count less.
+@dataclass(frozen=True)
+class Region:
+    """State of the trust region between two mini-batches; each method returns the next state.
 
-    Args:
-        largest: result for the rollout before, reward units; 0 before there are three.
-        spreads: standard deviations of the raw advantages of the last rollouts, newest last.
+    The factor follows the ratio r = K / T of an update's KL and its allowed KL. K grows with the square of a
+    step, so the factor changes by sqrt(1 / r).
+
+    Attributes:
+        factor: factor on optimizer steps, within [0.001, 1].
+        starts: whether no update has come near its allowed KL yet.
+        spreads: standard deviations of the raw advantages of the last rollouts, reward units, newest last.
+        largest: largest mean spread of three rollouts in a row, of which older ones count less; 0 before
+            there are three.
+        measured: sum of r times turns, over the updates since the factor was last decided.
+        turns: number of turns in these updates.
+
+    Source: this package's own; the adaptive learning rate of RSL-RL (arXiv:2509.10771).
     """
-    recent = spreads[-AVERAGED:]
-    mean = math.fsum(recent) / AVERAGED if len(recent) == AVERAGED else 0.0
-    return max(largest * 0.5 ** (1 / HALF_LIFE), mean)
 
+    factor: float = FIRST_FACTOR
+    starts: bool = True
+    spreads: tuple[float, ...] = ()
+    largest: float = 0.0
+    measured: float = 0.0
+    turns: float = 0.0
 
-def spread_gain(spread: float, largest: float) -> float:
-    """Return the share of `desired_kl` that an update may use, within [0.01, 1].
+    def after_rollout(self, spread: float) -> Region:
+        """Take in the spread of a rollout whose update trains the policy."""
+        spreads = (*self.spreads, spread)[-AVERAGED:]
+        mean = math.fsum(spreads) / AVERAGED if len(spreads) == AVERAGED else 0.0
+        return replace(
+            self, spreads=spreads, largest=max(self.largest * 0.5 ** (1 / HALF_LIFE), mean)
+        )
 
-    A natural gradient at constant temperature moves the policy by a KL proportional to the variance of the
-    advantages. If advantages are small, there is little to gain, and whitening makes their noise large.
+    def gain(self, spread: float) -> float:
+        """Return the share of `desired_kl` that an update may use, within [0.01, 1].
 
-    Args:
-        spread: standard deviation of the rollout's raw advantages, reward units.
-        largest: result of `largest_spread`; if it is 0, the share is 1.
-    """
-    if not largest > 0.0:
-        return 1.0
-    return min(1.0, max((spread / largest) ** 2, LEAST_GAIN))
+        A natural gradient at constant temperature moves the policy by a KL proportional to the variance of
+        the advantages. If advantages are small, there is little to gain, and whitening makes their noise
+        large.
+        """
+        if not self.largest > 0.0:
+            return 1.0
+        return min(1.0, max((spread / self.largest) ** 2, LEAST_GAIN))
 
+    def after_refusal(self, ratio: float) -> Region:
+        """Shorten later steps after a step whose KL was too large, r > 4 or not finite."""
+        return replace(self._after(ratio, may_grow=False), starts=False)
 
-def shortened_factor(factor: float, kl: float, allowed_kl: float) -> float:
-    """Return the factor on optimizer steps after an update whose KL was too large.
+    def after_update(
+        self, ratio: float, turns: float, *, may_grow: bool, least_turns: int = LEAST_TURNS
+    ) -> Region:
+        """Move the factor by an update's last measured r, if the updates since then have enough turns."""
+        measured, total = self.measured + turns * ratio, self.turns + turns
+        if total < least_turns:
+            return replace(self, measured=measured, turns=total)
+        return self._after(measured / total, may_grow=may_grow)
 
-    Args:
-        factor: factor of that update.
-        kl: its KL in nats per turn; a KL that is not finite counts as very large.
-        allowed_kl: allowed KL in nats per turn.
-    """
-    ratio = kl / allowed_kl if math.isfinite(kl) else math.inf
-    change = min(max(max(ratio, 1.0) ** -0.5, 0.25), 0.7)
-    return max(factor * change, SMALLEST_FACTOR)
-
-
-def first_growth(kl: float, allowed_kl: float) -> float:
-    """Return the largest growth of the factor in the first updates, whose KL is far below the allowed KL.
-
-    The KL grows with the square of a step, so this goes to half of the step that the KL allows.
-
-    Args:
-        kl: KL of the update that has ended, nats per turn.
-        allowed_kl: allowed KL in nats per turn.
-
-    Returns:
-        At most 10; `GROWTH` or less ends the first updates.
-    """
-    return min(FIRST_GROWTH, 0.5 * math.sqrt(allowed_kl / kl)) if kl > 0.0 else GROWTH
-
-
-def next_step_factor(
-    factor: float, kl: float, allowed_kl: float, *, may_grow: bool = True, growth: float = GROWTH
-) -> float:
-    """Move the factor on optimizer steps so that an update's KL per turn comes near the allowed KL.
-
-    Args:
-        factor: factor of the update that has ended.
-        kl: KL of this update in nats per turn.
-        allowed_kl: allowed KL in nats per turn.
-        may_grow: whether the factor may grow.
-        growth: largest growth.
-
-    Returns:
-        The factor of the next update, within [0.001, 1].
-
-    Source: the adaptive learning rate of RSL-RL (arXiv:2509.10771), here in proportion to the square root of
-    the KL, which grows with the square of a step.
-    """
-    change = 1.0
-    if kl > TOLERANCE * allowed_kl:
-        change = max(0.25, min(1.0 / GROWTH, math.sqrt(allowed_kl / kl)))
-    elif may_grow and 0.0 < kl < allowed_kl / TOLERANCE:
-        change = min(growth, math.sqrt(allowed_kl / kl))
-    return min(max(factor * change, SMALLEST_FACTOR), 1.0)
+    def _after(self, ratio: float, *, may_grow: bool) -> Region:
+        root = math.sqrt(1.0 / ratio) if ratio > 0.0 else 0.0
+        # In the first updates r may be far below 1: go to half of the step that the KL allows.
+        growth = max(GROWTH, min(FIRST_GROWTH, 0.5 * root)) if self.starts else GROWTH
+        change = 1.0
+        if not ratio <= TOLERANCE:
+            change = max(LEAST_CHANGE, min(1.0 / GROWTH, root))
+        elif may_grow and 0.0 < ratio < 1.0 / TOLERANCE:
+            change = min(growth, root)
+        factor = min(max(self.factor * change, SMALLEST_FACTOR), 1.0)
+        return replace(self, factor=factor, starts=growth > GROWTH, measured=0.0, turns=0.0)

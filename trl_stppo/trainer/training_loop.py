@@ -152,7 +152,7 @@ class TrainingLoop:
         args = self.args
         # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
         moves = args.steps_per_rollout > 1 or args.rollout_staleness > 0
-        reads = self._corrects_sampler or args.kl_coef != 0.0 or self.region is not None
+        reads = self._corrects_sampler or args.kl_coef != 0.0
         return self.logprobs_under(self.host.model, tokens) if moves or reads else None
 
     def ref_logprobs(self, tokens: Tokens) -> Tensor | None:
@@ -349,7 +349,7 @@ class TrainingLoop:
             change = (terms.logprobs - old).abs()
             self.metrics.add_mean("sampling/drift", change, terms.loss_mask)
         if self.region is not None:
-            start = inputs.get("start_per_token_logps", inputs["old_per_token_logps"])
+            start = inputs.get("start_per_token_logps", old)
             self.region.observe(terms.logprobs, start, inputs["turn_index"], terms.loss_mask)
         self.trace.observe(inputs, terms.logprobs, old, log_ratio, terms.surrogate)
 

@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ...core import trust_region as core
 from ...core.masking import widest
-from ...core.trust_region import (
-    AVERAGED,
-    GROWTH,
-    first_growth,
-    kl_per_turn,
-    largest_spread,
-    next_step_factor,
-    shortened_factor,
-    spread_gain,
-)
 from ..sums import Reduce
 from ..verdict import Verdict
 from .base import Stabilizer, register
-
-# At the start the effect of a step on the policy is unknown, so begin with small steps.
-FIRST_FACTOR = 0.1
-# A KL is too large above this many times the allowed KL, and above as many times its rounding error.
-LIMIT = 4.0
-
-
-@dataclass
-class RegionState:
-    """State between two rollouts.
-
-    Attributes:
-        factor: factor on optimizer steps.
-        starts: whether no update has come near its allowed KL yet.
-        spreads: standard deviations of the raw advantages of the last rollouts.
-        largest: result of `largest_spread`.
-        refused: number of mini-batches so far whose KL was too large.
-        measured: sum of K / T times turns, over the updates since the last decision on the factor.
-        turns: number of turns in these updates.
-    """
-
-    factor: float = FIRST_FACTOR
-    starts: bool = True
-    spreads: list[float] = field(default_factory=list)
-    largest: float = 0.0
-    refused: int = 0
-    measured: float = 0.0
-    turns: float = 0.0
 
 
 @register
@@ -62,22 +25,20 @@ class TrustRegion(Stabilizer):
     most 1 on the steps adapts after each update. An update of one step has nothing to measure, so its factor
     is 1.
 
-    Source: this package's own; the adaptive learning rate of RSL-RL (arXiv:2509.10771).
+    Source: `core.trust_region`.
     """
 
     name = "trust_region"
     meaning = "keeps an update's KL per turn within what there is to gain"
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
-    least_turns: ClassVar[int] = 32
+    least_turns: ClassVar[int] = core.LEAST_TURNS
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._has_several_steps = config.steps_per_rollout > 1
-        self.state = RegionState()
-        self.allowed_kl = config.desired_kl
-        self._is_flat = True
-        self._begin_update()
+        self.allowed_kl, self._is_flat = config.desired_kl, True
+        self.load_state_dict({})
         self.start_mini_batch()
 
     @classmethod
@@ -101,11 +62,8 @@ class TrustRegion(Stabilizer):
             spread: standard deviation of the rollout's raw advantages, reward units, over all processes.
             trains: whether the update trains the policy.
         """
-        state = self.state
-        if trains:
-            state.spreads = [*state.spreads, spread][-AVERAGED:]
-            state.largest = largest_spread(state.largest, state.spreads)
-        self.allowed_kl = self.config.desired_kl * spread_gain(spread, state.largest)
+        self.state = self.state.after_rollout(spread) if trains else self.state
+        self.allowed_kl = self.config.desired_kl * self.state.gain(spread)
         self._is_flat = not spread > 0.0
         self._begin_update()
 
@@ -125,8 +83,8 @@ class TrustRegion(Stabilizer):
     def observe(
         self, logprobs: Tensor, start_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
     ) -> None:
-        """Add the KL and the turns of some rows; arguments as in `kl_per_turn`."""
-        sums = torch.stack(kl_per_turn(logprobs, start_logprobs, turn_index, loss_mask))
+        """Add the KL and the turns of some rows; arguments as in `core.trust_region.kl_per_turn`."""
+        sums = torch.stack(core.kl_per_turn(logprobs, start_logprobs, turn_index, loss_mask))
         self._sums = sums if self._sums is None else self._sums + sums
 
     def measure(self, reduce: Reduce, device: torch.device) -> None:
@@ -149,7 +107,7 @@ class TrustRegion(Stabilizer):
     @property
     def exceeds(self) -> bool:
         """Return whether the measured KL is too large, or not finite."""
-        limit = LIMIT * max(self.allowed_kl, self.floor)
+        limit = core.LIMIT * max(self.allowed_kl, self.floor)
         return self._turns >= self.least_turns and not self.kl <= limit
 
     def apply(self, verdict: Verdict, *, ends_update: bool) -> None:
@@ -160,35 +118,18 @@ class TrustRegion(Stabilizer):
             # An update without all of its steps does not enlarge steps.
             self._may_grow = False
         if verdict is Verdict.REFUSED:
-            self._refuse()
-        if ends_update:
-            self._end_update()
-
-    def _refuse(self) -> None:
-        """Count a mini-batch whose KL is too large, and shorten later steps."""
-        state = self.state
-        state.refused += 1
-        if self._has_moved:
-            state.factor = shortened_factor(state.factor, self.kl, self.allowed_kl)
-            state.measured = state.turns = 0.0
-            self._has_moved = state.starts = False
-
-    def _end_update(self) -> None:
-        """Move the factor by the last measured KL of an update, unless that has shortened it."""
-        state, (kl, turns) = self.state, self._seen
-        if not self._has_moved or not turns or not math.isfinite(kl):
-            return
-        state.measured += turns * kl / self.allowed_kl
-        state.turns += turns
-        if state.turns < self.least_turns:
-            return
-        ratio, growth = state.measured / state.turns, GROWTH
-        if state.starts:
-            growth = max(GROWTH, first_growth(ratio, 1.0))
-            state.starts = growth > GROWTH
-        may_grow = self._may_grow and not self._is_flat
-        state.factor = next_step_factor(state.factor, ratio, 1.0, may_grow=may_grow, growth=growth)
-        state.measured = state.turns = 0.0
+            self.refused += 1
+            if self._has_moved:
+                self.state = self.state.after_refusal(self.kl / self.allowed_kl)
+                self._has_moved = False
+        kl, turns = self._seen
+        if ends_update and self._has_moved and turns and math.isfinite(kl):
+            self.state = self.state.after_update(
+                kl / self.allowed_kl,
+                turns,
+                may_grow=self._may_grow and not self._is_flat,
+                least_turns=self.least_turns,
+            )
 
     def figures(self) -> dict[str, float]:
         """Return the newest metrics."""
@@ -197,14 +138,16 @@ class TrustRegion(Stabilizer):
             "step/kl_floor": self.floor,
             "step/allowed_kl": self.allowed_kl,
             "step/factor": self.factor,
-            "step/refused": self.state.refused,
+            "step/refused": self.refused,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state between two rollouts."""
-        return asdict(self.state)
+        """Return the state between two rollouts, and the number of mini-batches that were refused so far."""
+        return {**asdict(self.state), "refused": self.refused}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state from `state_dict`; {} stands for a new run."""
-        self.state = RegionState(**state)
+        self.refused = state.get("refused", 0)
+        own = {name: value for name, value in state.items() if name != "refused"}
+        self.state = core.Region(**own)
         self._begin_update()

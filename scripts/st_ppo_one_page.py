@@ -22,7 +22,7 @@ EPISODES, UPDATES = 128, 80  # episodes of a rollout; rollouts
 EPOCHS, MINI_BATCHES = 2, 4  # passes over a rollout, optimizer steps of each
 TURN_TOKENS = 4  # a turn that has not ended by then is cut off
 GAMMA = 1.0  # discount per token; GAE's lambda is 0.9 per turn
-CLIPRANGE_VALUE, POWER = 0.2, 4.0  # the last one is of the correction
+CLIPRANGE_VALUE, DESIRED_KL = 0.2, 0.1  # the last one in nats per turn
 VF_COEF, MAX_GRAD_NORM = 0.1, 1.0
 LEARNING_RATE = 1e-3  # of both
 
@@ -98,10 +98,11 @@ def play(policy: GPT2LMHeadModel, numbers: list[int]) -> Episodes:
 
 
 # ---------------------------------------------------------------------------------- models
-def logprobs_of(policy: GPT2LMHeadModel, ids: Tensor) -> Tensor:
-    """Log-probability of every token but the first, [B, T - 1], nats."""
+def logprobs_of(policy: GPT2LMHeadModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of every token but the first, and entropy before it, [B, T - 1] nats each."""
     logprobs = policy(ids).logits[:, :-1].log_softmax(-1)
-    return logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1), entropies
 
 
 def values_of(critic: GPT2ForSequenceClassification, ids: Tensor) -> Tensor:
@@ -120,8 +121,9 @@ class Batch:
     turn_index: Tensor
     old_logprobs: Tensor  # of the policy that has played, nats
     old_values: Tensor
-    advantages: Tensor
+    advantages: Tensor  # whitened
     returns: Tensor
+    spread: Tensor  # [B], standard deviation of the raw advantages
 
     def __getitem__(self, rows: Tensor) -> "Batch":
         return Batch(*(tensor[rows] for tensor in vars(self).values()))
@@ -136,20 +138,50 @@ def prepare(policy, critic, episodes: Episodes) -> Batch:
     rewards = core.token_rewards(turn_index, scores=episodes.scores.to(values.dtype))
     lam = core.default_lam(float(core.turn_starts(turn_index).sum()), float(agent.sum()))
     advantages, returns = core.token_gae(rewards, values, agent, GAMMA, lam)
-    old_logprobs = logprobs_of(policy, episodes.ids)
-    return Batch(
-        episodes.ids, turn_index, old_logprobs, values, core.whiten(advantages, agent), returns
-    )
+    old_logprobs, _ = logprobs_of(policy, episodes.ids)
+    spread = advantages[agent].std().expand(len(values))
+    whitened = core.whiten(advantages, agent)
+    return Batch(episodes.ids, turn_index, old_logprobs, values, whitened, returns, spread)
 
 
 # ---------------------------------------------------------------------------------- update
-def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
+class Region:
+    """How far an update may move the policy. The trainer also subtracts the KL's rounding error."""
+
+    def __init__(self) -> None:
+        self.state = core.Region()
+
+    def begin(self, spread: float) -> None:
+        """Allow an update a KL that follows what there is to gain."""
+        self.state = self.state.after_rollout(spread)
+        self.allowed_kl = DESIRED_KL * self.state.gain(spread)
+        self.may_grow, self.has_stepped, self.has_moved = spread > 0.0, False, False
+
+    def admits(self, logprobs: Tensor, batch: Batch, agent: Tensor) -> bool:
+        """Measure the KL since the start of the update. Too far: no step, and shorter steps from now on."""
+        if not self.has_stepped:
+            return True
+        kl, turns = core.kl_per_turn(logprobs, batch.old_logprobs, batch.turn_index, agent)
+        self.turns, self.ratio = float(turns), float(kl / turns) / self.allowed_kl
+        if self.ratio <= 4.0:
+            return True
+        if self.has_moved:
+            self.state = self.state.after_refusal(self.ratio)
+        self.has_moved = self.may_grow = False
+        return False
+
+    def end(self) -> None:
+        """Choose the length of later steps."""
+        if self.has_moved:
+            self.state = self.state.after_update(self.ratio, self.turns, may_grow=self.may_grow)
+
+
+def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch, region: Region) -> float:
     """One optimizer step on a mini-batch. Returns the factor by which the policy's step was shortened."""
     agent = batch.turn_index >= 0
+    logprobs, entropies = logprobs_of(policy, batch.ids)
     # First addition of the paper: one importance ratio for a turn, the geometric mean of its tokens'.
-    log_ratio = core.log_importance_ratio(
-        logprobs_of(policy, batch.ids), batch.old_logprobs, batch.turn_index, "turn"
-    )
+    log_ratio = core.log_importance_ratio(logprobs, batch.old_logprobs, batch.turn_index, "turn")
     # PPO's clip, split in two: the terms that teach, and those that the clip takes away. The ratio is a mean
     # over n tokens, so the width is that of one token over n.
     turns = core.turn_starts(batch.turn_index).sum()
@@ -158,39 +190,46 @@ def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> floa
     weights = core.aggregation_weights(
         agent, "grpo", num_episodes=len(agent), num_tokens=agent.sum(), dtype=log_ratio.dtype
     )
-    parameters = list(policy.parameters())
-    clipped = torch.autograd.grad(
-        -(surrogate.clipped * weights).sum(), parameters, retain_graph=True
-    )
+
+    def norm_of_gradient(terms: Tensor) -> Tensor:
+        loss = (terms * weights).sum()
+        (by_logprob,) = torch.autograd.grad(loss, logprobs, retain_graph=True)
+        return core.logit_space_squares(by_logprob, logprobs, entropies, agent).sum().sqrt()
+
+    # Second addition: the larger the clipped part of the gradient, the smaller the step.
+    kept, clipped = norm_of_gradient(surrogate.kept), norm_of_gradient(surrogate.clipped)
+    scale = region.state.factor * float(core.normalization_scale(kept, clipped, "share"))
 
     error, _ = core.clipped_value_loss(
         values_of(critic, batch.ids), batch.old_values, batch.returns, agent, CLIPRANGE_VALUE
     )
     value_loss = error.sum() / agent.sum()
     (VF_COEF * value_loss - (surrogate.kept * weights).sum()).backward()
-
-    # Second addition: the larger the clipped part of the gradient, the smaller the step.
-    norm = torch.nn.utils.get_total_norm
-    kept_norm = norm([p.grad for p in parameters])
-    scale = core.normalization_scale(kept_norm, norm(clipped), "share", POWER)
-
-    torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), MAX_GRAD_NORM)
     torch.nn.utils.clip_grad_norm_(critic.parameters(), MAX_GRAD_NORM)
-    before = [p.detach().clone() for p in parameters]
+    if region.admits(logprobs, batch, agent):
+        region.has_stepped = region.has_moved = True
+    else:
+        policy.zero_grad()  # the critic's step is taken
+    before = [p.detach().clone() for p in policy.parameters()]
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():  # the step is scaled, not the gradient: Adam would divide that out again
-        for parameter, start in zip(parameters, before, strict=True):
+        for parameter, start in zip(policy.parameters(), before, strict=True):
             parameter.copy_(start + scale * (parameter - start))
-    return float(scale)
+    return scale
 
 
-def update(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> list[float]:
+def update(
+    policy, critic, optimizer: torch.optim.Optimizer, batch: Batch, region: Region
+) -> list[float]:
     """All epochs over one rollout, each in mini-batches of its own. Returns the factors of the steps."""
+    region.begin(float(batch.spread[0]))
     scales = []
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(batch.ids)).chunk(MINI_BATCHES):
-            scales.append(step(policy, critic, optimizer, batch[rows]))
+            scales.append(step(policy, critic, optimizer, batch[rows], region))
+    region.end()
     return scales
 
 
@@ -219,7 +258,7 @@ def warm_up(policy: GPT2LMHeadModel, steps: int = 200) -> None:
                 possible = [n for n in possible if (n - guess) * (number - guess) > 0]
             rows.append(row)
         ids = padded(rows, PAD)
-        (-logprobs_of(policy, ids)[ids[:, 1:] != PAD].mean()).backward()
+        (-logprobs_of(policy, ids)[0][ids[:, 1:] != PAD].mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -235,10 +274,10 @@ def main(seed: int = 0) -> None:
     warm_up(policy)
     parameters = [*policy.parameters(), *critic.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
-    before = success(policy)
+    region, before = Region(), success(policy)
     for number in range(UPDATES):
         episodes = play(policy, [random.randint(1, 7) for _ in range(EPISODES)])
-        scales = update(policy, critic, optimizer, prepare(policy, critic, episodes))
+        scales = update(policy, critic, optimizer, prepare(policy, critic, episodes), region)
         if number % 10 == 9:
             won, scale = episodes.scores.mean(), sum(scales) / len(scales)
             print(f"update {number + 1:3d}  games won {won:.2f}  mean step {scale:.2f}")

@@ -12,11 +12,12 @@ from tests.kit.scripted import Float64Trainer, assert_same, logged, play_script,
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.
 SETTINGS = {
-    "variant": "st-ppo", "num_ppo_epochs": 2, "max_steps": 2,
+    "variant": "st-ppo", "stabilizers": ["trust_region", "share"], "clip_bias_estimator": "logits",
+    "num_ppo_epochs": 2, "max_steps": 4, "per_device_train_batch_size": 16,
     "gamma": page.GAMMA,
     "cliprange_value": page.CLIPRANGE_VALUE, "vf_coef": page.VF_COEF,
-    "max_grad_norm": page.MAX_GRAD_NORM, "optim": "adamw_torch", "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2, "kl_coef": 0.0, "cliprange": None,
+    "max_grad_norm": page.MAX_GRAD_NORM, "optim": "adamw_torch", "learning_rate": 0.1,
+    "critic_learning_rate": 0.1, "kl_coef": 0.0, "cliprange": None,
 }  # fmt: skip
 
 
@@ -41,23 +42,31 @@ class Keeping(Keeps, Float64Trainer):
     """Keeps the rollout batch, which is shuffled afterwards."""
 
 
-def test_an_update_equals_the_trainers(tmp_path):
+@pytest.mark.parametrize("desired_kl", [1.0, 1e-6])
+def test_two_updates_equal_the_trainers(desired_kl, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "DESIRED_KL", desired_kl)
     trainer, recorder = scripted_trainer(
-        tmp_path, trainer_class=Keeping, staleness=0.0, rollout_func=play, **SETTINGS
-    )
+        tmp_path, trainer_class=Keeping, staleness=0.0, rollout_func=play, rows=16, desired_kl=desired_kl,
+        **SETTINGS,
+    )  # fmt: skip
     trainer.train()
-    _, kept, *_ = trainer.kept[0]
-    scores = torch.tensor(trainer.scored[0].totals, dtype=torch.float64)
 
     tokenizer = char_tokenizer()
     policy, critic = float64_policy(tokenizer).eval(), float64_value_model(tokenizer).eval()
     parameters = [*policy.parameters(), *critic.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=SETTINGS["learning_rate"], weight_decay=0.0)
-    batch = page.prepare(policy, critic, episodes_of(kept, scores))
-    scales = [page.step(policy, critic, optimizer, batch) for _ in range(2)]
+    region, scales = page.Region(), []
+    for (_, kept, *_), scored in zip(trainer.kept, trainer.scored, strict=True):
+        scores = torch.tensor(scored.totals, dtype=torch.float64)
+        batch = page.prepare(policy, critic, episodes_of(kept, scores))
+        region.begin(float(batch.spread[0]))
+        scales += [page.step(policy, critic, optimizer, batch, region) for _ in range(2)]
+        region.end()
 
-    assert scales == pytest.approx(logged(trainer, "clip_bias/scale"), rel=1e-9)
-    assert scales[0] == 1.0 > scales[1]
+    factors = [0.1, 0.1, *logged(trainer, "step/factor")[1:3]]
+    shares = logged(trainer, "clip_bias/scale")
+    assert scales == pytest.approx([f * s for f, s in zip(factors, shares, strict=True)], rel=1e-9)
+    assert logged(trainer, "step/refused")[-1] == (0 if desired_kl == 1.0 else 2)
     names = list(recorder.before)
     ours = dict(zip(names, parameters, strict=True))
     moved = {n: ours[n].detach() - recorder.before[n] for n in names}

@@ -134,10 +134,6 @@ REFUSED = [
     # the bias of clipping
     ("mode", lambda: core.normalization_scale(1.0, 1.0, "off")),
     *(
-        ("power", lambda bad=bad: core.normalization_scale(1.0, 1.0, "share", power=bad))
-        for bad in (0.0, -1.0, NAN, math.inf)
-    ),
-    *(
         (name, lambda given=given: core.logit_space_squares(*given))
         for bad in (NARROW, COLUMN, LONG)
         for name, given in (

@@ -200,9 +200,9 @@ def aggregate(per_token, loss_mask, loss_type, num_episodes, num_tokens, max_len
     return total
 
 
-def scale(g, c, mode, power=1.0, eps=1e-12):
+def scale(g, c, mode, eps=1e-12):
     if c <= eps:
         return 1.0
     if mode == "triggered":
         return 1.0 / c
-    return (g / (g + c)) ** power
+    return g / (g + c)

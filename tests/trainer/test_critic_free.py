@@ -244,7 +244,7 @@ def test_the_ratio_and_the_correction_work_with_them(variant, tmp_path):
 @pytest.mark.parametrize(("options", "level", "stabilizers", "estimator"), [
     ({"variant": "grpo"}, "token", [], "group"),
     ({"variant": "gspo"}, "sequence", [], "group"),
-    ({"variant": "st-grpo"}, "turn", ["share"], "group"),
+    ({"variant": "st-grpo"}, "turn", ["trust_region", "share"], "group"),
     ({"variant": "rloo"}, "token", [], "leave_one_out"),
     ({"variant": "rebn"}, "token", [], "batch"),
     ({"variant": "rloo", **TURNS, "stabilizers": "share"}, "turn", ["share"], "leave_one_out"),

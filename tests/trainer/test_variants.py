@@ -8,7 +8,7 @@ from trl import TrlParser
 
 from trl_stppo import STGRPOConfig, STPPOConfig
 
-DEFAULT = ["share"]
+DEFAULT = ["trust_region", "share"]
 
 
 def config(kind=STPPOConfig, **options) -> STPPOConfig:

@@ -343,15 +343,13 @@ def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
     return (total > 0).to(total.dtype)
 
 
-def normalization_scale(
-    grad_norm: Tensor, clip_bias_norm: Tensor, mode: str, power: float = 1.0
-) -> Tensor:
+def normalization_scale(grad_norm: Tensor, clip_bias_norm: Tensor, mode: str) -> Tensor:
     """Return the factor s by which the clipping-bias correction scales the gradient or the optimizer's step.
 
     With g = grad_norm and C = clip_bias_norm:
 
-        triggered  1 / C                 the paper's; needs gradient clipping behind it
-        share      (g / (g + C))^power   never amplifies, unit-free, smooth
+        triggered  1 / C         the paper's; needs gradient clipping behind it
+        share      g / (g + C)   never amplifies, unit-free, smooth
 
     and 1 in both modes if nothing is clipped (C <= 1e-12, so 0 / 0 counts as 1), which holds exactly
     at the first step after a rollout. A norm that is not finite gives 1 as well, so that the
@@ -361,7 +359,6 @@ def normalization_scale(
         grad_norm: float, any shape, norm of g, >= 0.
         clip_bias_norm: float, the same shape, norm of C, >= 0, in the unit of grad_norm.
         mode: one of the above.
-        power: exponent of "share", dimensionless, > 0 and finite; ignored by "triggered".
 
     Returns:
         s, dimensionless, detached, in at least float32, computed without waiting for the device.
@@ -372,11 +369,9 @@ def normalization_scale(
         signal is the effective sample size.
     """
     check_choice("mode", mode, NORMALIZATION_MODES)
-    if not 0 < power < math.inf:
-        raise ValueError(f"power must be a finite number > 0, got {power!r}")
     g, c = upcast(grad_norm.detach()), upcast(clip_bias_norm.detach())
     # Halve both norms, which is exact, because their sum may overflow although neither norm does.
-    scale = 1.0 / c if mode == "triggered" else (0.5 * g / (0.5 * g + 0.5 * c)) ** power
+    scale = 1.0 / c if mode == "triggered" else 0.5 * g / (0.5 * g + 0.5 * c)
     return torch.where((c > CLIP_BIAS_EPS) & torch.isfinite(c) & torch.isfinite(g), scale, 1.0)
 
 

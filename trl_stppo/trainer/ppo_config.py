@@ -45,7 +45,6 @@ class PPOConfig(GRPOConfig):
     measures_clip_bias = False
     takes_second_gradient = False
     needs_exact_norms = False
-    has_trust_region = False
     stabilizers: ClassVar[Sequence[str]] = ()
 
     # Not options; PPO scripts read them, and may set them (`options.IGNORED`).

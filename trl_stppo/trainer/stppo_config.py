@@ -13,7 +13,7 @@ from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales
 
 # Stabilizers of a stabilised variant. "winners" is not a default, because it converges too early if the
 # policy has not found a way to play yet (docs/stability.md).
-DEFAULT_STABILIZERS = ("share",)
+DEFAULT_STABILIZERS = ("trust_region", "share")
 # Variant -> its (importance_sampling_level, whether its updates are stabilised).
 VARIANTS: dict[str, tuple[str, bool]] = {
     **{"ppo": ("token", False), "turn-ppo": ("turn", False)},
@@ -76,7 +76,6 @@ class STPPOConfig(PPOConfig):
         if not self.desired_kl > 0:
             raise ValueError(f"`desired_kl={self.desired_kl}`: must satisfy desired_kl > 0.")
         self.scales_step = any(map(scales, self._kinds))
-        self.has_trust_region = any(kind.has_factor for kind in self._kinds)
         self.needs_exact_norms = any(kind.needs_exact_norms for kind in self._kinds)
         self.measure_clip_bias()
         if self.scales_step:

@@ -29,7 +29,7 @@ from geometries import SMOLLM2, lora, save_random_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.core import turn_starts
+from trl_stppo.core import log_importance_ratio, turn_starts
 from trl_stppo.watch.lines import ProgressLines
 
 EPISODES, LONGEST = 4, 40
@@ -90,7 +90,13 @@ def measure(model: str, folder: str, *, half: bool, packed: bool) -> dict[str, f
             logprobs = trainer._loop.forward.policy(model, inputs)[0]
             ratio, mask = logprobs - inputs["old_per_token_logps"], inputs["loss_mask"]
             tokens.append(ratio[mask].abs().float())
-            level = trainer._loop.log_ratio(inputs, logprobs)
+            level = log_importance_ratio(
+                logprobs,
+                inputs["old_per_token_logps"],
+                inputs["turn_index"],
+                trainer.importance_sampling_level,
+                loss_mask=mask,
+            )
             turns.append(level[turn_starts(inputs["turn_index"]) & mask].abs().float())
         return original(model, inputs)
 

@@ -36,7 +36,8 @@ def with_estimator(config: type[PPOConfig], options: dict[str, Any]) -> PPOConfi
     estimator = options.pop("clip_bias_estimator", None)
     args = config(**options)
     if estimator is not None:
-        args.measure_clip_bias(estimator)
+        args.measures_clip_bias = True
+        args.takes_second_gradient |= estimator == "exact"
     return args
 
 

@@ -204,7 +204,6 @@ class ClippedSurrogate(NamedTuple):
         objective: [B, T] float, detached value of the usual min/clip objective.
         is_clipped: [B, T] bool, True = the clip stops this token's gradient.
         stats: sums for the metrics.
-        episode_weights: [B] float, the factors that `weighted` applied to `kept`; None if it was not used.
     """
 
     kept: Tensor
@@ -212,12 +211,6 @@ class ClippedSurrogate(NamedTuple):
     objective: Tensor
     is_clipped: Tensor
     stats: SurrogateStats
-    episode_weights: Tensor | None = None
-
-    def weighted(self, weights: Tensor) -> "ClippedSurrogate":
-        """Multiply each episode's kept terms by a weight, [B]. The logged `objective` is unchanged."""
-        kept = self.kept * weights.unsqueeze(1).to(self.kept.dtype)
-        return self._replace(kept=kept, episode_weights=weights)
 
 
 def clipped_surrogate(

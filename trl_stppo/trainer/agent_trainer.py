@@ -47,6 +47,7 @@ from .loop.log import RolloutLog
 from .loop.rewards import EpisodeRewards
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
+from .overlap import OverlappedSource
 from .planning import plan
 from .planning.data import plan_data
 from .planning.rewards import plan_rewards
@@ -54,12 +55,11 @@ from .ppo_config import PPOConfig
 from .precision import MovedWeights, check_precision
 from .publisher import Publisher
 from .recorder import TraceRecorder
-from .rollouts import RolloutSource
+from .rollouts import RolloutSource, StalePolicies
 from .setup import images, models, players, readers
 from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
-from .stale import OverlappedSource, StalePolicies, StaleSource
 from .step import Step
 from .training_loop import TrainingLoop
 
@@ -268,12 +268,10 @@ class AgentTrainer(Bridge):
         )
         if args.trace_episodes:
             self.add_callback(self._trace)
-        playing = args, accelerator, self._player, self._rewards, self._ending
+        playing = args, accelerator, self._player, self._rewards, self._ending, self._stale
         source = RolloutSource(*playing)
         if args.rollout_overlap:
-            source = OverlappedSource(*playing, self._stale, self._run_state.loader_ahead)
-        elif args.rollout_staleness:
-            source = StaleSource(*playing, self._stale)
+            source = OverlappedSource(*playing, self._run_state.loader_ahead)
         self._evaluator = Evaluator(
             self,
             self._player,

@@ -67,14 +67,15 @@ class Optimizers(TrainerCallback):
             parameter.requires_grad_(True)
         if not self.roles:
             # All refusals come before anything is attached, so the caller has only to drop the optimizer.
-            roles, groups = self._policy_roles(policy, optimizer, given), None
+            roles = self._policy_roles(policy, optimizer, given)
             if self._args.scales_step:
                 check_linear(type(optimizer).__name__)
-            if not self._engine.shards:
-                groups = policy_groups(optimizer, parameters, apart=self._args.scales_step)
-                if self._add_critic_groups(optimizer, parameters, scheduler):
-                    roles += CRITIC
-            self._step.attach(optimizer, groups, has_critic=not self._engine.shards)
+                check_apart(optimizer, parameters)
+            if not self._engine.shards and self._add_critic_groups(
+                optimizer, parameters, scheduler
+            ):
+                roles += CRITIC
+            self._step.attach(optimizer)
             self.roles = roles
         return optimizer
 
@@ -193,17 +194,15 @@ def policy_parameters(policy: nn.Module, critic: Critic) -> list[tuple[str, nn.P
     return [(name, p) for name, p in named if p.requires_grad and id(p) not in others]
 
 
-def policy_groups(
-    optimizer: Optimizer, critic: Sequence[nn.Parameter], *, apart: bool
-) -> list[int]:
-    """Return the indices of groups without critic parameters; `apart` refuses groups that have both."""
+def check_apart(optimizer: Optimizer, critic: Sequence[nn.Parameter]) -> None:
+    """Refuse a group with parameters of both, policy and critic."""
     ids = {id(parameter) for parameter in critic}
-    inside = [{id(p) in ids for p in group["params"]} for group in optimizer.param_groups]
-    if apart and {True, False} in inside:
+    if any(
+        {id(p) in ids for p in group["params"]} == {True, False} for group in optimizer.param_groups
+    ):
         raise ValueError(
-            "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
+            "`optimizers` has critic and policy in one group; `stabilizers` scale the policy's steps alone."
         )
-    return [number for number, own in enumerate(inside) if True not in own]
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

@@ -40,11 +40,11 @@ class PPOConfig(GRPOConfig):
     # Not an option: whether `critic_learning_rate` was left to its default.
     derives_critic_rate = False
 
-    # Not options; STPPOConfig sets them.
+    # Not options; STPPOConfig sets them, and studies set the last two: whether the norms of the clipping bias
+    # are estimated, and whether a second gradient gives exact norms.
     scales_step = False
     measures_clip_bias = False
     takes_second_gradient = False
-    needs_exact_norms = False
     stabilizers: ClassVar[Sequence[str]] = ()
 
     # Not options; PPO scripts read them, and may set them (`options.IGNORED`).

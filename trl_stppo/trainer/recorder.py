@@ -166,8 +166,8 @@ class TraceRecorder(TrainerCallback):
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
             if "old_per_token_logps" not in record.batch:
                 figures["old_per_token_logps"] = old_logprobs
-            if surrogate.episode_weights is not None:
-                figures["weight"] = surrogate.episode_weights[:, None].expand_as(logprobs)
+            if "episode_weights" in inputs:
+                figures["weight"] = inputs["episode_weights"][:, None].expand_as(logprobs)
             # The last row of the tables takes the values of rows that are not recorded.
             size, length = len(record.episodes), record.batch["turn_index"].size(1)
             rows = inputs["row"].clamp(max=size)

@@ -1,13 +1,15 @@
-"""The source of rollouts that the current policy plays. `stale.py` has the sources of older policies."""
+"""The source of rollouts, which the current policy plays, or the policy of some updates ago."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerState
 
 from ..envs.base import Row
@@ -16,6 +18,67 @@ from .loop.player import EpisodePlayer
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Played, Scored
 from .ppo_config import PPOConfig
+
+
+class StalePolicies:
+    """Copies of the policy's weights before each of the last `staleness` updates, in main memory.
+
+    In rollout k, with a staleness of 1: [weights before update k - 1, which play; weights before update k].
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
+        # Keep no parameters without staleness: FSDP2 replaces them, and nothing reads them.
+        self.parameters = list(parameters) if staleness else []
+        self._staleness = staleness
+        self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
+        # Inside a rollout: `_kept` plus the current weights; else None.
+        self._in_rollout: deque[list[Tensor]] | None = None
+
+    @contextmanager
+    def keeping_present(self) -> Iterator[None]:
+        """Context manager of one rollout batch that stores a copy of the current weights."""
+        if not self._staleness:
+            yield
+            return
+        present = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
+        try:
+            yield
+        finally:
+            self._in_rollout = None
+        # Not reached after an error, so that a repeated rollout uses the same weights.
+        self._kept = kept
+
+    @contextmanager
+    def past_weights(self) -> Iterator[None]:
+        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
+        if self._in_rollout is None:
+            yield
+            return
+        present = self._in_rollout[-1]
+        self._load(self._in_rollout[0])
+        try:
+            yield
+        finally:
+            self._load(present)
+
+    def version(self, step: int, steps: int) -> int | None:
+        """Return the optimizer steps taken by the policy that plays at `step`; None without staleness."""
+        return max(0, step - self._staleness * steps) if self._staleness else None
+
+    def state_dict(self) -> list[list[Tensor]]:
+        """Return the weights of past updates, oldest first."""
+        return list(self._kept)
+
+    def load_state_dict(self, state: list[list[Tensor]]) -> None:
+        """Restore the weights from a `state_dict`."""
+        self._kept.clear()
+        self._kept.extend(state)
+
+    @torch.no_grad()
+    def _load(self, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, weights, strict=True):
+            parameter.copy_(value)
 
 
 @dataclass(eq=False, repr=False)
@@ -27,6 +90,7 @@ class RolloutSource:
     player: EpisodePlayer
     rewards: EpisodeRewards
     ending: Ending
+    stale: StalePolicies
 
     def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
         """Play one episode per row, and score the episodes; `weights`, [F], of the reward functions.
@@ -49,15 +113,12 @@ class RolloutSource:
 
     def play(self, rows: list[Row], step: int) -> Played:
         """Play one episode per row, now and on this thread."""
-        return self.player.play(rows, self.seed(step), training=True)
-
-    def keeping_weights(self) -> AbstractContextManager[None]:
-        """Context manager of one rollout, up to the data of its update."""
-        return nullcontext()
-
-    def old_weights(self) -> AbstractContextManager[None]:
-        """Context manager in which the policy has the weights that played."""
-        return nullcontext()
+        version = self.stale.version(step, self.args.steps_per_rollout)
+        begins = None if version is None else step
+        with self.stale.past_weights():
+            return self.player.play(
+                rows, self.seed(step), version=version, step=begins, training=True
+            )
 
     def seed(self, step: int) -> tuple[int, int, int]:
         """Return the seed of the rollout whose training begins at optimizer step `step`."""

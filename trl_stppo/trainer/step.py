@@ -1,10 +1,10 @@
 """One optimizer step of policy and critic: every gradient of a mini-batch, up to the optimizer.
 
-    add_critic        the critic's loss -> its gradient, in a buffer of its own
+    critic_grads.add  the critic's loss -> its gradient, in a buffer of its own
     add_policy        the policy's terms -> estimated norms, C, the gradients that are not scaled
     accumulate        the passes of a micro-batch but its last one, which upstream makes
-    set_factor        known before the last pass: estimated norms, the KL, the factor on the step
-    close             reduce and clip the critic's gradient, correct the policy's gradient -> StepReport
+    set_factor        before the last backward pass: estimated norms, the KL, their factor on the step
+    close             after it: reduce and clip the critic's gradient, correct the policy's -> StepReport
     apply             Verdict -> the gradients that the optimizer leaves out
 
 g is the gradient of the kept terms and C the gradient of the clipped terms, both over all policy
@@ -139,11 +139,6 @@ def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the L2 norm of the parameters' `.grad`."""
-    return l2_norm([p.grad for p in parameters], like=parameters[0])
-
-
 class ClipBias:
     """Exact gradients of the clipped terms and of the terms that are not scaled; a second backward pass.
 
@@ -174,7 +169,8 @@ class ClipBias:
         """Correct the reduced gradient in `.grad`; return the factor on the optimizer step, and metrics."""
         if mean_over_processes is not None:
             self._reduce(mean_over_processes)
-        kept, bias = grad_norm(self._parameters), self._bias.norm()
+        kept = l2_norm([p.grad for p in self._parameters], like=self._parameters[0])
+        bias = self._bias.norm()
         scale = 1.0 if scaler is None else float(scaler.scale(kept, bias))
         figures = {
             "clip_bias/norm": float(bias),
@@ -204,8 +200,8 @@ class ClipBias:
 class ClipBiasEstimate:
     """Estimates the gradient norms of kept and clipped terms in logit space, without gradients of weights.
 
-    Estimates are available before the last backward pass of a mini-batch. If an engine shards gradients or
-    steps inside the backward pass, only estimates are available. Exact norms have another unit.
+    Estimates are known before the last backward pass of a mini-batch, and engines that shard gradients have
+    nothing else. Exact norms have another unit; only the ratio of two norms counts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -240,6 +236,7 @@ class Step:
 
     Attributes:
         critic_grads: the critic's gradient; sharded runs replace the buffer.
+        losses: losses of the mini-batch's micro-batches so far, detached.
         region: the trust region among `stabilizers`, or None.
         factor: factor on the policy's step.
         rests: whether the mini-batch must leave all weights unchanged.
@@ -256,66 +253,51 @@ class Step:
         self._scaler = next((each for each in stabilizers if each.scale_target), None)
         self.region = next((each for each in stabilizers if isinstance(each, TrustRegion)), None)
         self.engine = engine_of(accelerator)
-        self._is_estimate = self.engine.shards or not args.takes_second_gradient
         self.critic_grads = GradientBuffer(critic)
         self.exact: ClipBias | None = None
         self.estimate: ClipBiasEstimate | None = None
         self._rates: list[float | Tensor] = []
         self.begin()
 
-    def attach(
-        self,
-        optimizer: Optimizer,
-        groups: Sequence[int] | None,
-        *,
-        has_critic: bool,
-    ) -> None:
-        """Add hooks to the policy's optimizer, and prepare the measurement of the clipping bias.
+    def attach(self, optimizer: Optimizer) -> None:
+        """Add hooks to the optimizer of the policy, or of policy and critic; prepare the measurements."""
+        critic = {id(parameter) for parameter in self.critic_grads.parameters}
 
-        Args:
-            optimizer: optimizer of the policy, or of policy and critic.
-            groups: indices of the groups whose steps are scaled; None: all.
-            has_critic: whether the optimizer steps the critic too.
-        """
-
-        def chosen(optimizer: Optimizer) -> list[dict[str, Any]]:
+        def policy_groups() -> list[dict[str, Any]]:
             # Read the groups at each step, because an engine may have dropped empty groups.
-            every = optimizer.param_groups
-            return every if groups is None else [every[i] for i in groups]
+            groups = optimizer.param_groups
+            return [g for g in groups if not any(id(p) in critic for p in g["params"])]
 
-        def before(optimizer: Optimizer, *_: object) -> None:
-            if has_critic:
+        def before(*_: object) -> None:
+            if not self.engine.shards:
                 self.critic_grads.add_to_grad()
-            self._rates = [group["lr"] for group in chosen(optimizer)]
-            if self.factor != 1.0:
-                for group in chosen(optimizer):
-                    group["lr"] = group["lr"] * self.factor
+            self._rates = [group["lr"] for group in policy_groups()]
+            for group in policy_groups() if self.factor != 1.0 else ():
+                group["lr"] = group["lr"] * self.factor
 
-        def after(optimizer: Optimizer, *_: object) -> None:
-            for group, rate in zip(chosen(optimizer), self._rates, strict=True):
+        def after(*_: object) -> None:
+            for group, rate in zip(policy_groups(), self._rates, strict=True):
                 group["lr"] = rate
-            if has_critic:
+            if not self.engine.shards:
                 for parameter in self.critic_grads.parameters:
                     parameter.grad = None
                 self.critic_grads.clear()
 
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
-        if not self._args.measures_clip_bias:
-            return
-        self.estimate = ClipBiasEstimate(self._accelerator.device)
-        if not self._is_estimate:
-            others = {id(parameter) for parameter in self.critic_grads.parameters}
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self.exact = ClipBias([p for p in parameters if id(p) not in others])
+        if self._args.measures_clip_bias:
+            self.estimate = ClipBiasEstimate(self._accelerator.device)
+        if self._args.takes_second_gradient and not self.engine.shards:
+            every = [p for group in optimizer.param_groups for p in group["params"]]
+            self.exact = ClipBias([p for p in every if id(p) not in critic])
 
-    def begin(self, *, rests: bool = False, is_empty: bool = False) -> None:
+    def begin(self, *, rests: bool = False) -> None:
         """Drop all gradients and measurements before a mini-batch, also after an interrupted one.
 
-        `rests`: whether it must leave the weights unchanged; `is_empty`: whether no process has an episode.
+        `rests`: whether it must leave the weights unchanged.
         """
-        self.rests, self._is_empty = rests or is_empty, is_empty
-        self._losses: list[Tensor] = []
+        self.rests = rests
+        self.losses: list[Tensor] = []
         self._weight: Tensor | None = None
         self._figures: dict[str, Tensor | float] = {}
         self._drop()
@@ -329,10 +311,6 @@ class Step:
             if part is not None:
                 part.clear()
 
-    def add_critic(self, loss: Tensor) -> None:
-        """Add the gradient of a pass's loss of the critic."""
-        self.critic_grads.add(loss)
-
     def add_weights(self, weights: Tensor) -> None:
         """Record a pass's episode weights, [B], to detect a gradient multiplied by 0."""
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
@@ -340,7 +318,7 @@ class Step:
     def add_policy(self, terms: Terms) -> Tensor:
         """Measure a pass's terms, and return its loss for the backward pass.
 
-        The loss has the gradient of -kept and of the other terms, unless these have their own buffer; its
+        Its gradient is that of -kept, and of the other terms unless they have a buffer of their own; its
         value is that of -objective and the other terms.
         """
         extra = terms.extra
@@ -377,7 +355,7 @@ class Step:
             "clip_bias/grad_norm_estimate": kept,
             "clip_bias/share_estimate": normalization_scale(kept, clipped, "share"),
         }
-        if self._is_estimate and self._scaler is not None:
+        if self._scaler is not None and self.exact is None:
             self._figures["clip_bias/scale"] = scale = float(self._scaler.scale(kept, clipped))
             self.factor *= scale
 
@@ -393,10 +371,6 @@ class Step:
         broken, weighs = self._accelerator.gather(flags.unsqueeze(0)).T.tolist()
         return _fault(KINDS[0], broken), any(weighs)
 
-    def end_micro_batch(self, loss: Tensor) -> None:
-        """Record a micro-batch's loss, detached."""
-        self._losses.append(loss)
-
     def close(self, policy: Policy, *, warms_up: bool) -> StepReport:
         """End a mini-batch: reduce and clip the critic's gradient, correct the policy's; report the facts.
 
@@ -405,16 +379,16 @@ class Step:
         """
         if self.critic_grads.parameters and self.critic_grads.is_empty and not self.rests:
             raise TypeError("`_compute_loss` has not trained the critic: call super().")
-        # A policy whose step is already taken is not checked.
+        # DeepSpeed has taken the policy's step already, so its gradient can no longer be checked.
         policy = () if self.engine.steps_in_backward else policy
         device, region = self._accelerator.device, self.region
-        parts = self._losses, [p.grad for _, p in policy], [self.critic_grads.norm()]
+        parts = self.losses, [p.grad for _, p in policy], [self.critic_grads.norm()]
         weight = torch.ones((), device=device) if self._weight is None else self._weight
         local = torch.stack(
             [*(_broken(part, device).long() for part in parts), (weight == 0).long()]
         )
         *columns, weightless = self._accelerator.gather(local.unsqueeze(0)).T.tolist()
-        faults = [_fault(kind, c) for kind, c in zip(KINDS, columns, strict=True) if any(c)]
+        faults = [fault for fault in map(_fault, KINDS, columns) if fault]
         sound = not faults
         if sound and not self.rests:
             self._finish(policy=not warms_up)
@@ -427,21 +401,19 @@ class Step:
             figures=figures,
             faults=", ".join(faults),
             detail=self._detail(policy) if faults else "",
-            warms_up=warms_up,
-            is_empty=self._is_empty,
             is_weightless=all(weightless),
             exceeds=region is not None and region.exceeds,
         )
 
     def _detail(self, policy: Policy) -> str:
         """Return what is not finite on this process, for the main process or one with such a loss."""
-        losses = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
+        losses = [float(loss) for loss in self.losses if not bool(loss.isfinite().all())]
         if not (losses or self._accelerator.is_main_process):
             return ""
         gradients = [(name, p.grad) for name, p in policy if p.grad is not None]
         names = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
         named = ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none"
-        return f"losses {losses} of {len(self._losses)}; gradients of {named}"
+        return f"losses {losses} of {len(self.losses)}; gradients of {named}"
 
     def _finish(self, *, policy: bool) -> None:
         """Reduce and clip the critic's gradient; if `policy`, correct the policy's."""

@@ -76,8 +76,9 @@ class STPPOConfig(PPOConfig):
         if not self.desired_kl > 0:
             raise ValueError(f"`desired_kl={self.desired_kl}`: must satisfy desired_kl > 0.")
         self.scales_step = any(map(scales, self._kinds))
-        self.needs_exact_norms = any(kind.needs_exact_norms for kind in self._kinds)
-        self.measure_clip_bias()
+        moves = self.steps_per_rollout > 1 or self.rollout_staleness > 0
+        self.measures_clip_bias = moves or bool(self.stabilizers)
+        self.takes_second_gradient = any(kind.needs_exact_norms for kind in self._kinds)
         if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:
@@ -125,18 +126,6 @@ class STPPOConfig(PPOConfig):
     @property
     def _kinds(self) -> list[type[Stabilizer]]:
         return [STABILIZERS[name] for name in self.stabilizers or ()]
-
-    def measure_clip_bias(self, estimator: str | None = None) -> None:
-        """Set whether and how the clipping bias is measured; only studies set `estimator`.
-
-        Args:
-            estimator: "exact" for a second gradient, as stabilizers that need exact norms always get it, or
-                "logits" for the estimate also where no token can be clipped. None: the estimate, if a token
-                can be clipped. Sharded gradients always give estimates.
-        """
-        moves = self.steps_per_rollout > 1 or self.rollout_staleness > 0
-        self.measures_clip_bias = moves or bool(self.stabilizers) or estimator is not None
-        self.takes_second_gradient = estimator == "exact" or self.needs_exact_norms
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:

@@ -91,27 +91,26 @@ class TrainingLoop:
         self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
 
     def rollout(self, rows: list[Row]) -> UpdateData:
-        """Make the data of one update: play, reward, pad, compare policies, estimate advantages, log."""
-        with self.source.keeping_weights():
-            return self._rollout(rows)
+        """Make the data of one update: play, reward, pad, compare policies, estimate advantages, log.
 
-    def _rollout(self, rows: list[Row]) -> UpdateData:
-        """Implement `rollout`; state that checkpoints hold is changed last, as a signal may abandon it."""
+        State that checkpoints hold is changed last, because a signal may abandon the rollout.
+        """
         started, host = time.perf_counter(), self.host
-        played, scored = self.source.next(rows, host.reward_weights, host.state)
-        tokens = self.player.collate(played)
-        dtype = torch.promote_types(host.model.dtype, torch.float32)
-        turns = build_turn_batch(
-            played.episodes, scored.turn_rewards, tokens["completion_mask"], dtype
-        )
-        with torch.no_grad():
-            passes = self.passes(tokens)
-            estimates = self.estimates(passes.of_episodes(turns), turns, scored)
-        data = update_data(tokens, passes, estimates)
-        self.ending.abandon_rollout()
-        seconds = time.perf_counter() - started
-        self.rollout_seconds += seconds
-        self.report(played, scored, estimates, data, seconds)
+        with self.source.stale.keeping_present():
+            played, scored = self.source.next(rows, host.reward_weights, host.state)
+            tokens = self.player.collate(played)
+            dtype = torch.promote_types(host.model.dtype, torch.float32)
+            turns = build_turn_batch(
+                played.episodes, scored.turn_rewards, tokens["completion_mask"], dtype
+            )
+            with torch.no_grad():
+                passes = self.passes(tokens)
+                estimates = self.estimates(passes.of_episodes(turns), turns, scored)
+            data = update_data(tokens, passes, estimates)
+            self.ending.abandon_rollout()
+            seconds = time.perf_counter() - started
+            self.rollout_seconds += seconds
+            self.report(played, scored, estimates, data, seconds)
         return data
 
     def report(
@@ -136,7 +135,7 @@ class TrainingLoop:
 
     def passes(self, tokens: Tokens) -> Passes:
         """Make the passes over a rollout that its update needs."""
-        with self.source.old_weights():
+        with self.source.stale.past_weights():
             old = self.old_logprobs(tokens)
         start = values = final_values = None
         if self.region is not None and self.args.rollout_staleness > 0:
@@ -222,8 +221,8 @@ class TrainingLoop:
             window = host.rollout_buffer[first : first + accumulation]
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
             self.mini_batch = self.open_mini_batch(regroup(window))
-            self.metrics, rests = MiniBatchMetrics(), self.guards.has_stopped
-            self.step.begin(rests=rests, is_empty=self.mini_batch.is_empty)
+            self.metrics = MiniBatchMetrics()
+            self.step.begin(rests=self.guards.has_stopped or self.mini_batch.is_empty)
         return without_padding(self.mini_batch.parts[step % accumulation])
 
     def open_mini_batch(self, parts: list[UpdateData]) -> MiniBatch:
@@ -300,7 +299,7 @@ class TrainingLoop:
                 values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
             )
             loss = per_token.sum() / self.mini_batch.value_tokens.clamp(min=1) * processes
-            self.step.add_critic(self.args.vf_coef * loss)
+            self.step.critic_grads.add(self.args.vf_coef * loss)
         self.metrics.add_mean("value/loss", per_token, value_mask)
         self.metrics.add_mean("value/clip_fraction", clipped, value_mask)
         return loss.detach()
@@ -312,8 +311,12 @@ class TrainingLoop:
             model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
-        old = old_or_current(inputs, logprobs)
-        log_ratio = self.log_ratio(inputs, logprobs, old)
+        # Before the first step after a rollout the policy is the old one; then a batch may lack the column.
+        old = inputs.get("old_per_token_logps", logprobs.detach())
+        level = host.importance_sampling_level
+        log_ratio = log_importance_ratio(
+            logprobs, old, inputs["turn_index"], level, loss_mask=loss_mask
+        )
         surrogate = clipped_surrogate(
             log_ratio,
             inputs["advantages"],
@@ -353,16 +356,6 @@ class TrainingLoop:
             self.region.observe(terms.logprobs, start, inputs["turn_index"], terms.loss_mask)
         self.trace.observe(inputs, terms.logprobs, old, log_ratio, terms.surrogate)
 
-    def log_ratio(self, inputs: UpdateData, logprobs: Tensor, old: Tensor) -> Tensor:
-        """Return the log ratio of policy and old policy, at the chosen level, [B, T]."""
-        return log_importance_ratio(
-            logprobs,
-            old,
-            inputs["turn_index"],
-            self.host.importance_sampling_level,
-            loss_mask=inputs["loss_mask"],
-        )
-
     def token_factors(self, batch: UpdateData, logprobs: Tensor, old: Tensor) -> Tensor | None:
         """Return the detached factors on the tokens' loss terms: sampler correction and off-policy mask."""
         weights = batch.get("importance_sampling_ratio")
@@ -376,15 +369,15 @@ class TrainingLoop:
         return (keep if weights is None else weights * keep).detach()
 
     def weigh_episodes(self, inputs: UpdateData, surrogate: ClippedSurrogate) -> ClippedSurrogate:
-        """Weigh the surrogate's terms by the stabilizers' episode weights, if there are any."""
-        args = self.args
-        if not self.weighing:
+        """Multiply kept terms by the stabilizers' episode weights, if there are any; `objective` stays."""
+        args, weights = self.args, inputs.get("episode_weights")
+        if weights is None:
             return surrogate
-        factor = inputs["episode_weights"]
         if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
-            self.step.add_weights(factor)
-        self.metrics.add_episode_weights(factor, inputs["loss_mask"].any(dim=1))
-        return surrogate.weighted(factor)
+            self.step.add_weights(weights)
+        self.metrics.add_episode_weights(weights, inputs["loss_mask"].any(dim=1))
+        kept = surrogate.kept
+        return surrogate._replace(kept=kept * weights.unsqueeze(1).to(kept.dtype))
 
     def _extra_loss(
         self,
@@ -415,7 +408,7 @@ class TrainingLoop:
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
         """End a micro-batch begun at `started`; after the last of a mini-batch, judge and log the step."""
-        self.step.end_micro_batch(loss)
+        self.step.losses.append(loss)
         ends = self.accelerator.sync_gradients
         report = self.step.close(self._policy, warms_up=self.is_warming_up) if ends else None
         self.seconds += time.perf_counter() - started
@@ -427,18 +420,14 @@ class TrainingLoop:
         self.seconds = self.rollout_seconds = 0.0
         figures = self.metrics.flush(gather, seconds) | report.figures
         self.log.add(figures)
-        verdict = self.guards.judge(report, figures.get("policy/approx_kl"))
+        verdict = self.guards.judge(
+            report,
+            figures.get("policy/approx_kl"),
+            is_empty=self.mini_batch.is_empty,
+            warms_up=self.is_warming_up,
+        )
         ends_update = self.host.micro_step % self.args.micro_batches_per_rollout == 0
         self.step.apply(verdict, self.host.model, ends_update=ends_update)
         if self.region is not None:
             self.log.set(self.region.figures())
         self.trace.end_mini_batch(self.mini_batch, outcome=verdict, is_last=ends_update)
-
-
-def old_or_current(batch: UpdateData, logprobs: Tensor) -> Tensor:
-    """Return the log-probabilities under the old policy, [B, T] nats.
-
-    A batch lacks the column if no step comes before the pass that gives `logprobs`: then the policy is the
-    old one.
-    """
-    return batch.get("old_per_token_logps", logprobs.detach())

@@ -14,7 +14,7 @@ class Verdict(StrEnum):
     ```
                    policy                        critic            counted in
     TAKEN          steps                         steps
-    CRITIC_ONLY    keeps its weights             steps             guard/empty_steps, without warm-up
+    CRITIC_ONLY    keeps its weights             steps             guard/empty_steps, not in a warm-up
     NOT_FINITE     keeps its weights             keeps its weights guard/skipped_steps
     REFUSED        keeps its weights             steps             step/refused
     TARGET_KL      keeps its weights             keeps its weights guard/kl_stopped_steps
@@ -45,8 +45,6 @@ class StepReport:
         figures: metrics of the step.
         faults: the parts that are not finite, with their processes; "" if there are none.
         detail: what is not finite on the main process, or on one with such a loss; "" elsewhere.
-        warms_up: whether the step trains only the critic.
-        is_empty: whether no process has an episode to train on.
         is_weightless: whether the weights of all episodes are 0.
         exceeds: whether the policy's KL is above the limit of the trust region.
     """
@@ -54,7 +52,5 @@ class StepReport:
     figures: dict[str, float] = field(default_factory=dict)
     faults: str = ""
     detail: str = ""
-    warms_up: bool = False
-    is_empty: bool = False
     is_weightless: bool = False
     exceeds: bool = False

@@ -180,8 +180,9 @@ def test_a_training_by_packs_is_the_padded_one(tmp_path, monkeypatch):
         torch.manual_seed(0)
         arguments = {"model": policy(), "reward_funcs": lengths}
         trainer = build(
-            tmp_path / name, STPPOTrainer, arguments=arguments, optim="sgd", max_steps=4
-        )
+            tmp_path / name, STPPOTrainer, arguments=arguments, optim="sgd", max_steps=4,
+            learning_rate=5e-2,
+        )  # fmt: skip
         if name == "padded":
             trainer._forward.why_padded = "of the test"
         trainer.train()

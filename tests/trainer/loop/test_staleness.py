@@ -10,7 +10,7 @@ from tests.kit.scripted import LEARNS, assert_same_run, scripted_trainer, weight
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.optimizers import policy_parameters
-from trl_stppo.trainer.stale import StalePolicies
+from trl_stppo.trainer.rollouts import StalePolicies
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 EPOCHS, UPDATES = 2, 4
@@ -35,10 +35,9 @@ class WatchingLoop(TrainingLoop):
         self.host.trained.append(weights_of(self.host))
         return super().targets(*args)
 
-    def log_ratio(self, inputs, logprobs, old):
-        ratio = super().log_ratio(inputs, logprobs, old)
-        self.host.largest.append(float(ratio.abs().max()))
-        return ratio
+    def observe(self, inputs, terms, old, log_ratio):
+        self.host.largest.append(float(log_ratio.abs().max()))
+        super().observe(inputs, terms, old, log_ratio)
 
 
 class Watching(STPPOTrainer):

@@ -218,7 +218,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "gradient": (
         fsdp(),
-        {"args.needs_exact_norms": True, "args.stabilizers": ["triggered"]},
+        {"args.takes_second_gradient": True, "args.stabilizers": ["triggered"]},
         "`stabilizers`",
     ),
     "quantised": (fsdp(), {"quantised": True}, "A quantised policy is not supported"),
@@ -243,7 +243,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
 def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     """A run of which the checks find nothing to say, but for the changes."""
     args = {
-        "optim": "adamw_torch", "needs_exact_norms": False, "sync_ref_model": False,
+        "optim": "adamw_torch", "takes_second_gradient": False, "sync_ref_model": False,
         "rollout_staleness": 0, "rollout_overlap": False, "ds3_gather_for_generation": True,
         "use_transformers_continuous_batching": False, "use_vllm": False, "target_kl": None,
     }  # fmt: skip

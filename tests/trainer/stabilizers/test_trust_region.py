@@ -204,8 +204,8 @@ class Ruin(TrainerCallback):
     def watch(self, trainer):
         """Note the verdicts of a trainer."""
         self.trainer, judge = trainer, trainer._guards.judge
-        trainer._guards.judge = lambda *facts: (
-            self.verdicts.append(judge(*facts)) or self.verdicts[-1]
+        trainer._guards.judge = lambda *facts, **more: (
+            self.verdicts.append(judge(*facts, **more)) or self.verdicts[-1]
         )
 
 

@@ -24,13 +24,13 @@ def test_a_factor_multiplies_the_policys_rate_in_one_step_alone():
     )
     stabilizers, seen = [Half(SimpleNamespace(desired_kl=0.1, steps_per_rollout=2))], []
     step = Step(args, accelerator, [critic], stabilizers)
-    step.attach(optimizer, [0], has_critic=True)
+    step.attach(optimizer)
     optimizer.register_step_post_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
     for _ in range(3):
         step.begin()
         step.set_factor()
         policy.grad = torch.ones(())
-        step.add_critic(1.0 * critic)
+        step.critic_grads.add(1.0 * critic)
         optimizer.step()
     assert policy.item() == pytest.approx(-3 * 0.5)
     assert critic.item() == pytest.approx(-30.0)

@@ -28,9 +28,9 @@ from ..engine import engine_of
 from ..guards.endings import Ending
 from ..guards.steps import Guards
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Group, Optimizers
+from ..rollouts import StalePolicies
 from ..sharding.critics import loading
 from ..stabilizers import Stabilizer
-from ..stale import StalePolicies
 from ..step import set_base_rate
 
 # This process's entries of a checkpoint, by name.

@@ -159,10 +159,21 @@ class Guards:
         self._count_skip(faults)
         return self._ending.cannot_skip(faults)
 
-    def judge(self, report: StepReport, kl: float | None) -> Verdict:
+    def judge(
+        self,
+        report: StepReport,
+        kl: float | None,
+        *,
+        is_empty: bool = False,
+        warms_up: bool = False,
+    ) -> Verdict:
         """Return the verdict on an optimizer step, and count it.
 
-        `kl`: `policy/approx_kl` of the mini-batch in nats; None without a policy's pass.
+        Args:
+            report: the facts about the step.
+            kl: `policy/approx_kl` of the mini-batch in nats; None without a policy's pass.
+            is_empty: whether no process has an episode to train on.
+            warms_up: whether the step trains only the critic.
         """
         state = self._state
         limit = math.inf if self._args.target_kl is None else self._args.target_kl
@@ -176,12 +187,12 @@ class Guards:
         elif self.has_stopped or (kl or 0.0) > limit:
             verdict, self.has_stopped = Verdict.TARGET_KL, True
             state.kl_stopped_steps += 1
-        elif report.is_empty or report.is_weightless:
-            critic_only = self._has_critic and not report.is_empty
+        elif is_empty or report.is_weightless:
+            critic_only = self._has_critic and not is_empty
             verdict = Verdict.CRITIC_ONLY if critic_only else Verdict.EMPTY
             state.empty_steps += 1
         else:
-            verdict = Verdict.CRITIC_ONLY if report.warms_up else Verdict.TAKEN
+            verdict = Verdict.CRITIC_ONLY if warms_up else Verdict.TAKEN
             state.consecutive_skips = 0
         if kl is not None:
             state.kls.append(kl)

@@ -78,7 +78,7 @@ def _of_any(run: EngineRun) -> Refusals:
     optim = str(getattr(args.optim, "value", args.optim))
     yield optim not in ELEMENTWISE, f"`optim={optim!r}`; allowed: {', '.join(ELEMENTWISE)}"
     yield (
-        args.needs_exact_norms,
+        args.takes_second_gradient,
         "`stabilizers` that need exact norms; allowed are those for which estimates do",
     )
     staleness = args.rollout_staleness

@@ -38,7 +38,8 @@ class TrustRegion(Stabilizer):
         super().__init__(config)
         self._has_several_steps = config.steps_per_rollout > 1
         self.allowed_kl, self._is_flat = config.desired_kl, True
-        self.load_state_dict({})
+        self.state, self.refused = core.Region(), 0
+        self._begin_update()
         self.start_mini_batch()
 
     @classmethod

@@ -1,19 +1,17 @@
-"""Sources of rollouts that an older policy plays, now or on a thread during the previous update.
+"""The source of rollouts that are played on a thread during the update before.
 
-With `rollout_overlap` rollouts are one update ahead: rollout k is complete when update k begins. Its
-rewards are computed, then rollout k + 1 starts on a thread with the current weights. So each rollout is
-played by the policy of one update ago, independent of timing. The run equals a run with
-`rollout_staleness=1`, bit for bit in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights
-for the old log-probabilities. A resumed run plays its unfinished rollout again.
+Rollout k + 1 starts when update k does, with a copy of the weights of that moment. Every rollout is thus
+played by the policy of one update ago, whatever the timing; the run equals `rollout_staleness=1`, bit for bit
+in float32 on a CPU. `PolicyCopy` plays; `StalePolicies` has the weights for the old log-probabilities. A
+resumed run plays its unfinished rollout again.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
@@ -22,7 +20,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import TrainerState
 
@@ -38,90 +36,6 @@ from .rollouts import RolloutSource
 STOP_SECONDS = 2.0
 
 
-class StalePolicies:
-    """Copies of the policy's weights before each of the last `staleness` updates, in main memory.
-
-    With a staleness of 1, inside rollout k: [weights before update k - 1, weights before update k].
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
-        # Without staleness keep no references, because FSDP2 replaces the parameters.
-        self.parameters = list(parameters) if staleness else []
-        self._staleness = staleness
-        self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        # Inside a rollout: `_kept` plus the current weights; else None.
-        self._in_rollout: deque[list[Tensor]] | None = None
-
-    @contextmanager
-    def keeping_present(self) -> Iterator[None]:
-        """Context manager of one rollout batch that stores a copy of the current weights."""
-        if not self._staleness:
-            yield
-            return
-        present = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
-        self._in_rollout = kept = deque([*self._kept, present], self._kept.maxlen)
-        try:
-            yield
-        finally:
-            self._in_rollout = None
-        # Not reached after an error, so that a repeated rollout uses the same weights.
-        self._kept = kept
-
-    @contextmanager
-    def past_weights(self) -> Iterator[None]:
-        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
-        if self._in_rollout is None:
-            yield
-            return
-        present = self._in_rollout[-1]
-        self._load(self._in_rollout[0])
-        try:
-            yield
-        finally:
-            self._load(present)
-
-    def version(self, step: int, steps: int) -> int | None:
-        """Return the optimizer steps taken by the policy that plays at `step`; None without staleness."""
-        return max(0, step - self._staleness * steps) if self._staleness else None
-
-    def state_dict(self) -> list[list[Tensor]]:
-        """Return the weights of past updates, oldest first."""
-        return list(self._kept)
-
-    def load_state_dict(self, state: list[list[Tensor]]) -> None:
-        """Restore the weights from a `state_dict`."""
-        self._kept.clear()
-        self._kept.extend(state)
-
-    @torch.no_grad()
-    def _load(self, weights: list[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, weights, strict=True):
-            parameter.copy_(value)
-
-
-@dataclass(eq=False, repr=False)
-class StaleSource(RolloutSource):
-    """Source of rollouts that the policy of `rollout_staleness` updates ago plays."""
-
-    stale: StalePolicies
-
-    def play(self, rows: list[Row], step: int) -> Played:
-        """Play one episode per row, now and on this thread."""
-        version = self.stale.version(step, self.args.steps_per_rollout)
-        with self.stale.past_weights():
-            return self.player.play(
-                rows, self.seed(step), version=version, step=step, training=True
-            )
-
-    def keeping_weights(self) -> AbstractContextManager[None]:
-        """Context manager of one rollout that stores a copy of the current weights."""
-        return self.stale.keeping_present()
-
-    def old_weights(self) -> AbstractContextManager[None]:
-        """Context manager in which the policy has the weights that played."""
-        return self.stale.past_weights()
-
-
 class Flight(Future[Raw]):
     """A rollout on another thread; `play` must not use collective calls or the trainer's state."""
 
@@ -131,10 +45,6 @@ class Flight(Future[Raw]):
         self.rows = repr(rows)
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the rollout; return whether it has ended."""
-        return bool(wait([self], timeout).done)
 
     def run(self) -> None:
         """Play the rollout, on the thread that calls this."""
@@ -171,7 +81,7 @@ def rows_ahead(
 
 
 @dataclass(eq=False, repr=False)
-class OverlappedSource(StaleSource):
+class OverlappedSource(RolloutSource):
     """Source of rollouts that are played on a thread while the loop trains on the previous rollout.
 
     The configuration sets `rollout_staleness` to 1, so old weights are kept. The thread plays with a copy
@@ -190,14 +100,14 @@ class OverlappedSource(StaleSource):
     def _begin(self) -> None:
         self._ahead: Iterator[list[Row]] | None = None
         self._is_checked = False
-        # Seconds and turns of the last rollout that was played while no update ran.
+        # Seconds and turns of the last rollout that no update ran beside.
         self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context manager of a complete `train()` that stops the rollout thread at its end."""
-        if self._flight is not None and not self._flight.join(STOP_SECONDS):
+        if self._flight is not None and not wait([self._flight], STOP_SECONDS).done:
             raise RuntimeError("A rollout of the last `train()` is still under way; wait for it.")
         self._flight = None
         self.player.engine.calls.resume()
@@ -210,12 +120,12 @@ class OverlappedSource(StaleSource):
             self._jobs.put(None)
             if self._flight is not None:
                 self.player.engine.calls.interrupt()
-                self._flight.join(STOP_SECONDS)
+                wait([self._flight], STOP_SECONDS)
 
     def settle(self) -> None:
         """Block until the rollout on the other thread ends; keep the rollout for its update."""
         if self._flight is not None:
-            self._flight.join()
+            wait([self._flight])
 
     def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
         """Return the rollout of these rows, scored, and start the next rollout."""
@@ -225,9 +135,6 @@ class OverlappedSource(StaleSource):
 
     def play(self, rows: list[Row], step: int) -> Played:
         """Return the rollout of these rows from the other thread; play it now if no thread has started it."""
-        if not self._is_checked:
-            self.player.sampler.check_ahead(self.stale.parameters)
-            self._is_checked = True
         flight = self._flight
         if flight is None:
             return self._play_alone(rows, step)
@@ -249,6 +156,9 @@ class OverlappedSource(StaleSource):
         return self.player.finish(raw, self.seed(step), sums, step=step)
 
     def _play_alone(self, rows: list[Row], step: int) -> Played:
+        if not self._is_checked:
+            self.player.sampler.check_ahead(self.stale.parameters)
+            self._is_checked = True
         began = time.perf_counter()
         rollout = super().play(rows, step)
         self._collected_at = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Figures of records: curves by arm, and final values over the learning rate."""
+"""Figures of records: curves by arm, curves by seed, and final values over the learning rate."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _records import Record
-from _report import curve, final
+from _report import curve, drop, final
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 # Rollouts of a moving mean.
 WINDOW = 3
+# A drop of this size below the best rollout is a fall.
+FALL = 0.15
 # From this number of runs on a band leaves out the highest and the lowest one.
 MANY = 5
 
@@ -48,30 +50,57 @@ def draw_curves(records: Sequence[Record], path: Path, metric: str | None = None
     save(figure, axes, path, unit=metric is None)
 
 
-def draw_sweep(records: Sequence[Record], path: Path) -> None:
-    """Draw a panel per study and task: final values over the learning rate, a line per arm."""
-    swept = [record for record in records if "learning_rate" in record["overrides"]]
-    panels = groups(swept, "study", "task")
+def draw_sweep(
+    records: Sequence[Record], path: Path, labels: Mapping[str, str], height: float
+) -> None:
+    """Draw final values over the learning rate, a panel per task; of other tasks a panel per arm.
+
+    Args:
+        records: of one study.
+        path: of the picture.
+        labels: names of arms, and titles of tasks.
+        height: success from which on a drop counts.
+    """
     styles = colours(records)
+    swept = [record for record in records if "learning_rate" in record["overrides"]]
+    others = [record for record in records if "learning_rate" not in record["overrides"]]
+    panels = list(groups(swept, "task").items()) + list(groups(others, "task", "arm").items())
     figure, axes = panels_of(len(panels))
-    for axis, (where, runs) in zip(axes, sorted(panels.items()), strict=True):
-        for (arm,), own in groups(runs, "arm").items():
-            finals: dict[float, list[float]] = {}
-            for run in own:
-                finals.setdefault(run["overrides"]["learning_rate"], []).append(final(run))
-            rates = sorted(finals)
-            means = [statistics.fmean(finals[rate]) for rate in rates]
-            axis.plot(rates, means, label=arm, **styles[arm])
-            dots = [(rate, value) for rate in rates for value in finals[rate]]
-            axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **styles[arm])
-        axis.set_xscale("log")
-        rates = sorted({run["overrides"]["learning_rate"] for run in runs})
-        axis.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_title(", ".join(where), fontsize=9)
-        axis.set_xlabel("learning rate")
-        axis.set_ylabel(f"final {runs[0]['measure']}")
+    for axis, ((task, *arm), runs) in zip(axes, panels, strict=True):
+        title = labels.get(task, task)
+        if arm:
+            fallen = sum(drop(curve(run), height) >= FALL for run in runs)
+            title += f"\n{labels.get(arm[0], arm[0])}: {fallen} of {len(runs)} fall"
+            for run in runs:
+                values = curve(run)
+                axis.plot(range(1, len(values) + 1), values, linewidth=0.7, **styles[arm[0]])
+            axis.set_xlabel("rollout")
+        else:
+            points = [len(point) for point in groups(runs, "arm", "setting").values()]
+            few, many = min(points), max(points)
+            title += f"\nruns per point: {few}" + (f" to {many}" if many > few else "")
+            draw_rates(axis, runs, styles, labels)
+        axis.set_title(title, fontsize=9)
+        axis.set_ylabel(runs[0]["measure"] if arm else f"final {runs[0]['measure']}")
     save(figure, axes, path, unit=True)
+
+
+def draw_rates(axis: Any, runs: Sequence[Record], styles: Any, labels: Mapping[str, str]) -> None:
+    """Draw a line per arm through the means over seeds, and a dot per run."""
+    for (arm,), own in groups(runs, "arm").items():
+        finals: dict[float, list[float]] = {}
+        for run in own:
+            finals.setdefault(run["overrides"]["learning_rate"], []).append(final(run))
+        rates = sorted(finals)
+        means = [statistics.fmean(finals[rate]) for rate in rates]
+        axis.plot(rates, means, label=labels.get(arm, arm), **styles[arm])
+        dots = [(rate, value) for rate in rates for value in finals[rate]]
+        axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **styles[arm])
+    axis.set_xscale("log")
+    rates = sorted({run["overrides"]["learning_rate"] for run in runs})
+    axis.set_xticks(rates, [f"{rate:g}" for rate in rates], fontsize=8)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel("learning rate")
 
 
 def groups(records: Sequence[Record], *names: str) -> dict[tuple[str, ...], list[Record]]:

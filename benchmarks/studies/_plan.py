@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 # A block of the grid may set these.
 BLOCK = ("tasks", "arms", "settings", "seeds", "rollouts")
-KEYS = (*BLOCK, "base", "level", "height", "curves", "grid")
+KEYS = (*BLOCK, "base", "level", "height", "curves", "labels", "grid")
 Key = tuple[str, str, str, int]
 
 
@@ -51,6 +51,7 @@ class Study:
         level: of the mean of five rollouts; the report counts the rollouts until a run reaches it.
         height: success from which on a drop below the best rollout counts.
         curves: metrics of the trainer's log that the records keep besides the usual ones.
+        labels: of arms and tasks in figures.
         cells: in the order in which they run.
         folder: of the file; trainers of its arms may be defined in modules there.
     """
@@ -60,6 +61,7 @@ class Study:
     level: float | None = None
     height: float = 0.0
     curves: tuple[str, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
     cells: tuple[Cell, ...] = ()
     folder: Path = HERE
 
@@ -92,7 +94,7 @@ def read(path: Path) -> Study:
         raise ValueError(f"{path.name}: blocks of `grid` share cells; allowed is each cell once.")
     base = text.get("base")
     named(path, "base: ", [base] if base else [], arms)
-    options = {name: text[name] for name in ("base", "level", "height") if name in text}
+    options = {name: text[name] for name in ("base", "level", "height", "labels") if name in text}
     curves = tuple(text.get("curves", ()))
     return Study(path.stem, **options, curves=curves, cells=tuple(cells), folder=path.parent)
 

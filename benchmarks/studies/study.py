@@ -122,7 +122,7 @@ def main() -> None:
         if args.figure:
             draw_curves(rows, args.figure, args.metric)
         if args.sweep:
-            draw_sweep(rows, args.sweep)
+            draw_sweep(rows, args.sweep, study.labels, study.height)
     if args.quick:
         outcome["died"] = [{"error": row["error"]} for row in rows if row["error"]]
     finish({**outcome, "records": len(records.rows), "lines": found})

@@ -106,22 +106,6 @@ def test_doubling_covers_every_length(close, length):
 # ---- reductions ----------------------------------------------------------------------------------
 
 
-def test_without_observations_token_gae_is_classic_gae(make_batch, close):
-    batch = make_batch(13)
-    rewards, values, gamma, lam = batch.rewards, batch.values, 0.97, 0.9
-    # the textbook loop over columns, as in TRL's PPOTrainer
-    last, columns = torch.zeros(6).double(), []
-    for t in reversed(range(23)):
-        following = values[:, t + 1] if t < 22 else 0.0
-        delta = rewards[:, t] + gamma * following - values[:, t]
-        last = delta + gamma * lam * last
-        columns.append(last)
-    expected = torch.stack(columns[::-1], dim=1)
-    actual, returns = core.token_gae(rewards, values, torch.ones(6, 23).bool(), gamma, lam)
-    close(actual, expected)
-    close(returns, expected + values)
-
-
 def test_one_token_turns_make_turn_gae_token_gae(make_batch, close):
     batch = make_batch(14)
     # every agent token a turn of its own
@@ -192,23 +176,6 @@ def test_gae_ignores_what_is_not_an_agent_token(make_batch, level, garbage):
     assert (batch.values.grad[~used] == 0).all()
 
 
-@pytest.mark.parametrize("garbage", [NAN, 1e3])
-def test_whiten_and_rewards_ignore_what_is_not_an_agent_token(make_batch, garbage):
-    batch = make_batch(17)
-    poison = lambda x: x.masked_fill(~batch.action_mask, garbage)  # noqa: E731
-    clean = core.whiten(batch.advantages, batch.action_mask)
-    x = poison(batch.advantages).requires_grad_()
-    out = core.whiten(x, batch.action_mask)
-    assert torch.equal(out.detach(), clean)
-    out.square().sum().backward()
-    assert (x.grad[~batch.action_mask] == 0).all()
-
-    kl = batch.logprobs
-    clean = core.token_rewards(batch.turn_index, scores=batch.scores, kl=kl, kl_coef=0.1)
-    out = core.token_rewards(batch.turn_index, scores=batch.scores, kl=poison(kl), kl_coef=0.1)
-    assert torch.equal(out, clean)
-
-
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_gae_padding_and_episode_order_change_nothing(make_batch, close, level):
     batch, pad = make_batch(18), torch.nn.functional.pad
@@ -277,15 +244,3 @@ def test_the_default_lambda_is_that_of_a_turn_over_its_steps(turns, steps, lam):
     assert core.default_lam(turns, steps) == pytest.approx(lam, abs=1e-15)
     if turns:
         assert core.default_lam(turns, steps) ** (steps / turns) == pytest.approx(0.9)
-
-
-def test_under_the_default_lambda_a_turn_earns_alike_however_long_it_is():
-    """Values of 0, reward 1 at the end of two equal turns: the first tokens earn 0.9 of a turn and more."""
-    for n in (1, 5, 200):
-        rewards = torch.zeros(1, 2 * n, dtype=torch.float64)
-        rewards[0, -1] = 1.0
-        lam = core.default_lam(2, 2 * n)
-        mask = torch.ones(1, 2 * n, dtype=torch.bool)
-        advantages, _ = core.token_gae(rewards, torch.zeros_like(rewards), mask, 1.0, lam)
-        assert advantages[0, n - 1].item() == pytest.approx(0.9)
-        assert advantages[0, 0].item() == pytest.approx(0.9 ** ((2 * n - 1) / n))

@@ -210,26 +210,6 @@ def test_weights_against_reference_and_over_splits(make_batch, close, loss_type,
         close(total, expected)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo"])
-def test_weights_of_full_episodes_sum_to_one(make_batch, close, loss_type):
-    mask = make_batch(12).loss_mask
-    mask = mask[mask.any(dim=1)]
-    tokens = mask.sum()
-    weights = core.aggregation_weights(
-        mask, loss_type, num_episodes=len(mask), num_tokens=tokens, dtype=torch.float64
-    )
-    close(weights.sum(), 1.0)
-
-
-@pytest.mark.parametrize("loss_type", core.LOSS_TYPES)
-@pytest.mark.parametrize("one", [1, 1.0, torch.tensor(1), torch.tensor(1.0)])
-def test_a_single_token_weighs_one(loss_type, one):
-    weights = core.aggregation_weights(
-        ones(1, 1), loss_type, num_episodes=one, num_tokens=one, max_length=1
-    )
-    assert weights.tolist() == [[1.0]]
-
-
 @pytest.mark.parametrize("loss_type", core.LOSS_TYPES)
 @pytest.mark.parametrize("zero", [0, 0.0, torch.tensor(0), torch.tensor(0.0)])
 def test_nothing_to_average_gives_zero(loss_type, zero):

@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,14 +98,6 @@ def test_blocks_make_no_difference(tmp_path, large) -> None:
             assert (tmp_path / "one" / name).read_bytes() == (index.folder / name).read_bytes(), (
                 name
             )
-
-
-def test_threads_get_the_same(large) -> None:
-    _, index = large
-    queries = [f"w{i % 7} w{i} t{i % 50}" for i in range(200)]
-    alone = [index.search(query, 3) for query in queries]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda query: index.search(query, 3), queries)) == alone
 
 
 @pytest.mark.parametrize("spoil", [

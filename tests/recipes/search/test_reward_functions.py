@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from trl import GRPOTrainer
 
-from scripts.search.search_env import rewards
 from scripts.search.search_env.rewards import (
     exact_match_reward,
     f1_reward,
@@ -15,9 +13,6 @@ from scripts.search.search_env.rewards import (
     format_reward,
     multiple_choice_reward,
 )
-from tests.kit.builders import logs, prompts, train
-from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.loop.sampler import TurnSampler
 
 
 def said(*turns: str | None) -> list[dict[str, str | None]]:
@@ -147,39 +142,3 @@ def test_nothing_makes_them_raise_or_leave_zero_to_one():
             paid = function(completions, answers=answers, choices=choices, prompts=None)
             assert len(paid) == 3
             assert all(reward is None or 0.0 <= reward <= 1.0 for reward in paid)
-
-
-class Quoting:
-    """Answers a search with passages that hold answers, and ends with the policy's own."""
-
-    def reset(self, **row):
-        return "", {}
-
-    def step(self, action):
-        done = "<answer>" in action
-        return "<information><answer>noise</answer></information>", 0.0, done, False, {}
-
-
-def test_all_of_them_in_training(tmp_path, monkeypatch):
-    """Open questions and choices mixed, over two turns: every function pays its own rows."""
-
-    def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
-        texts = self._tokenizer.batch_decode(prompt_ids, skip_special_tokens=False)
-        actions = ["<answer>a</answer>" if "noise" in t else "<search>q</search>" for t in texts]
-        said = [f"<think>t</think>{action}<|im_end|>" for action in actions]
-        return [self._tokenizer(text)["input_ids"] for text in said], None
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
-    monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")
-    names = ["exact_match_reward", "f1_reward", "multiple_choice_reward", "format_reward"]
-    arguments = {
-        "train_dataset": prompts(8, answers=[["a"], ["A"]] * 4, choices=[[], ["x", "y"]] * 4),
-        "environment_factory": Quoting,
-        "reward_funcs": [getattr(rewards, name) for name in names],
-    }
-    limits = {"max_turns": 2, "max_turn_tokens": 80, "max_completion_length": 300}
-    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, kl_coef=0.0, max_steps=1, **limits)
-    logged = logs(trainer)
-    for name in names:
-        assert logged[f"rewards/{name}/mean"] == 1.0
-    assert logged["turns/mean"] == 2.0

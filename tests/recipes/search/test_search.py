@@ -1,20 +1,10 @@
 """The protocol of the search environment, and how it scores."""
 
-import inspect
-
 import pytest
 
 from scripts.search.search_env import SearchEnv
 from scripts.search.search_env.env import TOLD_SO
 from tests.kit.search_kit import BOTH, ScriptedRetriever, started
-from trl_stppo.envs.base import TextEnv
-
-
-@BOTH
-def test_keeps_the_contract_and_offers_nothing_else(kind) -> None:
-    assert isinstance(kind(), TextEnv)
-    methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
-    assert [name for name in methods if not name.startswith("_")] == ["reset", "step"]
 
 
 @pytest.mark.parametrize("action", [

@@ -25,26 +25,6 @@ class Anything:
         return [Passage("T", "text")]
 
 
-@pytest.mark.parametrize(("text", "turn"), [
-    ("<search> q </search>", Turn("search", "q")),
-    ("<answer>a</answer> so", Turn("answer", "a")),
-    ("<think>t</think>\n<search>q</search>\n", Turn("search", "q", True)),
-    ("t</think><search>q</search>", Turn("search", "q", True)),
-    ("</think><search>q</search>", Turn("search", "q")),
-    ("so <think>t</think><search>q</search>", Turn("search", "q")),
-    ("<think>a <search> tag</think><search>q</search>", Turn("search", "q")),
-    ("<search>q</search><answer>a</answer>", Turn()),
-    ("<search>q<think>t</think></search>", Turn()),
-    ("<think>t</think><search>a</think>b</search>", Turn()),
-    ("<information>q</information>", Turn()),
-    ("<search>q</search><think>", Turn()),
-    ("</search>q<search>", Turn()),
-    ("<search>q</answer>", Turn()),
-])  # fmt: skip
-def test_what_a_turn_says(text, turn):
-    assert read_turn(text) == turn
-
-
 def test_without_thoughts_their_tags_are_text():
     assert read_turn("<think><search><think></search>", thoughts=False) == Turn("search", "<think>")
 

@@ -1,18 +1,14 @@
 """TextWorld: scores, text and odd commands with a stand-in, then a generated game."""
 
 import contextlib
-import functools
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from tests.kit.script_kit import scripts
-from trl_stppo.envs import check_env
 
 with scripts():
     from textworld_env import TextWorldEnv
@@ -156,47 +152,3 @@ def test_games_are_read_one_at_a_time(game, monkeypatch) -> None:
 def test_a_file_that_is_no_game_is_refused(game, path) -> None:
     with pytest.raises(ValueError, match=r"game is .*path of a \.z8 file"):
         TextWorldEnv().reset(game=path)
-
-
-@pytest.fixture(scope="module")
-def real_game(tmp_path_factory):
-    """A generated quest of eight scored steps."""
-    textworld = pytest.importorskip("textworld")
-    maker = Path(textworld.__file__).parents[1] / "bin" / "tw-make"
-    if not maker.exists():
-        maker = Path(sys.executable).with_name("tw-make")
-    path = tmp_path_factory.mktemp("textworld") / "game.z8"
-    flags = ["tw-simple", "--rewards", "dense", "--goal", "detailed", "--seed", "1", "--output"]
-    made = subprocess.run(
-        [sys.executable, str(maker), *flags, str(path)], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"no game could be generated: {made.stderr[-200:]!r}")
-    return str(path)
-
-
-WALKTHROUGH = [
-    "open antique trunk", "take old key from antique trunk", "unlock wooden door with old key",
-    "open wooden door", "go east", "go south", "take milk from couch", "go north",
-    "put milk on stove",
-]  # fmt: skip
-
-
-def test_a_generated_game_is_won(real_game) -> None:
-    env = TextWorldEnv(real_game)
-    opening = env.reset(prompt="x")[0]
-    assert opening.startswith("Hey, thanks for coming over to the TextWorld today")
-    assert not {"$", ">"} & set(opening)
-    assert env.step("fly to the moon")[4] == {"valid_action": False}
-    assert env.step("\x00")[4] == {"valid_action": False}
-    steps = [env.step(command) for command in WALKTHROUGH]
-    assert sum(step[1] for step in steps) == 8.0
-    assert max(step[1] for step in steps) == 1.0
-    assert steps[-1][2:] == (True, False, {"valid_action": True, "success": True})
-    env.close()
-
-
-def test_keeps_the_contract(real_game) -> None:
-    factory = functools.partial(TextWorldEnv, real_game, max_steps=10)
-    found = check_env(factory, actions=["look", *WALKTHROUGH])
-    assert [message for message in found if "at its slowest" not in message] == []

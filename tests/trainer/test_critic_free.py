@@ -224,23 +224,6 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
     assert_same_run(resumed, whole)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("variant", ["rebn", "st-grpo"])
-def test_the_ratio_and_the_correction_work_with_them(variant, tmp_path):
-    options = {**SINGLE, **LIMITS, "max_steps": 6, "num_ppo_epochs": 3, "learning_rate": 3e-2}
-    options |= {"variant": variant, "num_generations": 1 if variant == "rebn" else 4}
-    options |= {**TURNS, "stabilizers": "share"}
-    arguments = {"reward_funcs": letters, **TEXT}
-    trainer = build(tmp_path, STGRPOTrainer, arguments=arguments, **options)
-    trainer.train()
-    assert trainer.args.importance_sampling_level == "turn"
-    scales = [e["clip_bias/scale"] for e in trainer.state.log_history if "clip_bias/scale" in e]
-    assert len(scales) == 6
-    assert min(scales) < 1.0
-    assert ("frac_reward_zero_std" in logs(trainer)) is (variant == "st-grpo")
-    assert logs(trainer)["reward_std"] > 0
-
-
 @pytest.mark.parametrize(("options", "level", "stabilizers", "estimator"), [
     ({"variant": "grpo"}, "token", [], "group"),
     ({"variant": "gspo"}, "sequence", [], "group"),

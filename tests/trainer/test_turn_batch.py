@@ -17,30 +17,11 @@ def build(spans=TURNS, rewards=None, mask=MASK, terminated=(True, False)):
     return build_turn_batch(episodes, rewards, mask, torch.float64)
 
 
-def test_spans_number_the_turns_even_where_they_touch():
-    turns = build([[(0, 2), (3, 5)], [(0, 1), (1, 4)]])
-    assert turns.turn_index.tolist() == [[0, 0, -1, 1, 1, -1], [0, 1, 1, 1, -1, -1]]
-    assert torch.equal(turns.action_mask, turns.turn_index >= 0)
-    assert turns.turn_rewards is None
-    assert turns.terminated.tolist() == [True, False]
-
-
 def test_an_episode_that_is_hidden_has_no_turns():
     mask = MASK.clone()
     mask[0] = 0
     turns = build(rewards=[[1.0, 2.0], [3.0]], mask=mask)
     assert turns.turn_index.tolist() == [[-1] * 6, [0, 0, 0, 0, -1, -1]]
-    assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
-
-
-def test_rewards_are_padded_to_the_longest_episode():
-    turns = build(rewards=[[1.0, 2.0], [3.0]])
-    assert turns.turn_rewards.tolist() == [[1.0, 2.0], [3.0, 0.0]]
-    assert turns.turn_rewards.dtype == torch.float64
-
-
-def test_an_episode_without_turns_has_no_rewards():
-    turns = build([[], [(0, 4)]], rewards=[[], [3.0]])
     assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
 
 

@@ -1,7 +1,5 @@
 """`variant` and the two fields it stands for; which corrections fit which optimizer."""
 
-import re
-
 import pytest
 from transformers.training_args import OptimizerNames
 from trl import TrlParser
@@ -29,17 +27,6 @@ def test_a_variant_sets_ratio_level_and_stabilizers(variant, level, stabilizers)
         variant=variant, importance_sampling_level=level, stabilizers=stabilizers or "none"
     )
     assert (repeated.importance_sampling_level, repeated.stabilizers) == (level, stabilizers)
-
-
-@pytest.mark.parametrize(("variant", "options", "named"), [
-    ("ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
-    ("turn-ppo", {"stabilizers": "winners"}, "stabilizers=['winners']"),
-    ("s-ppo", {"stabilizers": "none"}, "stabilizers=[]"),
-    ("st-ppo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='seq"),
-])  # fmt: skip
-def test_a_field_that_contradicts_the_variant_raises_with_both(variant, options, named):
-    with pytest.raises(ValueError, match=f"`{re.escape(named)}.*contradicts `variant='{variant}'`"):
-        config(variant=variant, **options)
 
 
 @pytest.mark.parametrize(("kind", "level", "variant", "stabilizers"), [

@@ -148,12 +148,6 @@ def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp
     assert logged(resumed, "guard/skipped_steps")[-1] == 3, "the total goes on"
 
 
-def test_a_good_step_between_them_starts_the_count_anew(tmp_path):
-    trainer, _ = run(tmp_path, the_loss, steps=(1, 2, 4, 5))
-    assert trainer.state.global_step == 6
-    assert logged(trainer, "guard/skipped_steps") == [1, 2, 2, 3, 4, 4]
-
-
 @pytest.mark.long
 def test_a_checkpoint_keeps_the_count_of_skips_in_a_row(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 1}

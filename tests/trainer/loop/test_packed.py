@@ -238,12 +238,6 @@ def test_sliding_windows_hide_the_same_tokens_in_packs(kind, longest, tmp_path, 
     assert gap > 0.1 if longest > 8 else gap < 2e-5
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi3"])
-def test_families_that_go_packed(tmp_path, kind):
-    options = {"pad_token_id": 0} if kind == "phi3" else {}
-    assert trainer_of(tmp_path, policy(kind, **options))._forward.why_padded is None
-
-
 def test_passes_are_compared_in_the_precision_of_the_weights(tmp_path):
     trainer = trainer_of(tmp_path, policy(hidden_size=64), bf16=True)
     assert trainer.model.dtype == torch.float32

@@ -70,13 +70,6 @@ def test_a_shorter_context_limits_the_episodes(role, tmp_path, caplog):
     assert f"`{role}" in caplog.text
 
 
-def test_a_longer_context_changes_nothing(tmp_path, caplog):
-    plain = build(tmp_path, STPPOTrainer, arguments=TEXT)._player.engine.limits
-    arguments = given("value_model", fitting("value_model", context=2048))
-    assert build(tmp_path, STPPOTrainer, arguments=arguments)._player.engine.limits == plain
-    assert "reads at most" not in caplog.text
-
-
 @pytest.mark.parametrize("role", SCORERS)
 def test_a_reward_model_refuses_a_longer_text(role, tmp_path):
     """Only it knows how many tokens its own tokenizer makes of a text."""
@@ -134,9 +127,3 @@ def test_another_vocabulary_is_refused(named, role, tmp_path):
         one = type(fitting(role)).from_pretrained(one)
     with pytest.raises(ValueError, match=f"`{role}.*vocabulary"):
         build(tmp_path, STPPOTrainer, arguments=given(role, one))
-
-
-def test_the_same_vocabulary_is_taken(tmp_path):
-    model().save_pretrained(tmp_path / "model")
-    TOKENIZER.save_pretrained(tmp_path / "model")
-    build(tmp_path, STPPOTrainer, arguments=given("value_model", str(tmp_path / "model")))

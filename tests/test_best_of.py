@@ -3,10 +3,8 @@
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM
 
 from tests.hub.hub_kit import letters, run, saved_base
-from tests.kit.builders import TEXT, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.kit.script_kit import AGENT, DEMO, scripts
 from trl_stppo import Agent
@@ -168,18 +166,3 @@ def test_label_scores_are_the_share_of_yes():
     wanted = [share_of_yes(model, TOKENIZER, *pair) for pair in expected]
     assert scored == pytest.approx(wanted, abs=1e-6)
     assert len({round(value, 6) for value in scored}) == 3
-
-
-@pytest.mark.long
-def test_three_updates_with_label_scores(tmp_path):
-    tiny_policy(TOKENIZER, seed=3).save_pretrained(tmp_path / "labels")
-    labels = label_scores(AutoModelForCausalLM.from_pretrained(tmp_path / "labels"), TOKENIZER)
-    arguments = {**TEXT, "train_dataset": prompts(8), "turn_reward_funcs": labels}
-    options = {"num_mini_batches": 1, "max_steps": 3, "logging_steps": 1}
-    trainer = build(tmp_path, arguments=arguments, **options)
-    trainer.train()
-    key = "rewards/labels/turn_mean"
-    means = [log[key] for log in trainer.state.log_history if key in log]
-    assert trainer.state.global_step == len(means) == 3
-    assert all(0.0 < mean < 1.0 for mean in means)
-    assert logs(trainer)["rewards/labels/turn_mean"] == means[-1]

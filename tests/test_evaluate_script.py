@@ -177,19 +177,6 @@ def tool_agent(folder):
     return str(folder)
 
 
-@pytest.mark.long
-def test_what_generate_alone_can_do_is_done(words):
-    """As the trainer has it; here no token may come twice."""
-    flags = [*words, "--max_rows", "2", "--generation_kwargs", '{"no_repeat_ngram_size": 1}']
-    figures = evaluate.compare(flags)["search-agent"]["nq"]
-    parsed = agents.parse_flags(TrainArguments, flags[:-4] + flags[-2:])
-    rows = evaluate.held_out_sets(agents.parse_flags(EvaluateArguments, flags)[0])["nq"]
-    metrics = train.make_trainer(*parsed).evaluate(rows)
-    expected = tables.figures_of(metrics, prefix="eval_")
-    assert {name: figures[name] for name in expected} == expected
-    assert figures != evaluate.compare(flags[:-2])["search-agent"]["nq"]
-
-
 def test_nothing_but_the_weights_is_loaded(words, adapter):
     flags = ["--kl_coef", "0.1", "--beta", "0.1"]
     _, config, model_args, _ = agents.parse_flags(EvaluateArguments, [*words, *flags])
@@ -243,15 +230,6 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path,
         evaluate.compare([*words, *flags, "--output", str(tmp_path / "t.json")])
     assert json.loads((tmp_path / "t.json").read_text())["results"] == {"first": figures}
     assert "hotpotqa" in capsys.readouterr().out
-
-
-def test_the_first_episodes_are_shown(words, capsys):
-    results = evaluate.compare([*words, "--max_rows", "2", "--show", "3"])
-    parts = capsys.readouterr().out.split(f"\n{AGENT}: ")
-    assert len(parts) == 1 + 3
-    (figures,) = results.values()
-    assert all("score" in part.splitlines()[0] and len(part) > 100 for part in parts[1:])
-    assert figures["mean of data sets"]["episodes"] == 4
 
 
 def test_the_first_episode_of_each_row_is_shown_before_a_repetition(capsys):

@@ -54,18 +54,6 @@ def test_public_names_load_on_first_use(name):
     assert inspect.getdoc(thing)
 
 
-def test_an_unknown_name_raises_attribute_error_naming_it():
-    with pytest.raises(AttributeError, match=r"'trl_stppo' has no attribute 'GRPOTrainer'"):
-        trl_stppo.GRPOTrainer  # noqa: B018
-
-
-def test_trainers_and_configs_are_trls():
-    assert issubclass(trl_stppo.STPPOTrainer, trl_stppo.PPOTrainer)
-    assert issubclass(trl_stppo.PPOTrainer, GRPOTrainer)
-    assert issubclass(trl_stppo.STPPOConfig, trl_stppo.PPOConfig)
-    assert issubclass(trl_stppo.PPOConfig, GRPOConfig)
-
-
 def test_positional_arguments_are_those_of_grpo_trainer_in_its_order():
     ours = [
         p.name

@@ -61,17 +61,6 @@ def test_a_pretrained_model_gets_files_of_its_own(tmp_path, folder, capsys):
     assert "STPPOConfig(" not in train, "every setting has one place"
 
 
-def test_the_settings_for_a_pretrained_model_would_start(tmp_path, dry_run, monkeypatch):
-    assert main(["new", str(tmp_path / "theirs"), "--model", "anyone/anything"]) == 0
-    monkeypatch.chdir(tmp_path / "theirs")
-    monkeypatch.syspath_prepend(str(tmp_path / "theirs"))
-    # The warm start makes this folder.
-    Path("runs/careless").mkdir(parents=True)
-    code, shown = dry_run("--config", "run.yaml")
-    assert (code, "PROBLEM" in shown) == (0, False), shown
-    assert "LoRA of rank" in shown
-
-
 @pytest.mark.long
 def test_script_and_command_make_the_same_run(tmp_path, monkeypatch, capsys):
     """Weight for weight; and `evaluate` plays the episodes of the script's evaluation."""

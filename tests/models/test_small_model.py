@@ -1,15 +1,11 @@
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2ForCausalLM
 
 from scripts.search.search_env.retrieval import passages
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
-CHECKPOINT = Path(__file__).parents[2] / "scripts" / "assets" / "search-agent"
 MARKERS = ["<search>", "</search>", "<answer>", "</answer>"]
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -46,16 +42,6 @@ def test_reloaded_tokenizer_gives_the_same_ids(tokenizer, tmp_path: Path) -> Non
     assert reloaded.padding_side == "left"
 
 
-def test_reloaded_model_gives_the_same_logits(tokenizer, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(tiny_config(tokenizer)).eval()
-    model.save_pretrained(tmp_path)
-    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokens = torch.tensor([ids(tokenizer, CONVERSATION)])
-    assert reloaded.dtype == torch.float32
-    assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
-
-
 def test_special_tokens_are_distinct_and_markers_survive(tokenizer) -> None:
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     assert len(set(tokenizer.all_special_ids)) == 5
@@ -63,11 +49,3 @@ def test_special_tokens_are_distinct_and_markers_survive(tokenizer) -> None:
         assert len(tokenizer(marker).input_ids) == 1
     text = "<search> merge</search>"
     assert tokenizer.decode(tokenizer(f"{text}<|end|>").input_ids, skip_special_tokens=True) == text
-
-
-def test_checkpoint_is_small_and_loads() -> None:
-    assert sum(path.stat().st_size for path in CHECKPOINT.rglob("*")) < 3_000_000
-    assert (CHECKPOINT / "model.safetensors").is_file()
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
-    assert 400_000 < model.num_parameters() < 600_000
-    assert model.config.tie_word_embeddings

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,15 +104,6 @@ def test_a_torn_end_is_not_read_and_goes_with_the_next_writer(script, tmp_path, 
     assert [row["seed"] for row in records.Records(path).rows] == [0, 1, 3]
     with gzip.open(path, "rt") as file:
         assert [json.loads(line)["seed"] for line in file] == [0, 1, 3]
-
-
-def test_two_processes_do_not_write_one_file(script, tmp_path):
-    records = script("_records").Records(tmp_path / "mine.jsonl.gz")
-    with records.writing(), pytest.raises(BlockingIOError), records.writing():
-        pass
-    with records.writing():
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_cell_with_a_record_is_not_missing_and_may_not_change(script, study, tmp_path):
@@ -257,14 +247,3 @@ def test_differences_are_paired_by_seed(script):
     table = script("_report").markdown([base, other], "a")
     assert "| `b` | 1-3 9 | 0.00 | 0.56 | 0.50 0.75 1.00 0.00 |" in table
     assert "+0.50 (-0.12 to +1.12) [3]" in table
-
-
-@pytest.mark.slow
-def test_the_quick_run_passes(tmp_path):
-    words = [sys.executable, str(STUDIES / "study.py"), "--quick"]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
-    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    outcome = json.loads(result.stdout.splitlines()[-1])
-    assert (outcome["ran"], outcome["left"], outcome["failed"]) == (2, 0, [])

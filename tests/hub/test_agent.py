@@ -56,26 +56,6 @@ def test_evaluate_gives_the_trainers_metrics(tmp_path, penalty):
         assert metrics[name] == pytest.approx(expected[f"eval_{name}"], abs=1e-6), name
 
 
-def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
-    options = {"eval_generation_kwargs": {"temperature": 0.8}}
-    trainer = run(tmp_path / "run", arguments={"eval_dataset": letters()}, **options)
-    trainer.save_model()
-    kept = {}
-    play = trainer._evaluator.play
-
-    def watched(rows):
-        played, scored = play(rows)
-        named = zip(played.names, played.episodes, strict=True)
-        kept.update({name[0]: e.ids for name, e in named})
-        return played, scored
-
-    trainer._evaluator.play = watched
-    trainer.evaluate()
-    agent = Agent.from_pretrained(trainer.args.output_dir)
-    played = agent.run_many(CountEnv, letters(), seed=trainer.args.seed, greedy=False)
-    assert [e.ids for e in played] == [kept[i] for i in range(8)]
-
-
 @pytest.mark.parametrize(("env", "reward", "told"), [
     (None, None, True),
     (None, 0.0, False),

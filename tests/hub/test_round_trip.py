@@ -4,10 +4,10 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, Cohere2Config, Cohere2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
-from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
+from tests.kit.fakes import CountEnv
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
 
@@ -108,22 +108,6 @@ def test_an_adapter_with_its_shared_critic(hub, tmp_path):
     assert "ref" in onward.model.peft_config
     onward.save_model()
     assert not (tmp_path / "onward" / "ref").exists()
-
-
-def test_a_critic_that_transformers_has_no_class_for(hub, tmp_path):
-    settings = tiny_config(char_tokenizer()).to_dict()
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id", "eos_token_id")
-    torch.manual_seed(0)
-    heads = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = Cohere2ForCausalLM(Cohere2Config(**{n: settings[n] for n in sizes}, **heads))
-    trainer = run(tmp_path / "run", arguments={"model": model})
-    torch.nn.init.normal_(trainer.critic.model.score.weight)
-    trainer.train()
-    trainer.push_to_hub()
-    arguments = {"model": REPO, "value_model": REPO}
-    onward = run(tmp_path / "onward", arguments=arguments, hub_model_id=None)
-    assert values(onward).abs().max() > 0
-    torch.testing.assert_close(values(onward), values(trainer), rtol=0, atol=1e-6)
 
 
 def test_a_shared_critic_needs_a_policy_with_an_adapter(hub, tmp_path):

@@ -135,17 +135,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert all(torch.equal(loaded[name], weight) for name, weight in saved.items())
 
 
-def test_an_episode_is_the_template_of_its_messages(tmp_path):
-    agent = Agent.from_pretrained(str(FOLDER), max_turns=3, max_turn_tokens=12)
-    episode = agent.run(NumberEnv, {**rows(HELD_OUT)[0], "number": 0})
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    whole = tokenizer.apply_chat_template(episode.messages, return_dict=True)["input_ids"]
-    played = [*episode.prompt_ids, *episode.ids]
-    assert len(episode.turns) == 3
-    if all(episode.ids[end - 1] == tokenizer.eos_token_id for _, end in episode.turn_spans):
-        assert whole[: len(played)] == played
-
-
 class Calculator:
     """A tool environment: two numbers are multiplied by the tool, and the answer is the product."""
 

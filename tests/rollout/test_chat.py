@@ -59,22 +59,6 @@ def test_template_kwargs_reach_the_template():
     assert text(chat.observation_ids(user("x"), last=EOS)) == "[u x][bot "
 
 
-@pytest.mark.parametrize("template", [None, NEWLINES])
-def test_appending_gives_the_ids_of_the_whole_conversation(template):
-    """The prefix property: turn by turn is the same as rendering everything at once."""
-    chat = renderer(template)
-    messages = [{"role": "user", "content": "q"}]
-    grown = chat.prompt_ids(messages)
-    for turn, observation in (("one", "first"), ("two", "second")):
-        grown += ids(turn + "]")
-        grown += chat.observation_ids(user(observation), last=EOS)
-        messages += [
-            {"role": "assistant", "content": turn},
-            {"role": "user", "content": observation},
-        ]
-        assert grown == chat.prompt_ids(messages)
-
-
 def test_a_template_that_rewrites_earlier_messages_is_noticed():
     assert not renderer(COUNTING).preserves_turns()
     assert renderer(NEWLINES).preserves_turns()

@@ -2,14 +2,10 @@
 
 import gzip
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.kit.script_kit import ROOT
-from tests.kit.waiting import wait_until
 
 STUDIES = ROOT / "benchmarks" / "studies"
 FILES = sorted(STUDIES.glob("*.toml"))
@@ -129,92 +125,6 @@ def test_the_recorded_runs_read_to_the_last_line(path, script):
 
 
 # ----------------------------------------------------------------------------------- runner
-
-# Reads a job as the harness's own worker does, and does what its arm says.
-WORKER = """
-import json, os, pathlib, sys, time
-job = json.loads(sys.stdin.readline())
-cell, folder = job["cell"], pathlib.Path(job["folder"])
-if cell["arm"] in ("waits", "deaf") and not (folder / "go").exists():
-    (folder / "waiting").write_text(str(os.getpid()))
-    sys.stdin.read() if cell["arm"] == "waits" else time.sleep(600)
-    sys.exit("nobody waits")
-if cell["arm"] == "slow":
-    time.sleep(0.3)
-if cell["arm"] == "dies":
-    sys.exit("no memory")
-row = {**cell, "measure": "success", "evaluation": None, "error": None, "seconds": 2.0}
-row |= {"curves": {"success": [0.5]}, "rollouts": 1, "threads": os.environ["OMP_NUM_THREADS"]}
-pathlib.Path(job["result"]).write_text(json.dumps(row))
-"""
-RUNNER = """
-import sys
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from pathlib import Path
-from _plan import read
-from _records import Records
-from _runner import Options, run_all
-study, folder = read(Path(sys.argv[3])), Path(sys.argv[4])
-records = Records(folder / "mine.jsonl.gz")
-options = Options(folder, 2, command=(sys.executable, "-c", (folder / "worker.py").read_text()))
-with records.writing():
-    print(run_all(study, records.missing(study.cells), records, options))
-"""
-ARMS = """
-tasks = ["t"]
-seeds = ["0-1"]
-[arms]
-quick = {}
-waits = {}
-"""
-
-
-@pytest.fixture
-def begun(tmp_path, study, request):
-    """A runner in a process of its own, whose workers of the arm `waits`, or of another one, wait."""
-    study(ARMS.replace("waits", getattr(request, "param", "waits")))
-    (tmp_path / "worker.py").write_text(WORKER)
-    paths = [str(STUDIES), str(ROOT), str(tmp_path / "mine.toml"), str(tmp_path)]
-    process = subprocess.Popen([sys.executable, "-c", RUNNER, *paths], stdout=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.wait()
-
-
-def test_a_killed_runner_ends_its_workers_and_goes_on_where_it_was(
-    begun, script, study, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    records = script("_records")
-    path = tmp_path / "mine.jsonl.gz"
-    assert wait_until(
-        lambda: (tmp_path / "waiting").is_file() and (tmp_path / "waiting").read_text()
-    )
-    assert wait_until(lambda: len(records.Records(path).rows) == 2)
-    begun.kill()
-    begun.wait()
-    assert wait_until(lambda: not running(int((tmp_path / "waiting").read_text())))
-    with open(path, "ab") as file:
-        file.write(b"torn")
-
-    (tmp_path / "go").touch()
-    runner, mine, again = script("_runner"), study(ARMS), records.Records(path)
-    options = runner.Options(tmp_path, 2, command=(sys.executable, "-c", WORKER))
-    with again.writing():
-        outcome = runner.run_all(mine, again.missing(mine.cells), again, options)
-    assert outcome == {"ran": 2, "left": 0, "failed": []}
-    ran = {(row["arm"], row["seed"]) for row in records.Records(path).rows}
-    assert ran == {(arm, seed) for arm in ("quick", "waits") for seed in (0, 1)}
-    assert {row["threads"] for row in again.rows} == {"1"}
-
-
-def running(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
 
 # ----------------------------------------------------------------------------------- report
 

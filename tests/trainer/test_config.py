@@ -178,15 +178,3 @@ def test_whole_numbers_are_floats_where_generation_wants_floats():
     values = [args.temperature, args.repetition_penalty, args.generation_kwargs["min_p"]]
     values.append(args.eval_generation_kwargs["temperature"])
     assert [type(value) for value in values] == [float] * 4
-
-
-def test_vllms_names_are_for_vllm():
-    given = {
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "generation_kwargs": {"stop": ["a"]},
-    }
-    assert STPPOConfig("out", use_vllm=True, **given).generation_kwargs == {"stop": ["a"]}
-    with pytest.raises(ValueError, match="`generation_kwargs` has stop="):
-        STPPOConfig("out", **given)

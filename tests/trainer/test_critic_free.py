@@ -17,10 +17,9 @@ from tests.kit.builders import (
     train,
 )
 from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy, tiny_policy
-from tests.kit.scripted import assert_same_run, weights
+from tests.kit.scripted import assert_same_run
 from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
-from trl_stppo.trainer.guards import alarms
 from trl_stppo.trainer.loop.sampler import TurnSampler
 
 CRITICS = ("critic_learning_rate", "num_mini_batches", "num_ppo_epochs")
@@ -183,29 +182,6 @@ def test_scores_of_reward_functions_are_paid_on_the_last_turn_and_hidden_episode
         for row, mask in zip(batch["advantages"], batch["loss_mask"], strict=True)
     ]
     torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(alarms, "MAX_FAILURE_RATE", 1.0)
-
-    class Alike(CountEnv):
-        def step(self, action):
-            return "go on", 0.0, False, False, {}
-
-    class Broken(CountEnv):
-        def reset(self, **row):
-            raise OSError("broken on purpose")
-
-    for number, env in enumerate((Alike, Broken)):
-        arguments = {"environment_factory": env}
-        trainer = build(
-            tmp_path / str(number), KeptGroups, arguments=arguments, **SINGLE, **LIMITS,
-            max_steps=1,
-        )  # fmt: skip
-        before = weights(trainer)
-        trainer.train()
-        assert (trainer.kept[-1][1]["advantages"] == 0).all()
-        assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
 @pytest.mark.slow

@@ -120,23 +120,6 @@ def test_turn_rewards_count_and_failed_episodes_do_not(tmp_path):
     assert turns.turn_rewards[0].sum() == pytest.approx(1.0)
 
 
-def by_turn(completions, **columns):
-    """A turn reward function that tells the turns apart."""
-    return [float(len(completion) % 5) for completion in completions]
-
-
-def test_spread_is_that_of_all_rewards(tmp_path):
-    arguments = {"turn_reward_funcs": by_turn, **TEXT}
-    trainer = build(tmp_path, KeptGroups, arguments=arguments, **GROUP, **LIMITS, max_steps=1)
-    trainer.train()
-    _, _, turns, *_ = trainer.kept[-1]
-    scores = turns.turn_rewards.sum(dim=1)
-    log = logs(trainer)
-    assert log["reward_std"] == pytest.approx(float(scores.std()), rel=1e-5)
-    flat = [bool((group == group[0]).all()) for group in scores.view(-1, 4)]
-    assert log["frac_reward_zero_std"] == pytest.approx(sum(flat) / len(flat))
-
-
 def test_sample_episodes_need_not_make_groups(tmp_path):
     arguments = {**TEXT, "eval_dataset": prompts(5)}
     options = {**GROUP, **LIMITS, "per_device_eval_batch_size": 5}

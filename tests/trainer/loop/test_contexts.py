@@ -218,19 +218,6 @@ def test_episodes_are_dealt_in_equal_numbers_with_all_of_their_contexts(tmp_path
     assert num_episodes(dealt) == 8
 
 
-def test_an_episode_wins_or_loses_as_a_whole(tmp_path):
-    options = {"variant": "st-ppo", "stabilizers": ["winners"], "clip_bias_estimator": None}
-    trainer, _ = trained(tmp_path, **options)
-    batch = trainer.batch
-    sums = {}
-    for row, (n, _) in enumerate(trainer.rollout.contexts):
-        sums[n] = sums.get(n, 0.0) + batch["advantages"][row][batch["loss_mask"][row]].sum().item()
-    weights = [float(sums[n] > 0) for n, _ in trainer.rollout.contexts]
-    assert batch["episode_weights"].tolist() == weights
-    assert 0.0 in weights
-    assert 1.0 in weights
-
-
 def test_groups_compare_episodes(tmp_path):
     trainer, _ = trained(tmp_path, KeptGroups, variant="st-grpo", num_generations=4)
     earned = torch.tensor(

@@ -158,20 +158,6 @@ def test_the_backbone_is_the_policys_bit_by_bit(name, dtype):
     assert own.get_input_embeddings().weight is not body.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("name", ["Cohere2", "Qwen3Moe"])
-def test_the_form_on_the_disk_is_that_of_sequence_classification(name, tmp_path):
-    critic_from_policy(policy(name)).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["architectures"] == [f"{name}ForSequenceClassification"]
-    assert list(config["id2label"]) == ["0"]
-    from safetensors.torch import load_file
-
-    names = set(load_file(tmp_path / "model.safetensors"))
-    policy(name).save_pretrained(tmp_path / "causal")
-    causal = set(load_file(tmp_path / "causal" / "model.safetensors"))
-    assert names == {n for n in causal if n.startswith("model.")} | {"score.weight"}
-
-
 def test_plain_transformers_loads_a_critic_and_its_classifiers_are_critics(tmp_path):
     critic_from_policy(tiny_policy(char_tokenizer())).save_pretrained(tmp_path / "critic")
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "critic")

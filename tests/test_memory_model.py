@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,13 +106,3 @@ def test_the_rollouts_cache_takes_no_more_than_is_expected():
         largest = max(largest, sum(t.numel() * t.element_size() for t in tensors))
     expected = memory.phases(SETUP)["rollout"]["KV cache"]
     assert 0.6 * expected < largest <= expected
-
-
-def test_packed_weights_are_counted_with_their_constants():
-    weight = torch.nn.Parameter(torch.zeros(8, 4, dtype=torch.uint8), requires_grad=False)
-    inner = SimpleNamespace(absmax=torch.zeros(2), code=torch.zeros(3))
-    weight.quant_state = SimpleNamespace(
-        absmax=torch.zeros(5, dtype=torch.uint8), code=torch.zeros(16), offset=torch.zeros(()),
-        state2=inner,
-    )  # fmt: skip
-    assert memory.byte_size([weight, torch.zeros(2)]) == 32 + (5 + 64 + 4) + (8 + 12) + 8

@@ -189,34 +189,6 @@ def test_signatures_of_imported_helpers(name, recorded):
     )
 
 
-def stub() -> ast.ClassDef:
-    """What mypy is told of GRPOTrainer."""
-    tree = ast.parse((Path(__file__).parent / "typings" / "trl" / "__init__.pyi").read_text())
-    return next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "GRPOTrainer")
-
-
-STUBBED = [node for node in stub().body if isinstance(node, ast.FunctionDef)]
-
-
-@pytest.mark.parametrize("node", STUBBED, ids=[node.name for node in STUBBED])
-def test_methods_have_the_parameters_that_mypy_is_told_of(node):
-    parameters = inspect.signature(getattr(GRPOTrainer, node.name)).parameters
-    told = [a.arg for a in [*node.args.args, *node.args.kwonlyargs]]
-    told += [a.arg for a in (node.args.vararg, node.args.kwarg) if a is not None]
-    # Oldest and newest versions differ in what comes last, and has a default there.
-    newer = {name for name in told if name not in parameters}
-    assert newer <= {"private"}, node.name
-    assert [name for name in told if name in parameters] == sorted(parameters, key=told.index)
-
-
-def test_attributes_that_mypy_is_told_of_are_there(tmp_path):
-    told = {n.target.id for n in stub().body if isinstance(n, ast.AnnAssign)}
-    trainer = build(tmp_path, STPPOTrainer)
-    absent = {name for name in told if not hasattr(trainer, name)}
-    # vLLM's is made where vLLM generates.
-    assert absent <= {"vllm_generation"}
-
-
 @pytest.mark.parametrize("name", BORROWED_ATTRIBUTES)
 def test_borrowed_attributes_are_still_set_upstream(name):
     # A borrowed method has no assignment; its body is held with those we override.

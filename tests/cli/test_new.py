@@ -90,21 +90,3 @@ def test_script_and_command_make_the_same_run(tmp_path, monkeypatch, capsys):
     figures = figures_of(scope["evaluations"][0], prefix="eval_")
     assert {name: found[name] for name in figures} == figures
     sys.modules.pop("environment", None)
-
-
-@pytest.mark.slow
-def test_it_trains_as_a_script_and_by_the_command(folder):
-    def run(*words):
-        command = [sys.executable, *words]
-        return subprocess.run(command, cwd=folder, check=True, timeout=600, stdout=subprocess.PIPE)
-
-    lines = run("warm_start.py").stdout.decode().splitlines()
-    assert [line.split(",")[0] for line in lines[:3]] == [f"step {n} of 300" for n in (0, 100, 200)]
-    assert lines[3].startswith("turns have up to 2 tokens")
-    script = (folder / "train.py").read_text().replace("10_240", "256")
-    (folder / "train.py").write_text(script)
-    run("train.py")
-    assert (folder / "runs/agent/agent.json").is_file()
-    few = ["--total_episodes", "128", "--output_dir", "runs/command"]
-    run("-m", "trl_stppo", "train", "--config", "run.yaml", *few)
-    assert (folder / "runs/command/model.safetensors").is_file()

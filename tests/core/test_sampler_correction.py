@@ -111,26 +111,6 @@ def test_observations_and_padding_are_inert_and_weigh_one(make_batch, level, tru
     assert (clean[~outside] != 1.0).any()
 
 
-@pytest.mark.parametrize("truncate", [True, False])
-def test_tokens_the_sampler_says_nothing_about_are_not_corrected(truncate):
-    sampling = torch.full((1, 3), NAN)
-    index = torch.tensor([[0, 0, 1]])
-    out = core.sampler_correction(torch.zeros(1, 3), sampling, index, "turn", truncate=truncate)
-    assert out.tolist() == [[1.0, 1.0, 1.0]]
-
-
-def test_a_long_turn_of_small_drifts_keeps_its_weight():
-    """The product over an episode would drop it; that is why the turn's mean is taken."""
-    length = 2000
-    drift = torch.full((1, length), 0.01, dtype=torch.float64)
-    index = torch.zeros(1, length, dtype=torch.int64)
-    out = core.sampler_correction(
-        drift, torch.zeros_like(drift), index, "turn", truncate=False, clip_max=3.0
-    )
-    torch.testing.assert_close(out, torch.full_like(drift, math.exp(0.01)))
-    assert drift.sum().exp() > 3.0
-
-
 @pytest.mark.parametrize("level", core.RATIO_LEVELS)
 @pytest.mark.parametrize("bounds", [(None, 1.0), (1.0, None), (1.0, 1.0)])
 @pytest.mark.parametrize("truncate", [True, False])

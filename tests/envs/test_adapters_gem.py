@@ -116,9 +116,3 @@ def test_keeps_the_contract(env_id) -> None:
     actions = ["\\boxed{7}", "\\boxed{up}", "\\boxed{reveal 0 0}", "\\boxed{1 2 3 4}"]
     found = check_env(functools.partial(GemEnv, env_id), actions=actions)
     assert [message for message in found if "at its slowest" not in message] == []
-
-
-@pytest.mark.parametrize("env_id", ["game:GuessTheNumber-v0-random", "rg:leg_counting"])
-def test_a_resumed_run_of_the_package_ends_like_the_whole_one(env_id, tmp_path) -> None:
-    pytest.importorskip("gem")
-    check_that_a_resumed_run_ends_like_the_whole_one(env_id, tmp_path)

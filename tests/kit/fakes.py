@@ -2,19 +2,13 @@
 
 import random
 import string
-from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
-    CLIPImageProcessor,
-    CLIPVisionConfig,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -89,25 +83,6 @@ def _float64_config(tokenizer: PreTrainedTokenizerFast, **changes: object) -> GP
         initializer_range=0.1, tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **changes,
     )  # fmt: skip
-
-
-def save_llava(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A random model for text and images, with its processor; `<image>` is one of its tokens."""
-    small = {"hidden_size": 16, "intermediate_size": 32}
-    small |= {"num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = CLIPVisionConfig(**small, image_size=8, patch_size=4, projection_dim=16)
-    text = tiny_config(tokenizer, **small)
-    image_id = tokenizer.convert_tokens_to_ids("<image>")
-    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=image_id)
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessor(size={"shortest_edge": 8}),
-        tokenizer=tokenizer,
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        chat_template=tokenizer.chat_template,
-    )
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
-    processor.save_pretrained(folder)
 
 
 class CountEnv:

@@ -66,13 +66,6 @@ def test_without_spans_the_runs_of_the_mask_are_the_turns():
     assert masks(env_mask=mask) == mask
 
 
-def test_adjacent_spans_stay_two_turns():
-    adjacent = [[(0, 2), (2, 5)], [(0, 1), (1, 2), (2, 3)]]
-    options = {"turn_spans": adjacent, "env_mask": [[1] * 5, [1] * 3]}
-    assert spans(**options) == adjacent
-    assert masks(**options) == [[1] * 5, [1] * 3]
-
-
 def test_logprobs_count_where_the_policy_has_spoken():
     logprobs = [[-1.0, -2.0, 7.0, -3.0, None], [-4.0, -5.0, -6.0]]
     episodes, _ = read(turn_spans=SPANS, logprobs=logprobs)
@@ -128,12 +121,6 @@ def test_a_missing_key_is_named_as_trl_names_it():
         ValueError, match=r"rollout_func must return keys \['completion_ids', 'logprobs'\]"
     ):
         read_rollout({"prompt_ids": [[1]]}, [{}], ["p"], [END], message)
-
-
-def test_the_callers_dict_is_not_changed():
-    given = output(turn_spans=SPANS)
-    read_rollout(given, [{}, {}], ["p", "q"], [END], message)
-    assert given == output(turn_spans=SPANS)
 
 
 def test_a_mask_without_any_policy_token_is_an_episode_without_turns():

@@ -9,8 +9,6 @@ from tests.kit.script_kit import ROOT
 
 STUDIES = ROOT / "benchmarks" / "studies"
 FILES = sorted(STUDIES.glob("*.toml"))
-RECORDED = sorted((STUDIES / "records").glob("*.jsonl.gz"))
-
 STUDY = """
 base = "a"
 tasks = ["house"]
@@ -110,18 +108,6 @@ def test_a_cell_with_a_record_is_not_missing_and_may_not_change(script, study, t
     changed = study(STUDY.replace("a = {}", "a = {cliprange = 0.1}")).cells
     with pytest.raises(ValueError, match="overrides"):
         records.missing(changed)
-
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_the_recorded_runs_read_to_the_last_line(path, script):
-    with gzip.open(path, "rt") as file:
-        lines = sum(1 for _ in file)
-    rows = script("_records").Records(path).rows
-    assert len(rows) == lines == len({(r["study"], *script("_records").key_of(r)) for r in rows})
-    report = script("_report")
-    found = report.lines(rows, base=rows[0]["arm"])
-    assert sum(len(line["seeds"]) for line in found) == lines
-    assert report.markdown(found, rows[0]["arm"]).count("\n") > len(found)
 
 
 # ----------------------------------------------------------------------------------- runner

@@ -54,28 +54,6 @@ def test_a_training_that_dies_is_a_result(folder, script, monkeypatch):
     assert script("_report").final(record) == 0.0
 
 
-def test_an_agent_is_taught_once_and_never_half(folder, script, tmp_path):
-    module, taught = script("_task"), []
-
-    class Part:
-        def save_pretrained(self, target):
-            (target / "weights").write_text("w")
-            if len(taught) == 1:
-                raise OSError("disk full")
-
-    def teach(number, steps):
-        taught.append((number, steps))
-        return Part(), Part()
-
-    agent = module.taught("x", teach, steps=300)
-    with pytest.raises(OSError, match="full"):
-        agent(tmp_path, 2, None)
-    paths = [agent(tmp_path, 2, None), agent(tmp_path, 2, None), agent(tmp_path, 2, 10)]
-    assert taught == [(2, 300), (2, 300), (2, 10)]
-    assert paths[0] == paths[1] != paths[2]
-    assert all((path / "weights").is_file() for path in paths)
-
-
 # ------------------------------------------------------------------------------------ rules
 
 

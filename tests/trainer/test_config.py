@@ -4,9 +4,7 @@ import dataclasses
 import json
 
 import pytest
-import yaml
 from transformers import training_args
-from trl import TrlParser
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
 from trl_stppo.trainer import ppo_config
@@ -105,25 +103,6 @@ def test_unless_it_is_set_there_is_one_log_per_rollout_batch(cls, options, steps
     args = config(cls, **{"gradient_accumulation_steps": 2, "eval_strategy": "steps", **options})
     assert args.logging_steps == steps
     assert args.eval_steps == options.get("logging_steps", 10), "as upstream has it"
-
-
-@pytest.mark.parametrize("cls", CONFIGS)
-@pytest.mark.parametrize("source", ["command line", "yaml"])
-def test_the_fields_of_ppo_scripts_parse(source, cls, tmp_path):
-    expected = {
-        **{"sft_model_path": "sft", "reward_model_path": "rm", "missing_eos_penalty": 1.0},
-        **{"local_rollout_forward_batch_size": 2, "ds3_gather_for_generation": False},
-        **{"stop_token": "eos", "num_ppo_epochs": 2, "total_episodes": 32},
-    }
-    options = {**expected, **PLAIN}
-    if source == "yaml":
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(options))
-        words = ["--config", str(tmp_path / "config.yaml")]
-    else:
-        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    (args,) = TrlParser((cls,)).parse_args_and_config(words)
-    assert {key: getattr(args, key) for key in expected} == expected
-    assert args.num_iterations == 2
 
 
 PRECISIONS = [

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scripts.search.search_env import SearchEnv
 from scripts.search.search_env.retrieval import HttpRetriever, Passage, RetrievalError
 from tests.kit.faulty_server import faulty_server
 from tests.kit.waiting import PATIENCE
@@ -72,13 +71,3 @@ def test_a_forked_process_uses_connections_of_its_own() -> None:
         assert server.connections == 2
         assert retriever.search("q", 2) == HITS
         assert server.connections == 2
-
-
-def test_the_environment_shows_what_the_server_found() -> None:
-    with faulty_server("500") as server:
-        env = SearchEnv(server.url, top_k=2)
-        env.reset(answers=["x"])
-        observation = env.step("<search>q</search>")[0]
-    assert observation == (
-        '<information>Doc 1(Title: "q") passage 0\nDoc 2(Title: "q") passage 1</information>'
-    )

@@ -1,5 +1,4 @@
 import re
-from collections import Counter
 
 import pytest
 
@@ -18,21 +17,6 @@ def test_splits_are_large_and_share_no_asked_name() -> None:
     assert len(test) >= 400
     assert not {row["name"] for row in train} & {row["name"] for row in test}
     assert all(maker.is_held_out(row["name"]) for row in test)
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_rows_are_complete_and_mixed(split: retrieval.Split) -> None:
-    rows = stdlib_search_dataset(split)
-    for row in rows:
-        assert row["prompt"][0]["role"] == "user"
-        assert row["name"] in row["prompt"][0]["content"]
-        assert len(row["answers"]) == 1
-    assert {row["kind"] for row in rows} == set(maker.QUESTIONS)
-    two_hop = sum(row["hops"] == 2 for row in rows) / len(rows)
-    assert 0.2 < two_hop < 0.3
-    # No single guess is worth much.
-    commonest = Counter(row["answers"][0] for row in rows).most_common(1)[0][1]
-    assert commonest < 0.05 * len(rows)
 
 
 def _oracle(row: dict, env: StdlibSearchEnv) -> float:

@@ -103,18 +103,6 @@ def test_an_agent_that_is_never_judged_has_failed_where_others_are_judged():
     assert figures["episode/success_known"] == 4 / 6
 
 
-def test_processes_are_joined_by_name_and_filled_up_rows_count_once():
-    names = [[(0, 0), (1, 0)], [(2, 0), (0, 0)]]
-    runs = [EvaluationRun([], process=(p, 2)) for p in (0, 1)]
-    assert [run.mark_new(names[p], lambda own: names) for p, run in enumerate(runs)] == [
-        [True, True],
-        [True, False],
-    ]
-    later = [[(3, 0), (1, 0)], [(2, 0), (0, 0)]]
-    assert runs[0].mark_new(later[0], lambda own: later) == [True, False]
-    assert runs[1].mark_new(later[1], lambda own: later) == [False, False]
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """The results of both ranks."""

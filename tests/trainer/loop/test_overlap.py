@@ -112,16 +112,6 @@ class Tools:
         return float(ord(self._letter) - ord("a"))
 
 
-@pytest.mark.slow
-def test_it_is_so_with_plain_prompts(tmp_path):
-    def count(completions, **_):
-        return [float(text[-1]["content"].count("a")) for text in completions]
-
-    limits = {"max_turns": None, "max_turn_tokens": None}
-    given = {"environment_factory": None, "reward_funcs": count}
-    assert_equal(*ends(tmp_path, arguments=given, **limits))
-
-
 # ---------------------------------------------------------------------------------- what is played
 
 

@@ -70,13 +70,6 @@ def test_each_row_is_looked_at_and_named(bad, arguments, named, role, tmp_path):
     assert re.search(named, str(caught.value))
 
 
-def test_rows_in_order_are_taken(tmp_path):
-    for arguments in ({}, TEXT, TWO):
-        data = Dataset.from_list(rows(**({"environment": "one"} if arguments is TWO else {})))
-        given = {**arguments, "train_dataset": data, "eval_dataset": data}
-        build(tmp_path, arguments=given, **(LIMITS if arguments else {}))
-
-
 def test_a_text_prompt_of_a_tool_environment_is_found():
     data = Dataset.from_dict({"prompt": ["go"] * 3, "environment": ["text", "text", "tool"]})
     probes = {"text": CountEnv(), "tool": ToolEnv()}

@@ -17,6 +17,14 @@ def build(spans=TURNS, rewards=None, mask=MASK, terminated=(True, False)):
     return build_turn_batch(episodes, rewards, mask, torch.float64)
 
 
+def test_an_episode_that_is_hidden_has_no_turns():
+    mask = MASK.clone()
+    mask[0] = 0
+    turns = build(rewards=[[1.0, 2.0], [3.0]], mask=mask)
+    assert turns.turn_index.tolist() == [[-1] * 6, [0, 0, 0, 0, -1, -1]]
+    assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
+
+
 def test_a_padding_row_belongs_to_no_episode():
     """Sharded processes make equally many passes, so one with fewer contexts has padding rows."""
     turns = build(

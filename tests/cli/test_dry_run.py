@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub.hub_kit import saved_base
+from tests.kit.fakes import CHAT_TEMPLATE
 from tests.kit.script_kit import DEMO, ROOT, small_data
 from tests.kit.tiers import quick
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
@@ -60,6 +62,53 @@ def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tm
     found, shown = dry_run(*words, *flags)
     assert found == code
     assert named in shown
+
+
+MODULE = '''
+def act(client, row):
+    tools = [{"type": "function", "function": {"name": "dig", "parameters": {"type": "object"}}}]
+    client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": "Hi."}], tools=tools
+    )
+    return 1.0
+
+
+class Garden:
+    def reset(self, **row):
+        return "A garden."
+
+    def dig(self, depth: int) -> str:
+        """Dig a hole.
+
+        Args:
+            depth: how deep.
+        """
+        return "deep"
+
+    def get_reward(self):
+        return 1.0
+'''
+NO_TOOLS = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}" + CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(("flags", "template", "problem"), [
+    (("--environment", "garden:Garden"), CHAT_TEMPLATE, "cannot render tool calls"),
+    (("--environment", "none", "--agent", "garden:act"), NO_TOOLS, "no tools here"),
+    (("--environment", "none", "--agent", "garden:act"), CHAT_TEMPLATE, None),
+])  # fmt: skip
+def test_a_template_that_cannot_render_tools_is_a_problem(
+    flags, template, problem, dry_run, tmp_path, monkeypatch
+):
+    base = saved_base(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(template)
+    (tmp_path / "garden.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": [{"role": "user", "content": "hi"}]}\n' * 40)
+    words = ("--model_name_or_path", base, "--dataset_name", str(rows), "--max_steps", "1")
+    code, shown = dry_run(*words, "--output_dir", str(tmp_path / "run"), *flags)
+    assert code == int(problem is not None), shown
+    assert problem is None or problem in shown
 
 
 @pytest.mark.parametrize(("flags", "told"), [

@@ -103,6 +103,24 @@ def test_the_registered_names_are_those_of_trls_script():
 
 
 @pytest.mark.long
+def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, caplog):
+    write_rows(tmp_path / "a", "test", 2)
+    path = file(
+        dataset_name=str(tmp_path / "a"),
+        reward_model_name_or_path="judge",
+        reward_funcs=["think_format_reward", f"{HERE}.long_answers"],
+        reward_weights=[1.0, 0.0, 2.0],
+    )
+    words = ["evaluate", "--config", path, "--output", str(tmp_path / "table.json")]
+    assert main(words) == 0
+    assert "`reward_model_name_or_path`: not" in caplog.text
+    (figures,) = json.loads((tmp_path / "table.json").read_text())["results"].values()
+    parts = figures["a"]
+    assert parts["score"] == pytest.approx(2.0 * parts["long_answers"])
+    assert "think_format_reward" in parts
+
+
+@pytest.mark.long
 def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
     parts = [{"path": str(tmp_path / name)} for name in "ab"]
     path = file(

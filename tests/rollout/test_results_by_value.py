@@ -9,6 +9,8 @@ import pytest
 
 from tests.kit.isolated_envs import LoopBound
 from tests.kit.rollout_kit import build, play, play_once, says
+from trl_stppo.envs import check_env
+from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.rollout.isolation import isolated
 from trl_stppo.threads import DaemonThread, LazyLoop
 
@@ -45,6 +47,17 @@ GIVEN = {
 
 async def _parts():
     yield 1
+
+
+class Giver:
+    """One tool, which gives what its argument says."""
+
+    def reset(self, **row):
+        return None
+
+    def give(self, what: str) -> str:
+        """Give.\n\nArgs:\n    what: which."""
+        return GIVEN[what]("x")
 
 
 def give(x: str) -> str:
@@ -101,6 +114,14 @@ def test_reset_and_step_find_a_loop_and_keep_it():
 
     played = play_once(Bound, says(["one]", "two]", "three]"]), max_turns=3)
     assert played.only.turn_rewards == [1.0, 1.0, 1.0]
+
+
+def test_check_env_awaits_them_too_and_names_what_no_model_reads():
+    row = [{"prompt": "p"}]
+    for name in ("decorated", "awaitable", "loop"):
+        assert check_env(Giver, row, actions=[("give", {"what": name})]) == []
+    with pytest.raises(EnvironmentContractError, match="give returned a generator; allowed"):
+        check_env(Giver, row, actions=[("give", {"what": "generator"})])
 
 
 def test_that_all_calls_fail_is_said_once(caplog):

@@ -78,9 +78,6 @@ def test_an_episode_that_is_released_in_the_middle_starts_anew():
     assert backend.step() == [TurnResult(0, [2], [-0.5])]
 
 
-# ----------------------------------------------------------------------------- episodes
-
-
 @pytest.fixture(scope="module", params=["separate", "shared"])
 def saved(request, tmp_path_factory):
     """An agent with a critic that has learnt something, and so differs from state to state."""
@@ -135,9 +132,6 @@ def test_the_command(capsys, tmp_path):
     results = best_of.main(["--candidates", "3", "--by", f"{__name__}:searches", *words])
     (figures,) = (part for parts in results.values() for part in parts.values())
     assert figures["episodes"] == 4
-
-
-# ------------------------------------------------------------------------- labels in training
 
 
 def share_of_yes(model, tokenizer, before, turn):

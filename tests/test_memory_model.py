@@ -47,9 +47,6 @@ def count(model) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-# --------------------------------------------------------------------------- reading
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_decoder_is_read_without_its_adapters(name):
     found = memory.geometry_of(shape(name))
@@ -59,9 +56,6 @@ def test_a_decoder_is_read_without_its_adapters(name):
     assert found.linear == 3 * sum(a * b for a, b in (*attention, *mlp))
     assert found.parameters == count(shape(name))
     assert memory.geometry_of(memory.policy_shape(CONFIGS[name], "float32", lora())) == found
-
-
-# --------------------------------------------------------------------------- by hand
 
 
 def test_rollout():
@@ -87,9 +81,6 @@ def test_update_without_checkpointing():
     layer = 64 * 2 + 2 * 64 * 4 + 2 * 64 * 2 + 5 * 64 * 2 + 4 * 256 * 2
     assert parts["activations"] == 3 * 32 * layer + 32 * 64 * 4 + 2 * 16 * 16 * 3
     assert parts["log-probabilities"] == 16 * 32768 * 2 + 16 * 64 * 6
-
-
-# ----------------------------------------------------------------- against real ones
 
 
 def test_the_rollouts_cache_takes_no_more_than_is_expected():

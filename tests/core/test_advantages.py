@@ -34,9 +34,6 @@ def run_gae(batch, level, gamma, lam, bootstrap=True):
     )
 
 
-# ---- by hand -------------------------------------------------------------------------------------
-
-
 def test_token_gae_by_hand(close):
     # agent tokens 0, 1, 3; token 2 is an observation and takes no step. gamma = 0.5, lam = 0.5
     rewards = tensor([0.0, 1.0, NAN, 2.0])
@@ -76,9 +73,6 @@ def test_turn_gae_by_hand(close):
     close(advantages, [[4.5, 4.5, 0.0, 2.0, 2.0]])
 
 
-# ---- against the references ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize(("gamma", "lam"), SETTINGS)
@@ -101,9 +95,6 @@ def test_doubling_covers_every_length(close, length):
     rewards[0, -1] = 1.0
     advantages, _ = core.token_gae(rewards, values, values == 0, 0.99, 0.9)
     close(advantages, [[(0.99 * 0.9) ** (length - 1 - t) for t in range(length)]])
-
-
-# ---- reductions ----------------------------------------------------------------------------------
 
 
 def test_one_token_turns_make_turn_gae_token_gae(make_batch, close):
@@ -152,9 +143,6 @@ def test_a_final_score_of_zero_does_not_move_the_end_of_the_episode(close):
     close(advantages, [[7.0, 0.0, -5.0]])
 
 
-# ---- invariances ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e3])
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_gae_ignores_what_is_not_an_agent_token(make_batch, level, garbage):
@@ -193,9 +181,6 @@ def test_gae_padding_and_episode_order_change_nothing(make_batch, close, level):
         close(a, b.flip(0))
 
 
-# ---- gradients and edges -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_gae_gradcheck(make_batch, level):
     batch = make_batch(20, batch_size=3, length=6)
@@ -231,9 +216,6 @@ def test_half_precision_is_computed_in_float32():
     assert returns.dtype == torch.float32
     assert returns[0, 0].item() == pytest.approx(1.0)
     assert core.whiten(x, mask).dtype == torch.float32
-
-
-# ---- guards --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,6 @@ def gradients(world, level="turn", rows=slice(None), table=None, garbage=None):
     return g, torch.autograd.grad(clipped, table)[0], out
 
 
-# ---- the same in plain loops ---------------------------------------------------------------------
-
-
 def log_softmax(row):
     top = max(row)
     norm = top + math.log(sum(math.exp(x - top) for x in row))
@@ -146,9 +143,6 @@ def central_differences(world, which, step=1e-5):
     return gradient
 
 
-# ---- Lemma 4.1 -----------------------------------------------------------------------------------
-
-
 def test_lemma_4_1_gradient_and_bias_by_autograd(world, close):
     g, bias, out = gradients(world)
     assert out.is_clipped.any()
@@ -193,9 +187,6 @@ def test_no_bias_at_the_old_policy_and_every_mode_leaves_the_step_alone(world, c
     assert (level == "token") == torch.allclose(g, token)
 
 
-# ---- clipping is decided per token ---------------------------------------------------------------
-
-
 def test_mixed_signs_inside_one_clipped_turn_by_hand(close):
     # one turn of three tokens, w = 2 at each: A = 3 is clipped, -1 and 0.5 are kept and clipped
     log_ratio_per_token = torch.tensor([[1.0, 0.2, 0.3]], dtype=torch.float64) * math.log(2) / 0.5
@@ -232,9 +223,6 @@ def test_adjacent_turns_without_observation_stay_two_turns(world):
     assert core.num_turns(world.index).tolist() == [2, 1, 0, 3, 2]
     joined = gradients(world)[0]
     assert not torch.allclose(separate, joined)
-
-
-# ---- splits and scales ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", core.RATIO_LEVELS)

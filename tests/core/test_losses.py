@@ -17,9 +17,6 @@ def ones(*shape):
     return torch.ones(*shape, dtype=torch.bool)
 
 
-# ---- kl_penalty ----------------------------------------------------------------------------------
-
-
 def test_kl_by_hand(close):
     # x = ref - now = ln 2 and -ln 2;  k3: 2 - 1 - ln 2 and 1/2 - 1 + ln 2
     log2 = math.log(2)
@@ -94,9 +91,6 @@ def test_kl_gradcheck():
         assert torch.autograd.gradcheck(lambda v, e=estimator: core.kl_penalty(v, ref, e), x)
 
 
-# ---- clipped_value_loss --------------------------------------------------------------------------
-
-
 def test_value_loss_by_hand(close):
     # old 0, c = 0.5
     values, returns = tensor([0.2, 2.0, 2.0, -2.0]), tensor([1.0, 1.9, 0.0, -0.4])
@@ -166,9 +160,6 @@ def test_value_loss_edges():
     for shape in ((0, 3), (2, 0)):
         empty = torch.zeros(shape)
         assert core.clipped_value_loss(empty, empty, empty, ones(shape), 0.2)[0].shape == shape
-
-
-# ---- aggregation_weights -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("loss_type", "expected"), [

@@ -8,9 +8,6 @@ from trl_stppo.errors import TurnSpanError
 NAN = float("nan")
 
 
-# ---- turn_index_from_spans -----------------------------------------------------------------------
-
-
 def test_spans_by_hand():
     index = core.turn_index_from_spans([[(0, 2), (4, 5)], [(1, 6)]], 6)
     assert index.dtype == torch.int64
@@ -59,9 +56,6 @@ def test_bad_spans_are_refused(turns, message):
         core.turn_index_from_spans([[(0, 8)], turns], 8)
 
 
-# ---- num_turns, starts, ends -----------------------------------------------
-
-
 def test_starts_and_ends_by_hand():
     #                     turn 0  obs  turn 1, 2 adjacent, 2 at the last position
     index = torch.tensor([[0, 0, -1, 1, 2, 2], [-1] * 6, [0] * 6])
@@ -92,9 +86,6 @@ def test_empty_shapes():
     assert core.num_turns(index).tolist() == [0, 0]
     assert core.turn_starts(index).shape == core.turn_ends(index).shape == (2, 0)
     assert core.reduce_turns(torch.zeros(2, 0), index, num_turns=3, op="sum").shape == (2, 3)
-
-
-# ---- reduce_turns and broadcast_turns ------------------------------------------------------------
 
 
 def test_reduce_and_broadcast_by_hand():

@@ -19,9 +19,6 @@ def ones(*shape):
     return torch.ones(*shape, dtype=torch.bool)
 
 
-# ---- by hand, and against the reference ----------------------------------------------------------
-
-
 def test_by_hand(close):
     # counted: 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4) / 2 = 4
     x = tensor([1.0, NAN, 3.0], [5.0, 1e3, NAN])
@@ -38,9 +35,6 @@ def test_against_reference(make_batch, close, center, dtype):
     actual = core.whiten(batch.advantages, batch.action_mask, center=center)
     x, mask = batch.advantages.tolist(), batch.action_mask.tolist()
     close(actual, references.whiten(x, mask, center))
-
-
-# ---- equal values, tiny spreads, huge values -----------------------------------------------------
 
 
 @pytest.fixture(params=["float64 on the device", "float32 alone"])
@@ -104,9 +98,6 @@ def test_a_value_that_is_not_finite_is_not_hidden(device, bad):
     assert core.whiten(torch.tensor([[1.0, bad, 0.0]]), ones(1, 3)).isnan().all()
 
 
-# ---- invariances ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("center", [True, False])
 def test_over_processes_equals_at_once(make_batch, close, center):
     batch = make_batch(19, batch_size=7)
@@ -138,9 +129,6 @@ def test_what_does_not_count_is_inert(device, make_batch, center, dtype, garbage
         assert torch.equal(a, b)
         assert (a[~mask] == 0).all()
         assert (a[mask] != 0).any()
-
-
-# ---- gradients, edges and guards -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("center", [True, False])

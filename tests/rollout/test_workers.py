@@ -31,14 +31,6 @@ def test_coroutine_functions_run_together_on_one_loop(calls):
     assert len(loops) == 1
 
 
-def test_each_synchronous_call_has_a_thread_of_its_own(calls):
-    together = threading.Barrier(48)
-
-    for key in range(48):
-        calls.submit(key, lambda: together.wait(PATIENCE), None)
-    assert all(result.error is None for result in collect(calls, 48).values())
-
-
 ERRORS = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), TimeoutError()]
 
 
@@ -95,30 +87,6 @@ def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
     assert (result.timed_out, result.value, result.error) == (True, None, None)
 
 
-def test_a_cooperative_coroutine_is_cancelled_and_the_loop_stays(calls, monkeypatch):
-    monkeypatch.setattr(workers, "CANCEL_SECONDS", PATIENCE)
-    seen = []
-
-    async def patient():
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-            raise
-
-    async def loop():
-        return id(asyncio.get_running_loop())
-
-    calls.submit(0, loop, None)
-    before = collect(calls, 1)[0].value
-    calls.submit(1, patient, 0.1)
-    result = collect(calls, 1)[1]
-    assert result.timed_out
-    assert seen == ["cancelled"]
-    calls.submit(2, loop, None)
-    assert collect(calls, 1)[2].value == before
-
-
 def test_a_cancelled_call_leaves_no_result(calls):
     release = threading.Event()
     for key in range(4):
@@ -139,27 +107,6 @@ def test_a_call_that_is_cancelled_just_after_its_end_leaves_no_result_either(cal
     assert [result.key for result in calls.poll(0.0)] == [2]
 
 
-def test_a_key_can_be_used_again_after_its_call_was_abandoned(calls):
-    release = threading.Event()
-    calls.submit(1, release.wait, 0.05)
-    assert collect(calls, 1)[1].timed_out
-    calls.submit(1, lambda: "second", None)
-    assert collect(calls, 1)[1].value == "second"
-    release.set()
-    assert calls.poll(0.1) == []
-
-
-def test_threads_go_back_to_none_after_resting_and_come_again():
-    calls = EnvironmentCalls()
-    for _ in range(2):
-        for key in range(16):
-            calls.submit(key, lambda: time.sleep(0.01), None)
-        collect(calls, 16)
-        calls.rest()
-        assert wait_until(lambda: not environment_threads())
-    calls.close()
-
-
 def test_idle_threads_leave_by_themselves(monkeypatch):
     monkeypatch.setattr(workers, "IDLE_SECONDS", 0.05)
     calls = EnvironmentCalls()
@@ -170,41 +117,6 @@ def test_idle_threads_leave_by_themselves(monkeypatch):
     calls.submit(1, lambda: "again", None)
     assert collect(calls, 1)[1].value == "again"
     calls.close()
-
-
-def test_a_thread_that_waits_too_long_for_a_coroutine_is_replaced_and_the_coroutine_cancelled():
-    calls, seen = EnvironmentCalls(), []
-
-    async def patient():
-        try:
-            await asyncio.sleep(600)
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-            raise
-
-    for key in range(3):
-        calls.submit(key, lambda: calls.run_async(patient()), 0.1)
-    calls.submit(9, lambda: "next", None)
-    results = collect(calls, 4)
-    assert [results[key].timed_out for key in range(3)] == [True] * 3
-    assert results[9].value == "next"
-    assert wait_until(lambda: seen == ["cancelled"] * 3)
-    calls.close()
-    assert wait_until(lambda: not environment_threads())
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()], ids=type)
-def test_what_such_a_coroutine_raises_is_raised_where_it_is_waited_for(calls, error):
-    async def fail():
-        raise error
-
-    async def answer():
-        return 42
-
-    calls.submit(1, lambda: calls.run_async(fail()), PATIENCE)
-    assert collect(calls, 1)[1].error is error
-    calls.submit(2, lambda: calls.run_async(answer()), PATIENCE)
-    assert collect(calls, 1)[2].value == 42
 
 
 def test_many_short_calls_from_many_polls_lose_nothing(calls):

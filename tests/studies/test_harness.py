@@ -32,9 +32,6 @@ def study(tmp_path, script):
     return read
 
 
-# ---------------------------------------------------------------------------------- cells
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_cells_of_a_shipped_study_have_configurations(path, script, tmp_path):
     cell_of, load = script("_cell"), script("_task").load
@@ -46,9 +43,6 @@ def test_the_cells_of_a_shipped_study_have_configurations(path, script, tmp_path
         assert config.learning_rate > 0
     recorded = STUDIES / "records" / f"{path.stem}.jsonl.gz"
     script("_records").Records(recorded).missing(study.cells)
-
-
-# --------------------------------------------------------------------------- configurations
 
 
 def config_of(script, trainer, folder, **overrides):
@@ -68,9 +62,6 @@ def test_every_trainer_has_the_same_rollouts_and_steps(script, trainer, tmp_path
     assert left_out == (["rollout_staleness"] if trainer == "GRPOTrainer" else [])
     assert getattr(config, "critic_learning_rate", None) == (1e-3 if "PPO" in trainer else None)
     assert config.num_generations == (1 if trainer == "STPPOTrainer" else 4)
-
-
-# ---------------------------------------------------------------------------------- records
 
 
 def record_of(arm="a", seed=0, **fields):
@@ -108,11 +99,6 @@ def test_a_cell_with_a_record_is_not_missing_and_may_not_change(script, study, t
     changed = study(STUDY.replace("a = {}", "a = {cliprange = 0.1}")).cells
     with pytest.raises(ValueError, match="overrides"):
         records.missing(changed)
-
-
-# ----------------------------------------------------------------------------------- runner
-
-# ----------------------------------------------------------------------------------- report
 
 
 def test_a_run_that_died_counts_as_zero_from_there_on(script):

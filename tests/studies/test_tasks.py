@@ -54,9 +54,6 @@ def test_a_training_that_dies_is_a_result(folder, script, monkeypatch):
     assert script("_report").final(record) == 0.0
 
 
-# ------------------------------------------------------------------------------------ rules
-
-
 def test_the_corridor_rewards_seven_right_doors_alone(script):
     corridor = script("tasks.corridor")
     for wrong in (None, 6):

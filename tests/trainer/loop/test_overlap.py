@@ -112,9 +112,6 @@ class Tools:
         return float(ord(self._letter) - ord("a"))
 
 
-# ---------------------------------------------------------------------------------- what is played
-
-
 @pytest.mark.long
 def test_turns_are_one_update_old_and_rollout_and_update_run_together(tmp_path):
     trainer = trainer_for(tmp_path, **OVERLAP)
@@ -186,9 +183,6 @@ def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
     assert_equal(stale, overlapped)
 
 
-# ------------------------------------------------------------------------ checkpoints and resuming
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("step", quick(range(2, 10, 2), 2, 8))
 def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
@@ -253,9 +247,6 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     assert trainer.state.global_step == trainer.state.max_steps
 
 
-# -------------------------------------------------------------------------------------- evaluation
-
-
 @pytest.mark.long
 def test_evaluations_wait_and_change_nothing(stale, tmp_path):
     found = ends(
@@ -265,9 +256,6 @@ def test_evaluations_wait_and_change_nothing(stale, tmp_path):
     )  # fmt: skip
     assert_equal(*found)
     assert all(torch.equal(stale[1]["weights"][n], w) for n, w in found[0]["weights"].items())
-
-
-# ---------------------------------------------------------------------------------------- failures
 
 
 class Breaks(SleepyEnv):
@@ -300,9 +288,6 @@ def test_environments_that_fail_in_flight_end_the_run_with_a_checkpoint(tmp_path
     assert_equal({**end_of(resumed), "trace": None}, {**end_of(undisturbed), "trace": None})
 
 
-# ------------------------------------------------------------------------- the copy of the policy
-
-
 @pytest.mark.long
 def test_a_sampler_with_other_weights_is_named_and_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(PolicyCopy, "refresh", lambda self: None)
@@ -328,9 +313,6 @@ def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_p
     assert all(
         p.requires_grad == policy[n].requires_grad for n, p in copied.model.named_parameters()
     )
-
-
-# ------------------------------------------------------------------------------------- a server
 
 
 @pytest.fixture
@@ -361,9 +343,6 @@ def test_a_server_that_restarts_in_flight_ends_the_run_with_a_checkpoint(served,
         trainer.train()
     assert figures(trainer, "rollout/staleness_max") == [0.0, PER_BLOCK]
     assert (tmp_path / "checkpoint-4").is_dir()
-
-
-# ---------------------------------------------------------------------------------- two processes
 
 
 @pytest.mark.long

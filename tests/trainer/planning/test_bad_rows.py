@@ -47,9 +47,6 @@ def strict():
     return tokenizer
 
 
-# --------------------------------------------------------------------- before the training
-
-
 @pytest.mark.parametrize(("bad", "arguments", "named"), [
     ({"prompt": [{**USER, "content": None}]}, {}, "prompt"),
     ({"prompt": [{**USER, "role": None}]}, {}, "prompt.*role"),
@@ -154,9 +151,6 @@ def test_ids_that_begin_with_the_begin_of_text_keep_it():
     tokenizer.bos_token = tokenizer.eos_token = tokenizer.pad_token
     assert unpadded(row, tokenizer) == [0, 0, 5, 6]
     assert unpadded({**row, "attention_mask": [0, 1, 1, 1]}, tokenizer) == [0, 5, 6]
-
-
-# --------------------------------------------------------------------- in the training
 
 
 def played(tmp_path, data, **options):

@@ -17,7 +17,7 @@ STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "push_to_hub
 POLICY = {"config.json", "model.safetensors", "tokenizer.json", "agent.json", "README.md"}
 SECRET = [{"role": "user", "content": "what nobody else may read"}]
 CRITIC = {"critic/config.json", "critic/model.safetensors"}
-STATE = {"optimizer.pt", "run_state_0.pt", "scheduler.pt", "stppo_checkpoint.json"}
+STATE = {"optimizer.pt", "run_state.pt", "scheduler.pt", "stppo_checkpoint.json"}
 
 
 class StopAt(TrainerCallback):
@@ -66,7 +66,6 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
     first.train()
     assert first.state.global_step == 2
     words = SECRET[0]["content"].encode()
-    assert words in (tmp_path / "first" / "checkpoint-2" / "episodes_0.pt").read_bytes()
     assert [name for name, content in hub.repos[REPO].files.items() if words in content] == []
 
     folder = tmp_path / "second"

@@ -60,8 +60,8 @@ def test_a_saved_checkpoint_is_complete_and_says_what_it_is(tmp_path):
     assert last_complete(tmp_path) == tmp_path / "checkpoint-4"
     manifest = json.loads((tmp_path / "checkpoint-4" / MANIFEST).read_text())
     assert manifest["global_step"] == 4
-    assert manifest["files"] == {"critic/model.safetensors": 14, "model.safetensors": 7}
-    assert manifest["crc32"]["model.safetensors"] == f"{zlib.crc32(b'weights'):08x}"
+    sums = {"model.safetensors": b"weights", "critic/model.safetensors": b"weights" * 2}
+    assert manifest["files"] == {name: f"{zlib.crc32(text):08x}" for name, text in sums.items()}
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
@@ -122,27 +122,12 @@ def test_a_sealed_checkpoint_that_was_not_renamed_yet_is_used(tmp_path):
     assert complete(tmp_path) == ["checkpoint-2", "checkpoint-3"]
 
 
-def manifest_with(**changes):
-    """A manifest in which some values are others, or missing where None is given."""
-
-    def damage(folder):
-        manifest = json.loads((folder / MANIFEST).read_text()) | changes
-        kept = {name: value for name, value in manifest.items() if value is not None}
-        (folder / MANIFEST).write_text(json.dumps(kept))
-
-    return damage
-
-
 @pytest.mark.parametrize(("damage", "message"), [
-    (lambda f: (f / MANIFEST).write_text("null"), "is damaged (it holds None)"),
+    (lambda f: (f / MANIFEST).write_text("null"), "is damaged ("),
     (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged ("),
     (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
-    (manifest_with(files=None), "is damaged (it has no 'files')"),
-    (manifest_with(files={"model.safetensors": "7"}), "it was written with 7"),
-    (manifest_with(order="x"), "is damaged (its 'order' is 'x')"),
-    (manifest_with(crc32={"gone": "0"}), "cannot be read"),
     (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
-    (lambda f: (f / "model.safetensors").write_text("x"), "has 1 bytes; it was written with 7"),
+    (lambda f: (f / "model.safetensors").write_text("x"), "has changed since it was written"),
     (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
     (lambda f: (f / MANIFEST).write_text('{"format": 99}'), "has format 99; this version reads"),
 ])  # fmt: skip
@@ -150,25 +135,24 @@ def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, 
     save(tmp_path, 2)
     save(tmp_path, 10)
     damage(tmp_path / "checkpoint-10")
-    assert message in complaint(tmp_path / "checkpoint-10", thorough=True)
-    assert last_complete(tmp_path, thorough=True).name == "checkpoint-2"
+    assert message in complaint(tmp_path / "checkpoint-10")
+    assert last_complete(tmp_path).name == "checkpoint-2"
     assert message in caplog.text
     shutil.rmtree(tmp_path / "checkpoint-2")
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
-        last_complete(tmp_path, thorough=True)
+        last_complete(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["weightt", "another's"[:7]], ids=["one bit", "another run's"])
-def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, tmp_path, caplog):
+def test_other_content_of_the_same_size_is_found_out(content, tmp_path, caplog):
     for step in (1, 2):
         save(tmp_path, step)
     file = tmp_path / "checkpoint-2" / "model.safetensors"
     file.write_text(content)
-    assert complaint(tmp_path / "checkpoint-2") is None, "sizes alone are quick"
     said = f"`{file}` has changed since it was written: CRC-32"
     with pytest.raises(CheckpointError, match=re.escape(said)):
-        to_resume(tmp_path, str(tmp_path / "checkpoint-2"), thorough=True)
-    assert to_resume(tmp_path, True, thorough=True).name == "checkpoint-1"
+        to_resume(tmp_path, str(tmp_path / "checkpoint-2"))
+    assert to_resume(tmp_path, True).name == "checkpoint-1"
     assert said in caplog.text
 
 

@@ -370,7 +370,7 @@ class AgentTrainer(Bridge):
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""
         given, wrapped = self.optimizer, partial(super().create_optimizer, *args, **kwargs)
         try:
-            return self._optimizers.create(wrapped, self.model, given, self.lr_scheduler)
+            return self._optimizers.create(wrapped, self.lr_scheduler)
         except ValueError:
             # Drop a refused optimizer, so that the next `train()` makes and checks another one.
             self.optimizer = given

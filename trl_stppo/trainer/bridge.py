@@ -94,13 +94,13 @@ class Bridge(GRPOTrainer):
         return [*self._metrics.values(), *self._logs.values(), *pending]
 
     @property
-    def loss_sums(self) -> tuple[torch.Tensor, float, int]:
-        """The sum of the loss since the last log, its sum before that log, and the step of that log."""
-        return self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged
+    def total_loss(self) -> float:
+        """The sum of the loss of the run's logged steps."""
+        return self._total_loss_scalar
 
-    @loss_sums.setter
-    def loss_sums(self, value: tuple[torch.Tensor, float, int]) -> None:
-        self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = value
+    @total_loss.setter
+    def total_loss(self, value: float) -> None:
+        self._total_loss_scalar = value
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:

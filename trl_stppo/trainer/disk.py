@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import socket
-import time
 import zlib
 from collections.abc import Collection
 from contextlib import suppress
@@ -36,19 +35,13 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # These names lie in the output directory, because renaming is atomic only on one disk. Upstream does not
 # upload names that begin with an underscore.
 STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
-# What a manifest says of its checkpoint: files with sizes and digests, and the run.
+# What a manifest says of its checkpoint: the run, and the files with their checksums.
 Manifest = dict[str, Any]
 MANIFEST = "stppo_checkpoint.json"
-EPISODES = "episodes_*.pt"
-# Files of a checkpoint that stay on this machine: logged texts, and settings with the user's tokens.
-LOCAL = (EPISODES, "training_args.bin")
-FORMAT = 2
+# A file of a checkpoint that stays on this machine, because it has the user's tokens.
+LOCAL = "training_args.bin"
+FORMAT = 3
 _NAME = re.compile(r"checkpoint-\d+")
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
-    **{"resumable": bool, "identity": dict, "split": dict, "settings": dict},
-    "run": str,
-}
 
 
 def flush(path: Path) -> None:
@@ -82,15 +75,9 @@ def seal(folder: Path, about: Manifest) -> None:
     """Write the manifest of a complete folder, and flush all files to the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     # A copy from the Hub has the manifest's files only.
-    needed = [p for p in files if not any(map(p.match, LOCAL))]
-    named = {p.relative_to(folder).as_posix(): p for p in needed}
-    manifest = {
-        "format": FORMAT,
-        "saved_at": time.time(),
-        **about,
-        "files": {name: path.stat().st_size for name, path in named.items()},
-        "crc32": {name: checksum(path) for name, path in named.items()},
-    }
+    needed = [p for p in files if p.name != LOCAL]
+    sums = {p.relative_to(folder).as_posix(): checksum(p) for p in needed}
+    manifest = {"format": FORMAT, **about, "files": sums}
     for path in files:
         flush(path)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -135,45 +122,29 @@ def read_manifest(folder: Path) -> Manifest:
             f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it."
         )
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(manifest, dict):
-        raise _damaged(path, f"it holds {manifest!r:.40}")
-    if manifest.get("format") != FORMAT:
+        manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
+        written = manifest["format"]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}."
-        )
-    for name, kind in _FIELDS.items():
-        if name not in manifest:
-            raise _damaged(path, f"it has no {name!r}")
-        if not isinstance(manifest[name], kind):
-            raise _damaged(path, f"its {name!r} is {manifest[name]!r:.40}")
+            f"`{path}` is damaged ({error}). Resume from another checkpoint."
+        ) from error
+    if written != FORMAT:
+        raise CheckpointError(f"`{path}` has format {written!r}; this version reads {FORMAT}.")
     return manifest
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"`{path}` is damaged ({what}). Resume from another checkpoint.")
-
-
-def complaint(folder: Path, *, thorough: bool = False) -> str | None:
-    """Return a description of a checkpoint's damage, or None; if `thorough`, also check file contents."""
+def complaint(folder: Path) -> str | None:
+    """Return a description of a checkpoint's damage, or None."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
         return str(error)
-    for name, size in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
+    for name, written in manifest["files"].items():
+        if not (folder / name).is_file():
             return f"`{folder}` lacks the file {name!r}, which was there when it was written."
-        if path.stat().st_size != size:
-            return f"`{path}` has {path.stat().st_size} bytes; it was written with {size}."
-    if not thorough:
-        return None
-    for name, written in manifest["crc32"].items():
         try:
             now = checksum(folder / name)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
         if now != written:
             return (
@@ -191,31 +162,31 @@ def checkpoints(run_dir: Path) -> list[Path]:
     if not run_dir.is_dir():
         return []
     found = sorted(run_dir.iterdir())
-    return sorted((p for p in found if p.is_dir() and _NAME.fullmatch(p.name)), key=_age)
+    return sorted((p for p in found if p.is_dir() and _NAME.fullmatch(p.name)), key=_order)
 
 
-def _age(folder: Path) -> tuple[int, float, int]:
-    """Return a key that sorts checkpoints by their order of writing, independent of the clock."""
+def _order(folder: Path) -> int:
+    """Return a checkpoint's place in the order of writing; -1 without a valid manifest."""
     try:
-        manifest = read_manifest(folder)
+        order: int = read_manifest(folder)["order"]
     except CheckpointError:
-        return -1, folder.stat().st_mtime, 0
-    return manifest["order"], manifest["saved_at"], manifest["global_step"]
+        return -1
+    return order
 
 
 def next_order(run_dir: Path) -> int:
     """Return the order number of a new checkpoint: the newest checkpoint's number plus 1."""
-    return 1 + max((_age(folder)[0] for folder in checkpoints(run_dir)), default=0)
+    return 1 + max(map(_order, checkpoints(run_dir)), default=0)
 
 
-def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
+def last_complete(run_dir: Path, wanted: str | bool = True) -> Path:
     """Return the newest complete checkpoint; errors quote `wanted`."""
     found = checkpoints(run_dir)
     # A folder without a valid manifest may be the newest, so it comes first.
-    ageless = [folder for folder in found if _age(folder)[0] < 0]
+    ageless = [folder for folder in found if _order(folder) < 0]
     complaints: list[str] = []
     for folder in [*ageless, *reversed(found[len(ageless) :])]:
-        problem = complaint(folder, thorough=thorough)
+        problem = complaint(folder)
         if problem is None:
             if complaints:
                 logger.warning("Resuming from %s. Passed over: %s", folder, " ".join(complaints))
@@ -227,24 +198,17 @@ def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = 
     )
 
 
-def as_meant(wanted: str | bool | None) -> str | bool | None:
-    """Convert the texts 'true' and 'false' of `resume_from_checkpoint` to booleans."""
-    return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
-
-
-def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
+def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
     """Find the checkpoint for `resume_from_checkpoint=wanted`; return None for a new run."""
-    wanted = as_meant(wanted)
     if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
         return None
     if wanted is True or wanted == "auto":
-        return last_complete(run_dir, wanted, thorough=thorough)
+        return last_complete(run_dir, wanted)
     folder = Path(wanted)
     # A name in the output directory is allowed too, such as the Hub's "last-checkpoint".
     if not folder.is_dir() and (run_dir / wanted).is_dir():
         folder = run_dir / wanted
-    problem = complaint(folder, thorough=thorough)
-    if problem is not None:
+    if (problem := complaint(folder)) is not None:
         raise CheckpointError(problem)
     return folder
 

@@ -19,15 +19,14 @@ from .ppo_config import PPOConfig
 from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer
 from .stabilizers import check_linear
-from .step import Step
+from .step import Step, set_base_rate
 
 logger = logging.getLogger(__name__)
 
 # A parameter group of an optimizer: parameters and their settings.
 Group = dict[str, Any]
-# Role of a parameter group: policy or critic, with or without weight decay, or the caller's own group.
-DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
-CRITIC = ("critic", "plain critic")
+# Settings of a group that a resumed run may change, besides the learning rate.
+CHANGEABLE = ("weight_decay", "betas", "eps")
 
 
 class Optimizers(TrainerCallback):
@@ -45,19 +44,16 @@ class Optimizers(TrainerCallback):
         self._step, self._decayed_names = step, decayed_names
         self._engine = engine_of(accelerator)
         self.critic: CriticOptimizer | None = None
-        self.roles: list[str] = []
+        # The settings with which the groups were made, because a checkpoint overwrites them.
+        self._made: list[Group] = []
+        self._made_critic: list[Group] = []
 
     def create(
         self,
         wrapped: Callable[[], Optimizer],
-        policy: nn.Module,
-        given: Optimizer | None,
         scheduler: LRScheduler | None,
     ) -> Optimizer:
-        """Add critic and hooks to upstream's optimizer.
-
-        `given`, `scheduler`: the caller's, or None.
-        """
+        """Add critic and hooks to upstream's optimizer; `scheduler` is the caller's, or None."""
         parameters = self._critic.parameters()
         # Without gradients a shared critic's adapter stays out of upstream's groups.
         for parameter in parameters:
@@ -65,18 +61,15 @@ class Optimizers(TrainerCallback):
         optimizer = wrapped()
         for parameter in parameters:
             parameter.requires_grad_(True)
-        if not self.roles:
+        if not self._made:
             # All refusals come before anything is attached, so the caller has only to drop the optimizer.
-            roles = self._policy_roles(policy, optimizer, given)
             if self._args.scales_step:
                 check_linear(type(optimizer).__name__)
                 check_apart(optimizer, parameters)
-            if not self._engine.shards and self._add_critic_groups(
-                optimizer, parameters, scheduler
-            ):
-                roles += CRITIC
+            if not self._engine.shards:
+                self._add_critic_groups(optimizer, parameters, scheduler)
             self._step.attach(optimizer)
-            self.roles = roles
+            self._made = self._settings(optimizer)
         return optimizer
 
     def take_critic_out(
@@ -106,6 +99,29 @@ class Optimizers(TrainerCallback):
         self._step.critic_grads, self.critic = critics.prepare(
             self._critic, policy, self._accelerator, make, rate
         )
+        self._made_critic = self._settings(self.critic.optimizer)
+
+    def _settings(self, optimizer: Optimizer) -> list[Group]:
+        """Return the settings of an optimizer's groups, without groups that DeepSpeed drops."""
+        groups = optimizer.param_groups
+        for group in groups:
+            # Not every scheduler keeps the first rate.
+            group.setdefault("initial_lr", group["lr"])
+        kept = [g for g in groups if g["params"] or not self._engine.steps_in_backward]
+        return [{n: g[n] for n in (*CHANGEABLE, "initial_lr") if n in g} for g in kept]
+
+    def renew(self, optimizer: Optimizer, scheduler: object) -> None:
+        """Write this run's settings into the groups that a checkpoint has overwritten with its own."""
+        pairs = [*zip(optimizer.param_groups, self._made, strict=True)]
+        for index, (group, made) in enumerate(pairs):
+            before, rate = float(group["initial_lr"]), float(made["initial_lr"])
+            if before != rate:
+                set_base_rate(scheduler, group, index, before, rate)
+        if self.critic is not None:
+            # It has no scheduler: it reads its rate at each step.
+            pairs += zip(self.critic.optimizer.param_groups, self._made_critic, strict=True)
+        for group, made in pairs:
+            group.update({name: made[name] for name in CHANGEABLE if name in made})
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -114,7 +130,7 @@ class Optimizers(TrainerCallback):
         if not self._engine.shards:
             yield
             return
-        if self.roles:
+        if self._made:
             raise ValueError(
                 f"`train()` was called a second time: {self._engine.name} wraps a policy only once."
             )
@@ -133,18 +149,6 @@ class Optimizers(TrainerCallback):
         if self.critic is not None:
             self.critic.step()
 
-    def _policy_roles(
-        self, policy: nn.Module, optimizer: Optimizer, given: Optimizer | None
-    ) -> list[str]:
-        """Return the role of each of the policy's parameter groups, without groups that DeepSpeed drops."""
-        kept = [
-            g for g in optimizer.param_groups if g["params"] or not self._engine.steps_in_backward
-        ]
-        if given is not None:
-            return [GIVEN] * len(kept)
-        decays = self._decaying(policy)
-        return [DECAYED if any(id(p) in decays for p in g["params"]) else PLAIN for g in kept]
-
     def _decaying(self, module: nn.Module) -> set[int]:
         """Return the ids of a module's parameters that have weight decay."""
         names = set(self._decayed_names(module))
@@ -152,13 +156,13 @@ class Optimizers(TrainerCallback):
 
     def _add_critic_groups(
         self, optimizer: Optimizer, parameters: list[nn.Parameter], scheduler: LRScheduler | None
-    ) -> bool:
-        """Add the critic's parameters to an optimizer that lacks them; return whether any were added."""
+    ) -> None:
+        """Add the critic's parameters to an optimizer that lacks them."""
         check_optimizer(optimizer)
         known = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = [p for p in parameters if id(p) not in known]
         if not missing:
-            return False
+            return
         if len(missing) < len(parameters):
             raise ValueError(
                 f"`optimizers` is without {len(missing)} of the critic's {len(parameters)} parameters."
@@ -170,7 +174,6 @@ class Optimizers(TrainerCallback):
             )
         for group in self._critic_groups(parameters):
             optimizer.add_param_group(group)
-        return True
 
     def _critic_groups(self, parameters: Sequence[nn.Parameter]) -> list[Group]:
         """Split the critic's parameters into groups with and without weight decay."""

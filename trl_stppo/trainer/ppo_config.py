@@ -37,9 +37,6 @@ class PPOConfig(GRPOConfig):
         "vllm_engine_kwargs",
     ]
 
-    # Not an option: whether `critic_learning_rate` was left to its default.
-    derives_critic_rate = False
-
     # Not options; STPPOConfig sets them, and studies set the last two: whether the norms of the clipping bias
     # are estimated, and whether a second gradient gives exact norms.
     scales_step = False
@@ -264,7 +261,6 @@ class PPOConfig(GRPOConfig):
 
     def _resolve_critic(self) -> None:
         """Set the critic's learning rate; the default is ten times the policy's, within [1e-5, 1e-3]."""
-        self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:
             # Round to 12 digits, so that the result is 3e-4 and not 0.00030000000000000003.
             ten_times = float(f"{10 * self.learning_rate:.12g}")

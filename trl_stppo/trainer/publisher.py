@@ -138,7 +138,7 @@ class Publisher:
 
     def finish(self, wrapped: Wrapped, *args: object) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""
-        result = self._checkpoints.finish(wrapped, self._host.state, *args)
+        result = self._checkpoints.finish(wrapped, *args)
         if self._uploads:
             self._checkpoints.prune(self._run_dir, self._host.state.best_model_checkpoint)
         return result

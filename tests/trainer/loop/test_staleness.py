@@ -96,9 +96,8 @@ def test_checkpoints_hold_the_past_and_a_new_run_forgets_it(tmp_path):
     options = {**RUN, "trainer_class": Watching, "rollout_staleness": 2}
     trainer, _ = scripted_trainer(tmp_path, **options, save_strategy="steps", save_steps=8)
     trainer.train()
-    folder = tmp_path / "checkpoint-8"
-    past = torch.load(folder / "stale_policies.pt", weights_only=True)
-    assert len(past) == 3
+    state = torch.load(tmp_path / "checkpoint-8" / "run_state.pt", weights_only=True)
+    assert len(state["stale_policies"]) == 3
     trainer.train()
     assert torch.equal(trainer.played[UPDATES], trainer.trained[UPDATES])
 

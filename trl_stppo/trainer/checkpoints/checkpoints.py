@@ -126,7 +126,9 @@ class Checkpoints:
         with ExitStack() as stack:
             stack.callback(lock.release)
             done_by(self._accelerator.is_main_process, lock.take)
-            if disk.as_meant(wanted):
+            # Files of settings and flags give texts.
+            wanted = {"true": True, "false": False}.get(str(wanted).lower(), wanted)
+            if wanted:
                 is_first = self._accelerator.is_local_main_process
                 done_by(is_first, partial(disk.tidy, run_dir))
                 folder = self._to_resume(wanted, run_dir)
@@ -188,7 +190,7 @@ class Checkpoints:
 
     def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
         """Find the checkpoint to resume from, once per machine; return None for a new run."""
-        find = partial(disk.to_resume, run_dir, wanted, thorough=True)
+        find = partial(disk.to_resume, run_dir, wanted)
         found = set(done_by(self._accelerator.is_local_main_process, find))
         if len(found) > 1:
             raise CheckpointError(
@@ -239,12 +241,10 @@ class Checkpoints:
                 disk.seal(staging / name, {**self._about(step), "order": order})
         except Exception as error:
             disk.remove(staging)
-            found = disk.checkpoints(run_dir)
-            complete = [folder for folder in found if disk.complaint(folder) is None]
             raise CheckpointWriteError(
                 f"The checkpoint of step {step} could not be written to `{run_dir}`: "
                 f"{type(error).__name__}: {error}. The newest complete checkpoint is "
-                f"{complete[-1] if complete else 'none'}."
+                f"{self._ending.last_checkpoint or 'none'}."
             ) from error
         accelerator.wait_for_everyone()
         if accelerator.is_local_main_process and (staging / name).is_dir():
@@ -259,19 +259,10 @@ class Checkpoints:
             kept = {*kept, self._guards.best_checkpoint}
             disk.prune(run_dir, self._args.save_total_limit, best, kept)
 
-    def finish(self, wrapped: Wrapped, state: TrainerState, *args: object) -> Any:
-        """End a training as upstream does, but keep the last checkpoint of a run that ended early.
+    def finish(self, wrapped: Wrapped, *args: object) -> Any:
+        """End a training as upstream does, but keep the last checkpoint, which a resumed run needs.
 
-        With a limit of one, upstream keeps only the best checkpoint; a resumed run needs the last checkpoint.
+        With a limit of one, upstream keeps only the best checkpoint.
         """
-        settings = self._args
-        with replaced(settings, save_total_limit=None):
-            result = wrapped(*args)
-        best = state.best_model_checkpoint
-        keeps_best = settings.save_total_limit == 1 and best is not None and settings.should_save
-        if keeps_best and not self._ending.reason:
-            kept = {path.resolve() for path in (Path(best), self._guards.best_checkpoint)}
-            for folder in disk.checkpoints(Path(best).parent):
-                if folder.resolve() not in kept:
-                    disk.discard(folder)
-        return result
+        with replaced(self._args, save_total_limit=None):
+            return wrapped(*args)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from tests.kit.builders import build, logs, train
+from tests.kit.builders import build
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.precision import rounded_away
@@ -16,10 +16,6 @@ STILL, FAST = 1e-6, 1e-2
 
 def policy(dtype=torch.bfloat16):
     return tiny_policy(char_tokenizer()).to(dtype)
-
-
-def numbered(completions, **kwargs):
-    return [float(number) for number in range(len(completions))]
 
 
 def warnings(caplog):
@@ -36,27 +32,19 @@ def built(folder, model, caplog, **options):
 
 def test_weights_that_steps_do_not_move_are_told_once(tmp_path, caplog, capsys):
     rates = {"learning_rate": STILL, "critic_learning_rate": 1e-5}
-    rewards = {"reward_funcs": numbered}
-    trainer, told = built(tmp_path, policy(), caplog, arguments=rewards, **rates, max_steps=1)
+    trainer, told = built(tmp_path, policy(), caplog, **rates, max_steps=1)
     assert len(told) == 1
     assert "`learning_rate=1e-06`" in told[0]
     assert "`critic_learning_rate=1e-05`" in told[0]
     assert "bfloat16" in told[0]
-    before = [weight.detach().clone() for weight in trainer.model.parameters()]
     trainer.train()
     assert "! rounding: a step of `learning_rate=1e-06`" in capsys.readouterr().out
-    pairs = zip(before, trainer.model.parameters(), strict=True)
-    moved = sum(int((was != now).sum()) for was, now in pairs)
-    share = moved / sum(weight.numel() for weight in before)
-    assert logs(trainer)["policy/moved_share"] == pytest.approx(share, abs=0.02)
-    assert share < 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("optim", ["sgd", "adafactor"])
-def test_optimizers_without_eps_are_no_exception(optim, dtype, tmp_path, caplog):
+def test_other_optimizers_are_no_exception(optim, tmp_path, caplog):
     rates = {"learning_rate": STILL, "critic_learning_rate": STILL}
-    assert len(built(tmp_path, policy(dtype), caplog, optim=optim, **rates)[1]) == 1
+    assert len(built(tmp_path, policy(), caplog, optim=optim, **rates)[1]) == 1
 
 
 def test_the_callers_optimizer_has_its_own_rate(tmp_path, caplog):
@@ -82,45 +70,9 @@ def test_an_adapter_in_half_precision_is_warned_of(tmp_path, caplog):
     assert len(built(tmp_path, model, caplog, learning_rate=STILL, kl_coef=0.0)[1]) == 1
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "rmsprop", "adagrad"])
-def test_float16_with_an_eps_of_zero_is_refused(optim, tmp_path):
-    field = "adam_epsilon" if "adam" in optim else "optim"
-    with pytest.raises(ValueError, match=f"`{field}`"):
-        build(tmp_path, STPPOTrainer, arguments={"model": policy(torch.float16)}, optim=optim)
-
-
-def test_an_optimizer_with_two_eps_is_not_refused(tmp_path):
-    model = policy(torch.float16)
-    optimizer = torch.optim.Adafactor(model.parameters(), lr=FAST)
-    build(tmp_path, STPPOTrainer, arguments={"model": model, "optimizers": (optimizer, None)})
-
-
-@pytest.mark.parametrize("options", [
-    {"optim": "adamw_torch", "adam_epsilon": 1e-4}, {"optim": "adamw_torch_fused"},
-    {"optim": "adafactor"},
-])  # fmt: skip
-def test_float16_that_can_train_is_not_refused(options, tmp_path):
-    arguments = {"model": policy(torch.float16), "reward_funcs": numbered}
-    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, max_steps=1, **options)
-    assert logs(trainer)["policy/moved_share"] > 0.3
-
-
-@pytest.mark.parametrize(("options", "step"), [
-    ({}, 1), ({"warmup_steps": 1}, 2), ({"critic_warmup_steps": 2}, 3), ({"equal_rewards": 1}, 3),
-])  # fmt: skip
-def test_moved_weights_are_counted_at_the_first_step_that_can_move_them(options, step, tmp_path):
-    calls, equal = [], options.pop("equal_rewards", 0)
-
-    def rewards(completions, **kwargs):
-        calls.append(0)
-        return [float(i) if len(calls) > equal else 0.0 for i in range(len(completions))]
-
-    arguments = {"reward_funcs": rewards}
-    options |= {"max_steps": 4, "kl_coef": 0.0, "lr_scheduler_type": "constant_with_warmup"}
-    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, **options)
-    history = trainer.state.log_history
-    assert [e["step"] for e in history if "policy/moved_share" in e] == [step]
-    assert logs(trainer)["policy/moved_share"] > 0.99
+def test_trained_weights_in_float16_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`model`"):
+        build(tmp_path, STPPOTrainer, arguments={"model": policy(torch.float16)})
 
 
 def test_half_the_distance_decides():

@@ -15,7 +15,6 @@ NAN = math.nan
 CONFIGS = [PPOConfig, STPPOConfig, STGRPOConfig]
 COLOCATED = {"use_vllm": True, "vllm_mode": "colocate"}
 UNBOUNDED = {"vllm_importance_sampling_clip_min": None, "vllm_importance_sampling_clip_max": None}
-ADAPTERS = {"model_adapter_name": "policy", "ref_adapter_name": "reference"}
 # The message names the first of each, and shows its value. A name comes up twice with two kinds of mistake.
 REFUSED = [
     # sizes
@@ -50,7 +49,6 @@ REFUSED = [
     {"metric_for_best_model": "eval_loss"},
     {"save_best": True, "rollout_staleness": 1},
     {"rollout_staleness": 2, "use_vllm": True},
-    *({name: value} for name, value in ADAPTERS.items()),
     # dictionaries
     {"generation_kwargs": {"temperature": 0.5}},
     *(
@@ -66,7 +64,6 @@ REFUSED = [
     *({"eval_generation_kwargs": {"top_k": value}} for value in (-1, "3")),
     {"eval_generation_kwargs": {"max_completion_length": 0}},
     {"num_generations_eval": -2},
-    {"vllm_engine_kwargs": {"max_model_len": 512}, **COLOCATED},
     {"vllm_engine_kwargs": {"enable_lora": True}, **COLOCATED},
     {"vllm_engine_kwargs": {"dtype": "float32"}, "use_vllm": True, "vllm_mode": "server"},
     # the sampler

@@ -19,8 +19,6 @@ _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # These files are not downloaded: folders except `additional_chat_templates`, a second copy of the weights,
 # the trainer's state.
 _NOT = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors", "trainer_state.json")
-# Names of floating point types: of safetensors -> of torch.
-_CODES = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -153,28 +151,17 @@ def load_model(
 def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
     """Put the adapter of a folder onto a base model, in the saved precision."""
     from peft import PeftModel
+    from safetensors.torch import load_file
 
     options = {"is_trainable": trainable, "autocast_adapter_dtype": False}
     loaded = PeftModel.from_pretrained(model, str(folder), **options)
     # Restore the saved dtypes, because PEFT makes float32 adapters on quantised layers.
-    dtypes = _saved_dtypes(folder / "adapter_model.safetensors")
+    file = folder / "adapter_model.safetensors"
+    saved = load_file(file) if file.is_file() else {}
     for name, parameter in loaded.named_parameters():
-        dtype = dtypes.get(name.replace(".default.", "."))
-        if dtype is not None:
-            parameter.data = parameter.data.to(dtype)
+        if (weight := saved.get(name.replace(".default.", "."))) is not None:
+            parameter.data = parameter.data.to(weight.dtype)
     return loaded
-
-
-def _saved_dtypes(file: Path) -> dict[str, Any]:
-    import torch
-    from safetensors import safe_open
-
-    if not file.is_file():
-        return {}
-    # Read only the header, because PEFT has just read the weights.
-    with safe_open(str(file), framework="pt") as tensors:
-        codes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-    return {name: getattr(torch, _CODES[code]) for name, code in codes.items() if code in _CODES}
 
 
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:

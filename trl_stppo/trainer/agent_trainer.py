@@ -52,7 +52,7 @@ from .planning import plan
 from .planning.data import plan_data
 from .planning.rewards import plan_rewards
 from .ppo_config import PPOConfig
-from .precision import MovedWeights, check_precision
+from .precision import check_precision
 from .publisher import Publisher
 from .recorder import TraceRecorder
 from .rollouts import RolloutSource, StalePolicies
@@ -108,7 +108,7 @@ class AgentTrainer(Bridge):
         plan.check_models(model, ref_model, reward_model, value_model)
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")
-        plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
+        plan.check_arguments(args, self.config_class, data_collator)
         check_overrides(self)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
@@ -198,7 +198,6 @@ class AgentTrainer(Bridge):
         args, accelerator = run.args, self.accelerator
         self.critic = critic = models.install_models(self, run.reference, run.critic)
         self._rounded_away = check_precision(self)
-        self.add_callback(MovedWeights(self))
         trained = [parameter for _, parameter in policy_parameters(self.model, critic)]
         self._stale = StalePolicies(trained, args.rollout_staleness)
         stabilizers = [STABILIZERS[name](args) for name in args.stabilizers]

@@ -13,16 +13,6 @@ from transformers import GenerationConfig
 from ..core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
 from ._trl import GRPOConfig
 
-# Arguments of `vllm.LLM` that TRL sets -> the option for them, if there is one.
-TAKEN = {
-    **dict.fromkeys(("model", "seed", "distributed_executor_backend", "logprobs_mode")),
-    "enable_sleep_mode": "vllm_enable_sleep_mode",
-    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "max_model_len": "vllm_max_model_length",
-    "model_impl": "vllm_model_impl",
-    "tensor_parallel_size": "vllm_tensor_parallel_size",
-    "trust_remote_code": "trust_remote_code",
-}
 # Option of GRPOConfig -> its allowed values. With a critic and token-level advantages the other values have
 # no meaning, or no exact form.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -31,8 +21,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "top_entropy_quantile": (1.0,),
     "use_adaptive_entropy": (False,),
     "fp16": (False,),
-    "model_adapter_name": (None, "default"),
-    "ref_adapter_name": (None, "ref"),
 }
 # Key of `generation_kwargs` without effect, as limits and ends are set per turn -> the setting to use.
 OF_TURNS = {
@@ -118,11 +106,6 @@ def check_vllm(config: GRPOConfig) -> None:
         raise ValueError(
             f"`vllm_engine_kwargs={kwargs!r}` is about a colocated engine (`use_vllm=True`, "
             f"`vllm_mode='colocate'`). A server has flags of its own, such as `vllm serve --dtype`."
-        )
-    for name in {*kwargs} & {*TAKEN}:
-        instead = f"set `{TAKEN[name]}`" if TAKEN[name] else "leave it out"
-        raise ValueError(
-            f"`vllm_engine_kwargs` has {name}={kwargs[name]!r}, which TRL gives: {instead}."
         )
     if kwargs.get("enable_lora"):
         raise ValueError(

@@ -79,7 +79,6 @@ FIGURES = {
     "returns": ("value_mask", "returns"),
     "clipped": ("seen", "clipped"),
 }
-_POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
 COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
 OF_CRITIC = ("values", "returns", "value_mask")
 
@@ -287,7 +286,7 @@ class TraceRecorder(TrainerCallback):
             figures["old_logprobs"] = ("seen", "old_per_token_logps")
         if "logprobs" in table:
             table["difference"] = table["logprobs"].double() - table["old_per_token_logps"].double()
-        columns = {name: _rounded(tensor).tolist() for name, tensor in table.items()}
+        columns = {name: [*map(_rounded, tensor.tolist())] for name, tensor in table.items()}
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         decode = partial(self._tokenizer.decode, **whole)
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
@@ -374,12 +373,6 @@ def _short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
 
 
-def _rounded(tensor: Tensor) -> Tensor:
-    """Round a tensor to `DIGITS` significant digits, in float64."""
-    if not tensor.is_floating_point():
-        return tensor
-    exact = tensor.double()
-    decimals = (DIGITS - 1 - exact.abs().log10().floor()).nan_to_num(posinf=math.inf)
-    scale = _POWERS[decimals.clamp(0, len(_POWERS) - 1).long()]
-    # Values too small for `_POWERS`, zero among them, stay unchanged.
-    return torch.where(decimals < len(_POWERS), (exact * scale).round() / scale, exact)
+def _rounded(values: Sequence[float | bool | None]) -> list[float | bool | None]:
+    """Round numbers to `DIGITS` significant digits."""
+    return [float(f"{v:.{DIGITS}g}") if isinstance(v, float) else v for v in values]

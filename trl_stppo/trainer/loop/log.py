@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerState
 
-from ...rollout.episode import Episode
 from ...rollout.images import replaced
 from ...rollout.record import StopReason
 from ..batch import Estimates
@@ -23,8 +21,6 @@ from ..bridge import Bridge
 from ..sums import spread
 from .metrics import rollout_metrics
 from .rollout import EpisodeKey, Played, Scored
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -172,8 +168,6 @@ class RolloutLog:
     ) -> dict[str, float]:
         """Add a rollout's metrics and completions to the log; return the metrics of its estimates."""
         state, weights, targets = host.state, host.reward_weights, estimates.targets
-        if state.global_step == 0 and self.accelerator.is_main_process:
-            warn_of_invalid(played.episodes)
         self.add(targets.figures)
         self._episodes(played, scored, weights, state)
         totals = self._rewards(scored.everyone, weights)
@@ -247,21 +241,3 @@ class RolloutLog:
             total, count = accelerator.reduce(local.float(), reduction="sum").tolist()
             if count:
                 self.add({name: total / count})
-
-
-def warn_of_invalid(episodes: Sequence[Episode]) -> None:
-    """Warn with an example if less than three in four of a first rollout's turns are valid actions."""
-    turns: list[tuple[bool, str]] = []
-    for episode in episodes:
-        said = [
-            message["content"] or str(message.get("tool_calls", ""))
-            for message in episode.messages
-            if message["role"] == "assistant"
-        ]
-        # An environment may report validity for only some turns, which then cannot be matched with messages.
-        if len(said) == len(episode.valid_actions):
-            turns += zip(episode.valid_actions, said, strict=True)
-    wrong = [said for valid, said in turns if not valid]
-    if 4 * len(wrong) > len(turns):
-        text = "%d of %d turns are no valid actions. One of them: %.200r. A (longer) warm start may help."
-        logger.warning(text, len(wrong), len(turns), wrong[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...envs.base import tool_names, tool_schema
 from ...paths import check_name
@@ -23,9 +23,7 @@ ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
 def check_arguments(
     args: PPOConfig,
     config_class: type[PPOConfig],
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
     data_collator: object,
-    model: Model,
 ) -> None:
     """Refuse arguments that cannot work, before any model is loaded."""
     if not isinstance(args, config_class) or args.trainer_name != config_class.trainer_name:

@@ -25,10 +25,7 @@ from trl_stppo.trainer.disk import (
     to_resume,
 )
 
-ABOUT = {
-    **{"global_step": 5, "resumable": True, "identity": {}, "split": {}},
-    **{"settings": {}, "run": "a"},
-}
+ABOUT = {"global_step": 5, "resumable": True, "identity": {}, "split": {}, "settings": {}}
 
 
 class Killed(BaseException):

@@ -116,12 +116,21 @@ def open_trackio(trainer: GRPOTrainer) -> None:
 
 
 @contextmanager
-def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[object], Path]]:
+def uploads_of(
+    chosen: Callable[[Path], list[str]], jobs: dict[Future[object], Path]
+) -> Iterator[None]:
     """Context manager in which upstream uploads only the files of a folder that `chosen` lists.
 
-    It gives a dictionary of the uploads in the background: job -> folder.
+    Uploads in the background are added to `jobs`, with their folders. A failure, which upstream ignores, is
+    a warning.
     """
-    original, jobs = upstream_trainer.hf_api, {}
+    original = upstream_trainer.hf_api
+
+    def tell_failure(job: Future[object]) -> None:
+        error = None if job.cancelled() else job.exception()
+        if error is not None:
+            text = "The upload of `%s` failed, and training goes on; the next one includes it: %s"
+            logger.warning(text, jobs[job], error)
 
     def api() -> Any:
         real = original()
@@ -133,13 +142,14 @@ def uploads_of(chosen: Callable[[Path], list[str]]) -> Iterator[dict[Future[obje
             result = real.upload_folder(folder_path=folder_path, **kwargs)
             if isinstance(result, Future):
                 jobs[result] = folder
+                result.add_done_callback(tell_failure)
             return result
 
         ours.upload_folder = upload_folder
         return ours
 
     with replaced(upstream_trainer, hf_api=api):
-        yield jobs
+        yield
 
 
 def max_context_tokens(trainer: GRPOTrainer) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,21 @@ from .batch import UpdateData
 from .ppo_config import PPOConfig
 
 Wrapped = Callable[..., Any]
+Value = TypeVar("Value")
+
+
+class Private(Generic[Value]):
+    """A public name of a private attribute or method of GRPOTrainer, which is looked up at each use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, host: GRPOTrainer, kind: object) -> Value:
+        value: Value = getattr(host, self._name)
+        return value
+
+    def __set__(self, host: GRPOTrainer, value: Value) -> None:
+        setattr(host, self._name, value)
 
 
 class Bridge(GRPOTrainer):
@@ -34,24 +49,32 @@ class Bridge(GRPOTrainer):
     # Reads images; None if the policy reads only text.
     reader: ImageReader | None = None
     # Upstream sets these attributes without types.
-    _tokenizer: PreTrainedTokenizerBase
     reward_processing_classes: list[PreTrainedTokenizerBase | None]
-    _signature_columns: list[str]
-    _finish_current_push: Callable[[], None]
     _last_loaded_step: int
-    _metrics: dict[str, dict[str, list[float]]]
-    _logs: dict[str, Any]
-    _pending_metrics: dict[str, list[float]]
-    _pending_extra_logs: dict[str, list[Any]]
 
-    @property
-    def micro_step(self) -> int:
-        """Number of micro-batches that were taken so far."""
-        return self._step
-
-    @micro_step.setter
-    def micro_step(self, value: int) -> None:
-        self._step = value
+    # Number of micro-batches that were taken so far.
+    micro_step = Private[int]("_step")
+    # The current rollout batch, cut into micro-batches; None before the first.
+    rollout_buffer = Private[list[UpdateData] | None]("_buffered_inputs")
+    # Values of the next log, by mode ("train", "eval") and name.
+    next_metrics = Private[dict[str, dict[str, list[float]]]]("_metrics")
+    # Columns of the next table of completions.
+    next_table = Private[dict[str, Any]]("_logs")
+    # Values that reward functions passed to `log_metric`, and columns that they passed to `log_extra`.
+    pending_metrics = Private[dict[str, list[float]]]("_pending_metrics")
+    pending_columns = Private[dict[str, list[Any]]]("_pending_extra_logs")
+    # The sum of the loss of the run's logged steps.
+    total_loss = Private[float]("_total_loss_scalar")
+    # The tokenizer, without the processor around it.
+    text_tokenizer = Private[PreTrainedTokenizerBase]("_tokenizer")
+    # The columns that upstream keeps in each row.
+    signature_columns = Private[list[str]]("_signature_columns")
+    # The method for log-probabilities, or its override.
+    policy_logprobs = Private[Wrapped]("_get_per_token_logps_and_entropies")
+    # The folder of a trial's checkpoints; the push of a checkpoint; the end of a push.
+    checkpoint_folder = Private[Callable[[object], str]]("_get_output_dir")
+    push_checkpoint = Private[Wrapped]("_push_from_checkpoint")
+    finish_push = Private[Callable[[], None]]("_finish_current_push")
 
     @property
     def inside_rollout(self) -> bool:
@@ -59,67 +82,19 @@ class Bridge(GRPOTrainer):
         return self.micro_step % self.args.micro_batches_per_rollout != 0
 
     @property
-    def rollout_buffer(self) -> list[UpdateData] | None:
-        """The current rollout batch, cut into micro-batches; None before the first."""
-        return self._buffered_inputs
-
-    @rollout_buffer.setter
-    def rollout_buffer(self, value: list[UpdateData] | None) -> None:
-        self._buffered_inputs = value
-
-    @property
-    def next_metrics(self) -> dict[str, dict[str, list[float]]]:
-        """Values of the next log, by mode ("train", "eval") and name."""
-        return self._metrics
-
-    @property
-    def next_table(self) -> dict[str, Any]:
-        """Columns of the next table of completions."""
-        return self._logs
-
-    @property
-    def pending_metrics(self) -> dict[str, list[float]]:
-        """Values that reward functions passed to `log_metric`."""
-        return self._pending_metrics
-
-    @property
-    def pending_columns(self) -> dict[str, list[Any]]:
-        """Columns that reward functions passed to `log_extra`."""
-        return self._pending_extra_logs
-
-    @property
     def next_log(self) -> list[dict[str, Any] | list[Any]]:
         """All containers with values of the next log."""
-        pending = [self._pending_metrics, self._pending_extra_logs]
-        return [*self._metrics.values(), *self._logs.values(), *pending]
-
-    @property
-    def total_loss(self) -> float:
-        """The sum of the loss of the run's logged steps."""
-        return self._total_loss_scalar
-
-    @total_loss.setter
-    def total_loss(self, value: float) -> None:
-        self._total_loss_scalar = value
-
-    @property
-    def text_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, without the processor around it."""
-        return self._tokenizer
+        pending = [self.pending_metrics, self.pending_columns]
+        return [*self.next_metrics.values(), *self.next_table.values(), *pending]
 
     @property
     def end_ids(self) -> set[int]:
         """Token ids that can end a complete completion: ends of turns and padding."""
-        return {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        return {*self.eos_token_ids, self.text_tokenizer.pad_token_id}
 
     def decode(self, ids: list[int]) -> str:
         """Decode token ids to text, without special tokens."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
-
-    @property
-    def signature_columns(self) -> list[str]:
-        """The columns that upstream keeps in each row."""
-        return self._signature_columns
+        return self.text_tokenizer.decode(ids, skip_special_tokens=True)
 
     def load_vllm(self, send: Callable[[], None], step: int) -> None:
         """Send weights of an optimizer step to vLLM if it has others."""
@@ -164,26 +139,6 @@ class Bridge(GRPOTrainer):
                     f"The reward model {self.reward_func_names[i]!r} returned NaN; check its weights."
                 )
         return rewards
-
-    @property
-    def policy_logprobs(self) -> Wrapped:
-        """The method for log-probabilities, or its override."""
-        return self._get_per_token_logps_and_entropies
-
-    @property
-    def checkpoint_folder(self) -> Callable[[object], str]:
-        """Upstream's method for the folder that holds a trial's checkpoints."""
-        return self._get_output_dir
-
-    @property
-    def push_checkpoint(self) -> Wrapped:
-        """Upstream's method that pushes from a checkpoint."""
-        return self._push_from_checkpoint
-
-    @property
-    def finish_push(self) -> Wrapped:
-        """Upstream's method that waits for a push."""
-        return self._finish_current_push
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint at the current optimizer step, and tell the callbacks of it."""

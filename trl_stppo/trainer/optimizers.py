@@ -112,7 +112,10 @@ class Optimizers(TrainerCallback):
 
     def renew(self, optimizer: Optimizer, scheduler: object) -> None:
         """Write this run's settings into the groups that a checkpoint has overwritten with its own."""
-        pairs = [*zip(optimizer.param_groups, self._made, strict=True)]
+        groups = optimizer.param_groups
+        # An engine may have grouped the parameters anew.
+        same = len(groups) == len(self._made)
+        pairs = [*zip(groups, self._made, strict=True)] if same else []
         for index, (group, made) in enumerate(pairs):
             before, rate = float(group["initial_lr"]), float(made["initial_lr"])
             if before != rate:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,8 +25,6 @@ from .checkpoints.checkpoints import Checkpoints
 from .describe import algorithm_settings
 from .planning.plan import RolloutPlan
 from .sharding.critics import gathered
-
-logger = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -82,10 +79,8 @@ class Publisher:
 
     def push(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
         """Implement `AgentTrainer.push_to_hub`: upload the agent's files by upstream's method."""
-        with uploads_of(self._agent_files) as jobs:
-            result = wrapped(*args, **kwargs)
-        self._watch(jobs)
-        return result
+        with uploads_of(self._agent_files, self._uploads):
+            return wrapped(*args, **kwargs)
 
     def save_checkpoint(self, wrapped: Wrapped, model: nn.Module, trial: object) -> None:
         """Write a checkpoint, push its files, and delete old checkpoints that are not being uploaded."""
@@ -114,27 +109,11 @@ class Publisher:
                 shutil.copytree(source / CRITIC_FOLDER, folder / CRITIC_FOLDER, dirs_exist_ok=True)
             return self._agent_files(folder)
 
-        with uploads_of(chosen) as jobs:
+        with uploads_of(chosen, self._uploads):
             wrapped(checkpoint)
-        self._watch(jobs)
 
     def _agent_files(self, folder: Path) -> list[str]:
         return pushing.agent_files(folder, code=self._host.args.trust_remote_code)
-
-    def _watch(self, jobs: dict[Future[object], Path]) -> None:
-        """Warn of each upload in the background that fails, because upstream ignores it."""
-
-        def finished(job: Future[object]) -> None:
-            error = None if job.cancelled() else job.exception()
-            if error is not None:
-                text = (
-                    "The upload of `%s` failed, and training goes on; the next one includes it: %s"
-                )
-                logger.warning(text, self._uploads[job], error)
-
-        self._uploads |= jobs
-        for job in jobs:
-            job.add_done_callback(finished)
 
     def finish(self, wrapped: Wrapped, *args: object) -> Any:
         """End a training by upstream's method, then delete old checkpoints whose uploads have ended."""

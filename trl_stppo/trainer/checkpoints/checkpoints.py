@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -115,40 +114,28 @@ class Checkpoints:
         self._state, self._guards, self._ending = state, guards, ending
         self._is_stream = not hasattr(rows, "__len__")
         self.staging: Path | None = None
-        self.run_name = uuid.uuid4().hex
 
     def train(
         self, wrapped: Wrapped, wanted: str | bool | None, *args: object, **kwargs: object
     ) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
         folder, run_dir = None, Path(self._args.output_dir)
-        lock = RunLock(run_dir)
+        accelerator, lock = self._accelerator, RunLock(run_dir)
         with ExitStack() as stack:
             stack.callback(lock.release)
-            done_by(self._accelerator.is_main_process, lock.take)
+            done_by(accelerator.is_main_process, lock.take)
             # Files of settings and flags give texts.
             wanted = {"true": True, "false": False}.get(str(wanted).lower(), wanted)
             if wanted:
-                is_first = self._accelerator.is_local_main_process
-                done_by(is_first, partial(disk.tidy, run_dir))
-                folder = self._to_resume(wanted, run_dir)
+                done_by(accelerator.is_local_main_process, partial(disk.tidy, run_dir))
+                find = partial(disk.to_resume, run_dir, wanted)
+                (folder,) = done_by(accelerator.is_main_process, find)
             if folder is not None:
-                saved = disk.read_manifest(folder)
-                check_same_run(folder, saved, self._about(0))
-                self.run_name = saved["run"]
-            else:
-                self.run_name = uuid.uuid4().hex
+                check_same_run(folder, disk.read_manifest(folder), self._about(0))
             self._ending.last_checkpoint = folder
             self._state.read(folder)
-            resume_from = None if folder is None else str(folder)
-            output = self._guarded(wrapped, resume_from, *args, **kwargs)
-        # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
-        return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
-
-    def _guarded(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
-        """Run upstream's training loop with the guards active."""
-        with self._guards.watching():
-            output = wrapped(*args, **kwargs)
+            stack.enter_context(self._guards.watching())
+            output = wrapped(None if folder is None else str(folder), *args, **kwargs)
             if self._ending.unsaved:
                 self._ending.check_weights()
             ended_early = not output.global_step and not self._ending.reason
@@ -158,7 +145,8 @@ class Checkpoints:
                     f"`train_dataset` is a stream that ended before the first step: a rollout takes "
                     f"{rows} rows."
                 )
-            return output
+        # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
+        return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
     def _about(self, step: int) -> dict[str, Any]:
         """Return a record of the run for the manifest: identity, split into batches, settings."""
@@ -166,7 +154,6 @@ class Checkpoints:
         micro_batches = args.steps_per_generation
         assert micro_batches is not None
         return {
-            "run": self.run_name,
             "global_step": step,
             "resumable": not args.save_only_model,
             # These must be equal. Otherwise the data differ, or weights and moments do not fit.
@@ -187,17 +174,6 @@ class Checkpoints:
             "split": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
             "settings": algorithm_settings(args),
         }
-
-    def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
-        """Find the checkpoint to resume from, once per machine; return None for a new run."""
-        find = partial(disk.to_resume, run_dir, wanted)
-        found = set(done_by(self._accelerator.is_local_main_process, find))
-        if len(found) > 1:
-            raise CheckpointError(
-                f"`resume_from_checkpoint={wanted!r}` is not the same on all machines: "
-                f"{', '.join(sorted(map(str, found)))}. Pass the path of one that all of them hold."
-            )
-        return found.pop()
 
     def begin(
         self, where: tuple[int, int], state: TrainerState, max_steps: int, epochs: int

@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ...rollout.record import cut_off_as_failed
 from ...statistics import mean_interval, rate_interval
-from ..loop.log import PlayedEpisode, episode_figures
+from ..loop.log import PlayedEpisode, episode_figures, reward_figures
 from ..loop.rollout import EpisodeKey
-from ..sums import spread
 
 # [objects of this process] -> [objects of all processes], in process order
 GatherObjects = Callable[[list[Any]], list[Any]]
@@ -59,7 +56,8 @@ class EvaluationRun:
         rows = {e.name[0] for e in every}
         result: dict[str, float] = {"episodes": len(every), "rows": len(rows)}
         result |= episode_figures(every, uses_tools=self.uses_tools)
-        result |= _outcomes(every) | _rewards(every, self.reward_names)
+        rewards = reward_figures(every, self.reward_names)
+        result |= _outcomes(every) | {n: v for n, v in rewards.items() if not math.isnan(v)}
         for name in sorted({name for name, _, weight in sums if weight}):
             own = [(total, weight) for key, total, weight in sums if key == name]
             result[name] = math.fsum(t for t, _ in own) / math.fsum(w for _, w in own)
@@ -87,21 +85,4 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
     interval = mean_interval(totals, counts)
     if interval is not None:
         result["episode/score_low"], result["episode/score_high"] = interval
-    return result
-
-
-def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
-    """Return mean and deviation of each reward function under TRL's names, without missing rewards."""
-    columns = {
-        (f"rewards/{name}/mean", f"rewards/{name}/std"): [e.rewards[i] for e in every]
-        for i, name in enumerate(names)
-    }
-    columns["reward", "reward_std"] = [e.reward for e in every]
-    result: dict[str, float] = {}
-    for (mean, deviation), values in columns.items():
-        known = [v for v in values if not math.isnan(v)]
-        if known:
-            result[mean] = math.fsum(known) / len(known)
-        if len(known) > 1:
-            result[deviation] = spread(torch.tensor(known, dtype=torch.float64)).item()
     return result

@@ -130,6 +130,17 @@ def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict
     return result
 
 
+def reward_figures(every: Sequence[PlayedEpisode], names: Sequence[str]) -> dict[str, float]:
+    """Return mean and deviation of each reward function under TRL's names, NaN without rewards."""
+    table = torch.tensor([[*e.rewards, e.reward] for e in every], dtype=torch.float64)
+    keys = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in names]
+    result = {}
+    for (mean, deviation), column in zip([*keys, ("reward", "reward_std")], table.T, strict=True):
+        # Rewards are float32 numbers, so smaller differences are rounding errors.
+        result |= {mean: column.nanmean().item(), deviation: spread(column.float()).item()}
+    return result
+
+
 @dataclass(eq=False, repr=False)
 class RolloutLog:
     """Adds the metrics and completions of rollouts to upstream's next log.
@@ -170,9 +181,6 @@ class RolloutLog:
         state, weights, targets = host.state, host.reward_weights, estimates.targets
         self.add(targets.figures)
         self._episodes(played, scored, weights, state)
-        totals = self._rewards(scored.everyone, weights)
-        if self.has_critic:
-            self._spread(totals)
         shown = targets.advantages.sum(1) / estimates.mask.sum(1).clamp(min=1)
         gather = self.accelerator.gather
         self.table(played, scored.everyone, gather(shown.contiguous()).tolist())
@@ -189,31 +197,21 @@ class RolloutLog:
     def _episodes(
         self, rollout: Played, scored: Scored, weights: Tensor, state: TrainerState
     ) -> None:
-        """Add the metrics that evaluation has too, and the number of tokens seen."""
+        """Add the metrics of episodes and their rewards, and the number of tokens seen."""
         names = [(number, 0) for number in range(len(rollout.episodes))]
         own = played_episodes(rollout, scored, names, self.end_ids, weights.tolist())
         every = gather_object(own)
         self.add(episode_figures(every, uses_tools=self.uses_tools))
+        rewards = reward_figures(every, self.names)
+        if not self.has_critic:
+            # The advantages' own figures have it.
+            del rewards["reward_std"]
+        elif self.num_generations > 1:
+            groups = torch.tensor([e.reward for e in every]).view(-1, self.num_generations)
+            rewards["frac_reward_zero_std"] = (spread(groups, dim=1) == 0).float().mean().item()
+        self.add(rewards)
         state.num_input_tokens_seen += sum(e.prompt_tokens + e.tokens for e in every)
         self.metrics["num_tokens"] = [state.num_input_tokens_seen]
-
-    def _rewards(self, rewards: Tensor, weights: Tensor) -> Tensor:
-        """Add the metrics of reward functions; return weighted sums, [N], NaN if all returned None."""
-        for name, column in zip(self.names, rewards.T, strict=True):
-            self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
-            self.add({f"rewards/{name}/std": spread(column).item()})
-        total = (rewards * weights.to(rewards.device)).nansum(dim=1)
-        total[rewards.isnan().all(dim=1)] = torch.nan
-        self.add({"reward": torch.nanmean(total).item()})
-        return total
-
-    def _spread(self, totals: Tensor) -> None:
-        """Add the deviation of total rewards, over all episodes and within each prompt's group."""
-        per_prompt = self.num_generations
-        self.add({"reward_std": spread(totals).item()})
-        if per_prompt > 1:
-            flat = spread(totals.view(-1, per_prompt), dim=1) == 0
-            self.add({"frac_reward_zero_std": flat.float().mean().item()})
 
     def table(self, rollout: Played, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""

@@ -75,19 +75,14 @@ def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> lis
             else:
                 before = tokenizer.decode(ids[:start], skip_special_tokens=True)
                 text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
-                context, completion = _extended(prompt, before), _as(prompt, text)
+                if isinstance(prompt, str):
+                    context, completion = prompt + before, text
+                else:
+                    said = [{"role": "assistant", "content": before}] if before else []
+                    context = [*prompt, *said]
+                    completion = [{"role": "assistant", "content": text}]
             turns.append(Turn(i, number, context, completion, ids[start:end], row))
     return turns
-
-
-def _extended(prompt: Prompt, text: str) -> Prompt:
-    if isinstance(prompt, str):
-        return prompt + text
-    return [*prompt, {"role": "assistant", "content": text}] if text else list(prompt)
-
-
-def _as(prompt: Prompt, text: str) -> Prompt:
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
 class TurnRewardFuncs:

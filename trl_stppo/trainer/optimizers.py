@@ -48,11 +48,7 @@ class Optimizers(TrainerCallback):
         self._made: list[Group] = []
         self._made_critic: list[Group] = []
 
-    def create(
-        self,
-        wrapped: Callable[[], Optimizer],
-        scheduler: LRScheduler | None,
-    ) -> Optimizer:
+    def create(self, wrapped: Callable[[], Optimizer], scheduler: LRScheduler | None) -> Optimizer:
         """Add critic and hooks to upstream's optimizer; `scheduler` is the caller's, or None."""
         parameters = self._critic.parameters()
         # Without gradients a shared critic's adapter stays out of upstream's groups.

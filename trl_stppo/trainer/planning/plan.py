@@ -20,11 +20,7 @@ Model: TypeAlias = str | PreTrainedModel
 ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
 
 
-def check_arguments(
-    args: PPOConfig,
-    config_class: type[PPOConfig],
-    data_collator: object,
-) -> None:
+def check_arguments(args: PPOConfig, config_class: type[PPOConfig], data_collator: object) -> None:
     """Refuse arguments that cannot work, before any model is loaded."""
     if not isinstance(args, config_class) or args.trainer_name != config_class.trainer_name:
         raise TypeError(

@@ -131,8 +131,9 @@ def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict
 
 
 def reward_figures(every: Sequence[PlayedEpisode], names: Sequence[str]) -> dict[str, float]:
-    """Return mean and deviation of each reward function under TRL's names, NaN without rewards."""
-    table = torch.tensor([[*e.rewards, e.reward] for e in every], dtype=torch.float64)
+    """Return mean and deviation of the first reward functions, by their `names`; NaN without rewards."""
+    rows = [[*e.rewards[: len(names)], e.reward] for e in every]
+    table = torch.tensor(rows, dtype=torch.float64)
     keys = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in names]
     result = {}
     for (mean, deviation), column in zip([*keys, ("reward", "reward_std")], table.T, strict=True):

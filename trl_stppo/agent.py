@@ -36,7 +36,7 @@ class AgentEpisode:
         stop_reason: the reason of the end, as in docs/environments.md.
         error: the environment's error, or None.
         prompt: the prompt with the first observation.
-        prompt_ids: tokens of the prompt. This and the next fields hold only the first context of an agent.
+        prompt_ids: tokens of the prompt. This and the next fields hold only the first context.
         ids: tokens after the prompt.
         turn_spans: half-open spans of the turns in `ids`.
         logprobs: log-probabilities of `ids` at sampling, nats; 0 for observations, and everywhere with a
@@ -329,5 +329,6 @@ class Agent:
             max_turn_tokens=settings.max_turn_tokens,
             max_context_tokens=getattr(text_config, "max_position_embeddings", None),
             max_tool_rounds=settings.max_tool_rounds,
+            max_images=settings.max_images,
             env_timeout_seconds=settings.env_timeout_seconds,
         )

@@ -83,7 +83,7 @@ REFUSED = [
     {"epsilon_high": -0.1},
     {"delta": 1.2},
     {"num_ppo_epochs": 0},
-    *({name: 0} for name in ("max_turns", "max_turn_tokens", "generation_slots")),
+    *({name: 0} for name in ("max_turns", "max_turn_tokens", "max_images", "generation_slots")),
     {"env_timeout_seconds": 0.0},
     {"target_kl": 0.0},
     # names

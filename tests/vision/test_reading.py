@@ -215,13 +215,17 @@ def look(name: str) -> list:
     return [{"type": "image", "image": picture(len(name))}, {"type": "text", "text": name}]
 
 
-def test_results_of_tools_show_images(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rounds", "most", "counts"),
+    [(1, None, [2]), pytest.param(3, 2, [2, 2], marks=pytest.mark.long)],
+)
+def test_results_of_tools_show_images(rounds, most, counts, tmp_path, monkeypatch):
     from trl_stppo.rollout.tool_driver import ToolDriver
 
     def calls(self, episode, ids):
         call = {"type": "function", "function": {"name": "look", "arguments": {"name": "x"}}}
         said = {"role": "assistant", "content": "z"}
-        return said if episode.num_turns else said | {"tool_calls": [call]}
+        return said if episode.num_turns >= rounds else said | {"tool_calls": [call]}
 
     monkeypatch.setattr(ToolDriver, "message", calls)
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3_vl.jinja"
@@ -229,10 +233,10 @@ def test_results_of_tools_show_images(tmp_path, monkeypatch):
     seen = Dataset.from_dict({"prompt": asked, "images": [[picture(3)]] * 8})
     trainer = vision_trainer(
         tmp_path, "Qwen3-VL", None, tools=[look], reward_funcs=[lambda prompts, **row: [1.0] * len(prompts)],
-        train_dataset=seen, max_turns=None, template=template.read_text(), **ONE,
+        train_dataset=seen, max_turns=None, max_images=most, template=template.read_text(), **ONE,
     )  # fmt: skip
     trainer = trained(trainer)
-    assert [len(e.images) for e in trainer.played.episodes] == [2] * 8
+    assert [[len(c.images) for c in e.contexts] for e in trainer.played.episodes] == [counts] * 8
     single = own_logprobs(trainer)
     found = trainer._forward.policy(trainer.model.eval(), trainer.data)[0]
     assert float((found - single)[trainer.data["loss_mask"]].detach().abs().max()) < 1e-5

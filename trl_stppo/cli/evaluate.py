@@ -63,7 +63,9 @@ UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 RECORDED = ("seed", "eval_generation_kwargs", "bf16")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
-    **{name: name for name in ("max_turns", "max_turn_tokens", "env_timeout_seconds")},
+    **{
+        name: name for name in ("max_turns", "max_turn_tokens", "max_images", "env_timeout_seconds")
+    },
     "max_tool_calling_iterations": "max_tool_rounds",
 }
 

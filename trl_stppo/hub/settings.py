@@ -27,6 +27,7 @@ class AgentSettings:
         max_completion_length: tokens of an episode after its prompt, observations included; None for the
             model's limit (only runs without environments).
         max_tool_rounds: largest number of turns whose tools are called.
+        max_images: images that the policy reads at once.
         env_timeout_seconds: time limit of one call of the environment.
         sampling: temperature and other settings of turns that are not greedy.
         eos_token_ids: ids that end a turn; empty for the model's own ids.
@@ -41,6 +42,7 @@ class AgentSettings:
     max_turns: int | None = None
     max_turn_tokens: int | None = None
     max_tool_rounds: int | None = None
+    max_images: int | None = None
     env_timeout_seconds: float | int | None = 120.0
     sampling: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)

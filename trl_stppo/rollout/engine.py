@@ -23,7 +23,7 @@ from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Outcome
 from .environments import EnvironmentPool, close_environment
 from .episode import Context, Durations, Episode, Limits
-from .images import Content, clipped, images_of
+from .images import Content, Image, clipped, images_of
 from .messages import check_turn
 from .record import FINAL, StopReason
 from .tool_driver import is_valid
@@ -289,8 +289,16 @@ class _Rollout:
     def _render_prompt(self, episode: Episode, opening: Content = "") -> None:
         driver, render = self._driver(episode), self._renderer.for_row(episode.columns).prompt_ids
         trusted = driver.trusted_text
+        images = self._images(with_opening(episode.prompt, opening))
         episode.prompt_ids = render(episode.prompt, driver.tools, opening=opening, trusted=trusted)
-        episode.images = images_of(with_opening(episode.prompt, opening))
+        episode.images = images
+
+    def _images(self, messages: Any) -> list[Image]:
+        """Return the images of messages, or raise ValueError if no context can hold them."""
+        images, most = images_of(messages), self._limits.max_images
+        if most is not None and len(images) > most:
+            raise ValueError(f"it has {len(images)} images; allowed are {most} (`max_images`)")
+        return images
 
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
         """Request the next turn from the backend, with at most `limit` tokens."""
@@ -333,7 +341,7 @@ class _Rollout:
             return
         message = driver.message(episode, result.ids)
         cut_by_turn = limit < episode.context.room(self._limits)
-        episode.append_turn(result.ids, result.logprobs)
+        episode.append_turn(result.ids, result.logprobs, episode.context)
         if result.version is not None:
             episode.policy_versions.append(result.version)
         episode.messages.append(message)
@@ -390,13 +398,17 @@ class _Rollout:
     def _observe(self, episode: Episode, messages: list[Message]) -> None:
         """Append the observation. If it does not fit, append its beginning and end the episode."""
         episode.messages += messages
-        room = episode.room(self._limits)
-        most = (room + 1) * MAX_CHARS_PER_TOKEN
-        shown = [{**m, "content": clipped(m["content"], most)} for m in messages]
+        last, reader = episode.context.ids[-1], self._renderer.reader
         try:
+            images = self._images(messages)
+            self._forget_images(episode, len(images))
+            context = episode.context
+            room = context.room(self._limits)
+            most = (room + 1) * MAX_CHARS_PER_TOKEN
+            shown = [{**m, "content": clipped(m["content"], most)} for m in messages]
             ids = self._renderer.for_row(episode.columns).observation_ids(
                 shown,
-                last=episode.ids[-1],
+                last=last,
                 conversational=episode.conversational,
                 trusted=self._driver(episode).trusted_text,
             )
@@ -405,16 +417,30 @@ class _Rollout:
             message = f"The observation cannot be rendered: {described(error)}"
             self._fail(episode, StopReason.ENV_ERROR, message)
             return
-        images, reader = images_of(shown), self._renderer.reader
         kept = ids[:room]
         if images and reader is not None:
             kept, images = reader.fitting(ids, images, room)
-            episode.images += images
-        episode.append_observation(kept)
+            context.images += images
+        context.append_observation(kept)
         if len(ids) >= room or shown != messages:
             self._end(episode, StopReason.TOKEN_BUDGET)
         else:
             self._request(episode)
+
+    def _forget_images(self, episode: Episode, new: int) -> None:
+        """Open a context without the oldest images if the present one cannot hold `new` more images."""
+        before, most, reader = episode.context, self._limits.max_images, self._renderer.reader
+        count = len(before.images) + new
+        if reader is None or most is None or count <= most:
+            return
+        # Keep half of them, because each new context is read anew as a whole.
+        drop = min(count - max(1, most // 2), len(before.images))
+        row, images = before.prompt_ids + before.ids, before.images
+        ids, kept = reader.without_oldest(row, images, drop)
+        episode.current = Context(prompt_ids=ids, images=kept)
+        episode.more.append(episode.current)
+        episode.opened["rewritten"] += 1
+        self._backend.release(episode.row)
 
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message

@@ -21,6 +21,7 @@ class Limits:
         max_turn_tokens: sampled tokens of one turn.
         max_context_tokens: prompt and completion together, the model's context.
         max_tool_rounds: turns whose tool calls are executed.
+        max_images: images of one context. An observation beyond it opens a context without the oldest.
         env_timeout_seconds: one call into the environment.
     """
 
@@ -29,6 +30,7 @@ class Limits:
     max_turn_tokens: int | None = None
     max_context_tokens: int | None = None
     max_tool_rounds: int | None = None
+    max_images: int | None = None
     env_timeout_seconds: float | None = None
 
 
@@ -105,7 +107,7 @@ class Episode(Context):
         instance: number of its environment instance in the pool.
         env: the environment instance, None until `reset` has returned.
         current: the context of the next turn, None for the first context.
-        opened: number of further contexts by reason, if an agent makes the calls.
+        opened: number of further contexts by reason.
         exchanges: per turn the messages before it and the turn, if an agent makes the calls.
         pictures: the environment's `render()` after `reset` and after each turn, None without a picture.
         turn_rewards: the environment's reward of each turn, of all contexts.

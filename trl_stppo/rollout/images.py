@@ -186,6 +186,15 @@ class ImageReader:
         room = min([room, *(start for start, end in extents if end > room)])
         return ids[:room], images[: sum(end <= room for _, end in extents)]
 
+    def without_oldest(
+        self, ids: list[int], images: list[Image], count: int
+    ) -> tuple[list[int], list[Image]]:
+        """Cut the tokens of the first `count` images out of a row. Return the row and the other images."""
+        row = list(ids)
+        for start, end in reversed(self.extents(ids, images)[:count]):
+            del row[start:end]
+        return row, images[count:]
+
     def keys(
         self,
         ids: list[int],

@@ -110,7 +110,8 @@ class ToolDriver(Driver):
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
         """Return the turn as a message with its tool calls, read by TRL's parser."""
-        return self._parse(ids, episode.prompt_ids + episode.ids, self.tools)
+        context = episode.context
+        return self._parse(ids, context.prompt_ids + context.ids, self.tools)
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Return a function that executes the turn's tool calls, or None if the turn has none."""

@@ -47,7 +47,7 @@ LIMITS = {
 }
 AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
 OPTIONAL_COUNTS = (
-    *("max_turns", "max_turn_tokens", "generation_slots"),
+    *("max_turns", "max_turn_tokens", "max_images", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")

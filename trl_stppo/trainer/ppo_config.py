@@ -156,6 +156,11 @@ class PPOConfig(GRPOConfig):
         "max_tool_calling_iterations counts turns whose tools are called instead.",
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
+    max_images: int | None = option(
+        None,
+        "Images that the policy reads at once. An observation beyond it opens a context with the newest half "
+        "of them.",
+    )
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
     generation_slots: int | None = option(
         None, "Episodes in flight at once; default the whole batch."

@@ -172,7 +172,7 @@ COUNT = {"environment_factory": CountEnv}
 IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
 ARGUMENTS = inspect.signature(STPPOTrainer.__init__).parameters
 # Settings that turns alone have.
-NEED_TURNS = ("max_turns", "max_turn_tokens", "generation_slots")
+NEED_TURNS = ("max_turns", "max_turn_tokens", "max_images", "generation_slots")
 # Made anew for each test; so is what is given as a lambda.
 MADE = ("processing_class", "value_model", "reward_model")
 
@@ -192,6 +192,8 @@ REFUSED = [
     ),
     *((name, {name: 2}) for name in NEED_TURNS),
     ("max_turn_tokens", {"rollout_func": rollout, "max_turn_tokens": 2}),
+    ("max_images", {"agent": rollout, "max_images": 2}),
+    ("max_images", {**COUNT, "max_images": 2}),
     ("rollout_func", {"rollout_func": too_few, "reward_funcs": share_of_a}),
     ("env_mask", {"rollout_func": short_mask, "reward_funcs": share_of_a}),
     # rows

@@ -123,6 +123,7 @@ class EpisodePlayer:
             episode.env_type = self.engine.drivers[episode.name].type_name
         _count_cut_off_as_failed(raw.episodes)
         rewrites = any(driver.calls_model for driver in self.engine.drivers.values())
+        rewrites |= self.engine.limits.max_images is not None
         more |= {"has_logprobs": self.sampler.tells_logprobs, "has_contexts": rewrites}
         return Played(*raw[:3], seed, sums=sums, **more)
 

@@ -17,7 +17,7 @@ from .._trl import check_tool_template, get_config_model_id
 from ..ppo_config import PPOConfig
 
 Model: TypeAlias = str | PreTrainedModel
-ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "generation_slots")
+ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "max_images", "generation_slots")
 
 
 def check_arguments(args: PPOConfig, config_class: type[PPOConfig], data_collator: object) -> None:
@@ -123,7 +123,9 @@ def plan_rollout(
     plan = RolloutPlan(
         text, tool_environments, probes, list(tools or []), rollout_func, agent=agent
     )
-    for name in () if plan.plays_environment else ENGINE_LIMITS:
+    # An agent chooses the images of its requests itself.
+    without = ("max_images",) if plan.agent else ()
+    for name in without if plan.plays_environment else ENGINE_LIMITS:
         if getattr(args, name) is not None:
             raise ValueError(
                 f"`{name}={getattr(args, name)}` is for episodes with an environment or tools."

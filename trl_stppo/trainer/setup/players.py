@@ -148,6 +148,7 @@ def build_engines(
         max_turn_tokens=args.max_turn_tokens,
         max_context_tokens=context,
         max_tool_rounds=args.max_tool_calling_iterations,
+        max_images=args.max_images,
         env_timeout_seconds=args.env_timeout_seconds,
     )
     reader, endpoint = renderer(host, tokenizer), args.agent_endpoint

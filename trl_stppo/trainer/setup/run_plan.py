@@ -134,11 +134,13 @@ class RunPlan:
 
     def _check_images(self, tokenizer: Any) -> None:
         """Refuse images without a processor, and what a processor is not supported with."""
+        args, engine = self.args, self.args.distributed_state.distributed_type.value
         if not isinstance(tokenizer, ProcessorMixin):
             if self.data.images is not None:
                 raise ValueError(f"{self.data.images} has images, and {TEXTS_ONLY}.")
+            if args.max_images is not None:
+                raise ValueError(f"`max_images` is {args.max_images}, and {TEXTS_ONLY}.")
             return
-        args, engine = self.args, self.args.distributed_state.distributed_type.value
         reads = isinstance(self.model, str) or hasattr(self.model.config, "image_token_id")
         judges = any(isinstance(func, str | nn.Module) for func in self.rewards.funcs)
         unsupported = {

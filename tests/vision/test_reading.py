@@ -1,6 +1,7 @@
 """Images from outside: what is read, what is refused, and what stays of an image that does not fit."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,16 +60,29 @@ def test_an_image_is_known_by_its_pixels(reader):
     assert reader.read(turned).key == reader.read(picture(1, 8, 32).rotate(-90, expand=True)).key
 
 
-def test_dropped_tensors_are_made_again_bit_equal(reader, monkeypatch):
-    one = reader.read(picture(1))
-    before = reader.fields(one)
-    reader.train_on([one])
-    assert reader.fields(one) is before
-    monkeypatch.setattr(images, "KEPT_BYTES", 0)
+def test_the_oldest_tensors_are_dropped_and_made_again_bit_equal(reader, monkeypatch):
+    whole = [reader.read(picture(n)) for n in range(3)]
+    size = sum(tensor.nbytes for tensor in reader.fields(whole[0]).values())
+    monkeypatch.setattr(images, "KEPT_BYTES", 2 * size)
     again = make_reader(*vision_model("Qwen2.5-VL"))
-    fresh = again.read(picture(1))
-    assert not again._fields
-    assert all(torch.equal(x, before[name]) for name, x in again.fields(fresh).items())
+    again.train_on([])
+    fresh = [again.read(picture(n)) for n in range(3)]
+    assert [*again._fields] == [image.key for image in fresh[1:]]
+    for one, other in zip(whole, fresh, strict=True):
+        made = again.fields(other).items()
+        assert all(torch.equal(tensor, reader.fields(one)[name]) for name, tensor in made)
+    # What a pass makes again drops nothing.
+    assert [*again._fields] == [image.key for image in fresh[1:]]
+    assert again._bytes == 2 * size
+    again.train_on(fresh)
+    assert again.fields(fresh[2]) is again.fields(fresh[2])
+
+
+def test_many_threads_read_one_image_as_one_object(reader):
+    with ThreadPoolExecutor(8) as threads:
+        found = [*threads.map(reader.read, [picture(n % 3, 64, 64) for n in range(48)])]
+    assert len({*map(id, found)}) == 3
+    assert reader._bytes == sum(t.nbytes for f in reader._fields.values() for t in f.values())
 
 
 def test_images_of_past_rollouts_are_forgotten(reader):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Content = str | list[dict[str, Any]]
 
-# Largest number of bytes of tensors that a process keeps. It computes those of more images at each use.
+# Largest number of bytes of tensors that a process keeps. It makes those of older images at each use.
 KEPT_BYTES = 4 * 2**30
 # Largest number of pixels of an image; Pillow warns of larger images.
 MOST_PIXELS = 50_000_000
@@ -44,12 +44,14 @@ class Image:
         png: the image as a file.
         ids: tokens that replace the template's placeholder.
         tokens: number of image tokens in `ids`; the others are separators.
+        grid: numbers of patches in time, height and width, if the model's positions depend on them.
     """
 
     key: int
     png: bytes = field(repr=False, compare=False)
     ids: tuple[int, ...] = field(repr=False, compare=False)
     tokens: int = field(compare=False)
+    grid: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"[image of {self.tokens} tokens]"
@@ -81,7 +83,9 @@ class ImageReader:
         self.written_id = processor.tokenizer.convert_tokens_to_ids(self.written)
         # Tokens that probes do not use, because they announce what no probe shows.
         self.marks = {*processor.tokenizer.added_tokens_decoder, self.written_id, self.image_id}
-        self._dtype, self._lock, self._bytes = dtype, threading.RLock(), 0
+        self._dtype, self._bytes = dtype, 0
+        # The processor takes long, so no other look at the tables waits for it.
+        self._processing, self._lock = threading.Lock(), threading.Lock()
         self._known: WeakValueDictionary[int, Image] = WeakValueDictionary()
         self._fields: dict[int, dict[str, Tensor]] = {}
         self._trained: set[Image] = set()
@@ -93,16 +97,20 @@ class ImageReader:
         picture = _pixels(picture)
         digest = hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).digest()
         key = int.from_bytes(digest[:8], "big") >> 2
-        with self._lock:
-            if (known := self._known.get(key)) is not None:
-                return known
-            ids, fields = self._processed(picture)
-            file = io.BytesIO()
-            picture.save(file, "PNG", compress_level=1)
-            image = Image(key, file.getvalue(), tuple(ids), ids.count(self.image_id))
-            self._known[key] = image
-            self._keep(key, fields)
-        return image
+        if (known := self._known.get(key)) is not None:
+            return known
+        file = io.BytesIO()
+        picture.save(file, "PNG", compress_level=1)
+        with self._processing:
+            # Another thread may have read an equal image in the meantime.
+            if (known := self._known.get(key)) is None:
+                ids, fields = self._processed(picture)
+                grid = fields.get("image_grid_thw")
+                size = () if grid is None else tuple(grid[0].tolist())
+                known = Image(key, file.getvalue(), tuple(ids), ids.count(self.image_id), size)
+                self._known[key] = known
+                self._keep(key, fields, newest=True)
+        return known
 
     def read_content(self, content: Any) -> Any:
         """Return a message's content with each image read."""
@@ -127,27 +135,32 @@ class ImageReader:
         tensors["pixel_values"] = tensors["pixel_values"].to(self._dtype)
         return ids, tensors
 
-    def _keep(self, key: int, fields: dict[str, Tensor]) -> None:
-        """Keep tensors if there is room; those of an image that was dropped are made again, bit-equal."""
-        size = sum(tensor.nbytes for tensor in fields.values())
-        if self._bytes + size <= KEPT_BYTES:
-            self._fields[key] = fields
-            self._bytes += size
+    def _keep(self, key: int, fields: dict[str, Tensor], *, newest: bool) -> None:
+        """Keep tensors if there is room. For those of the `newest` image drop those of the oldest."""
+        size = _bytes_of(fields)
+        with self._lock:
+            while newest and self._fields and self._bytes + size > KEPT_BYTES:
+                self._bytes -= _bytes_of(self._fields.pop(next(iter(self._fields))))
+            if key not in self._fields and self._bytes + size <= KEPT_BYTES:
+                self._fields[key] = fields
+                self._bytes += size
 
     def fields(self, image: Image) -> dict[str, Tensor]:
         """Return an image's tensors, on the CPU."""
-        with self._lock:
-            if (fields := self._fields.get(image.key)) is None:
+        if (fields := self._fields.get(image.key)) is None:
+            with self._processing:
+                # These are the same bits, because the file has the same pixels.
                 fields = self._processed(image.open())[1]
-                self._keep(image.key, fields)
-            return fields
+            # Passes use all images in turn, so each would drop another that is needed sooner.
+            self._keep(image.key, fields, newest=False)
+        return fields
 
     def train_on(self, images: Iterable[Image]) -> None:
         """Hold the images of an update, which its batch names by key, and forget all unused images."""
         self._trained = set(images)
         with self._lock:
             self._fields = {k: f for k, f in self._fields.items() if k in self._known}
-            self._bytes = sum(t.nbytes for f in self._fields.values() for t in f.values())
+            self._bytes = sum(map(_bytes_of, self._fields.values()))
 
     def of_keys(self, keys: Sequence[int]) -> list[Image]:
         """Return the images of a batch's row; -1 is no image."""
@@ -222,7 +235,7 @@ class ImageReader:
         if not images:
             return torch.arange(len(ids)).expand(3, -1)
         row = torch.tensor([ids])
-        grids = torch.cat([self.fields(image)["image_grid_thw"] for image in images])
+        grids = torch.tensor([image.grid for image in images])
         kinds = (row == self.image_id).int()
         found: Tensor = self.rope_index(row, mm_token_type_ids=kinds, image_grid_thw=grids)[0]
         return found[:, 0]
@@ -276,6 +289,10 @@ class ImageReader:
         if self.kinds is not None:
             inputs[self.kinds] = [[int(token == self.image_id) for token in row] for row in ids]
         return {name: x for name, x in inputs.items() if name not in ("num_images", "num_tiles")}
+
+
+def _bytes_of(fields: dict[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in fields.values())
 
 
 def _pixels(picture: Any) -> Any:

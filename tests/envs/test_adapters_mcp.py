@@ -1,7 +1,9 @@
 """MCP's tools as a client sees them, with a stand-in for the package; `tests/agents` has a real server."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -9,6 +11,7 @@ from typing import ClassVar
 import pytest
 
 from tests.kit.rollout_kit import play_once, says
+from tests.kit.vision import picture
 from trl_stppo.envs.adapters import McpEnv
 from trl_stppo.envs.base import tool_names, tool_schema
 
@@ -59,6 +62,29 @@ def pages(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.types", types)
     monkeypatch.setattr(Session, "pages", {})
     return Session.pages
+
+
+def test_an_image_of_a_server_is_a_block(pages, monkeypatch):
+    file = io.BytesIO()
+    picture(1).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+
+    async def answers(self, name, arguments):
+        text = SimpleNamespace(type="text", text="seen")
+        image = SimpleNamespace(type="image", data=arguments.get("data", data))
+        return SimpleNamespace(content=[text, image], is_error="data" in arguments)
+
+    monkeypatch.setattr(Session, "call_tool", answers)
+    pages[None] = [tool("look")], None
+    env = McpEnv("server")
+    text, image = asyncio.run(env.look())
+    assert text == {"type": "text", "text": "seen"}
+    assert image["image"].tobytes() == picture(1).tobytes()
+    with pytest.raises(RuntimeError, match="^seen$"):
+        asyncio.run(env.look(data=data))
+    with pytest.raises(ValueError, match="base64"):
+        asyncio.run(env.look(data="no image"))
+    env.close()
 
 
 @pytest.mark.parametrize(("last", "names"), [(None, "abc"), ("1", "abc"), ("2", "abc")])

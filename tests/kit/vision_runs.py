@@ -60,7 +60,10 @@ def vision_trainer(folder: Any, family: str, env: Any = Pictures, **options: Any
     processor.chat_template = options.pop("template", processor.chat_template)
     given = {
         name: options.pop(name)
-        for name in ("train_dataset", "tools", "peft_config", "reward_funcs", "value_model")
+        for name in (
+            *("train_dataset", "tools", "peft_config", "reward_funcs", "value_model"),
+            *("turn_reward_funcs", "agent"),
+        )
         if name in options
     }
     kind = options.pop("trainer_class", KeepingTrainer)

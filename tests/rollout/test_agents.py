@@ -242,7 +242,23 @@ REFUSED = [
     ({"model": "gpt-5"}, "gpt-5", 404),
     ({"messages": []}, "messages", 400),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image", 400),
+    *(
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+                ]
+            },
+            named,
+            400,
+        )
+        for url, named in {
+            "http://a.b/c.png": "image_url",
+            "file:///etc/passwd": "image_url",
+            "data:image/png;base64,AAAA": "base64",
+            "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7": "only text",
+        }.items()
+    ),
     ({"messages": [{"content": "no role"}]}, "role", 400),
     # What cannot be sampled.
     ({"max_tokens": 0}, "max_tokens", 400),

@@ -5,7 +5,9 @@ methods private, because a trainer may offer public methods as tools. The comman
 methods, `datasets()` and `figures()` (docs/environments.md).
 """
 
+import base64
 import inspect
+import io
 import json
 import math
 import sysconfig
@@ -149,6 +151,17 @@ def content_of(name: str, value: object, allowed: str) -> Any:
 def is_picture(value: object) -> bool:
     """Return whether a value is an image of Pillow, or of a class like it."""
     return hasattr(value, "tobytes") and hasattr(value, "convert")
+
+
+def decoded_image(data: str) -> Any:
+    """Return the image of Pillow in a file that is given as base64, or raise ValueError."""
+    from PIL import Image
+
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+    except Exception as error:
+        # Pillow raises various errors.
+        raise ValueError(f"an image {data!r:.40} in base64 cannot be read: {error}") from error
 
 
 def check_opening(name: str, result: object, *, tools: bool) -> Any:

@@ -61,10 +61,11 @@ class AgentSession:
         address: str,
         contexts: AgentContexts,
         warn: Callable[[list[str]], None],
+        see: Callable[[Any], Any],
     ) -> None:
         self._agent, self._row, self.contexts = agent, row, contexts
         self.key = secrets.token_urlsafe(32)
-        self.answers = Answers(self._emit, warn)
+        self.answers = Answers(self._emit, warn, see)
         self.clients = make_clients(self.answers, address, self.key)
         # The request that has no answer yet.
         self.pending: AgentRequest | None = None
@@ -187,7 +188,7 @@ class AgentDriver(Driver):
         contexts = AgentContexts(episode, renderer, self._limits)
         # Copy the row, because an agent may append to its messages.
         row = copy.deepcopy(episode.columns)
-        session = AgentSession(self._agent, row, address, contexts, self._warn)
+        session = AgentSession(self._agent, row, address, contexts, self._warn, renderer.read)
         episode.env = session
         if self._endpoint is not None:
             self._endpoint.open(session)

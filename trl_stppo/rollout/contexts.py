@@ -16,9 +16,10 @@ from typing import Any
 
 from .chat import ChatRenderer, Message
 from .episode import Context, Episode, Limits
+from .images import Image, as_blocks, images_of, is_image
 
-# Key for comparing messages: role, text, and calls by name and arguments.
-Said = tuple[str, str, tuple[tuple[str, str], ...]]
+# Key for comparing messages: role, texts and keys of images, and calls by name and arguments.
+Said = tuple[str, tuple[str | int, ...], tuple[tuple[str, str], ...]]
 # Reasons to open a context: the agent rewrote its messages or its tools, or goes on from an earlier turn.
 OPENED = ("rewritten", "tools", "branch")
 
@@ -72,6 +73,7 @@ class AgentContexts:
         tools = json.dumps(request.tools, sort_keys=True)
         match = self._match(said, tools)
         prompt, more, reason = None, list[int](), "rewritten"
+        images = images_of(request.messages)
         if match is not None:
             new = request.messages[len(match.said) :]
             suffix = self._suffix(match.context.ids[: match.tokens], new)
@@ -85,7 +87,7 @@ class AgentContexts:
         if match is None:
             foreign = self._renderer.without_control_tokens(request.messages)
             ids = self._renderer.prompt_ids(foreign, request.tools)
-            extended = self._extended(ids)
+            extended = self._extended(ids, images)
             if extended is not None:
                 context = extended
                 more = ids[len(context.prompt_ids) + len(context.ids) :]
@@ -104,6 +106,7 @@ class AgentContexts:
             context.append_observation(more)
         else:
             context = self._opened(prompt, reason, trains=request.trains)
+        context.images = images
         self._episode.current = context
         self.new = request.messages[0 if match is None else len(match.said) :]
         return True
@@ -136,11 +139,12 @@ class AgentContexts:
         ]  # fmt: skip
         return max(reversed(found), key=lambda each: len(each.said), default=None)
 
-    def _extended(self, ids: list[int]) -> Context | None:
-        """Return the longest context whose tokens the ids begin with, or None."""
+    def _extended(self, ids: list[int], images: list[Image]) -> Context | None:
+        """Return the longest context with which these tokens and images begin, or None."""
         if not self._checkpoints:
             return None
-        rows = [(c, c.prompt_ids + c.ids) for c in self._episode.contexts]
+        seen = [c for c in self._episode.contexts if c.images == images[: len(c.images)]]
+        rows = [(c, c.prompt_ids + c.ids) for c in seen]
         fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
         return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
 
@@ -148,7 +152,7 @@ class AgentContexts:
         """Return the token ids of messages that follow a turn, or None if the template cannot append them."""
         try:
             foreign = self._renderer.without_control_tokens(messages)
-            return self._renderer.suffix_ids(foreign, last=before[-1])
+            return self._renderer.observation_ids(foreign, last=before[-1], trusted=True)
         except Exception:
             # Chat templates raise various errors.
             return None
@@ -157,7 +161,9 @@ class AgentContexts:
 def _said(message: Message) -> Said:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     named = ((f["name"], json.dumps(f["arguments"], sort_keys=True)) for f in functions)
-    return message["role"], message.get("content") or "", tuple(named)
+    blocks = as_blocks(message.get("content") or "")
+    shown = tuple(0 if is_image(b) else b["text"] for b in blocks)
+    return message["role"], shown, tuple(named)
 
 
 def cut_at(

@@ -10,9 +10,11 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ..envs.base import decoded_image
 from ..errors import MissingPackageError
 from ..threads import DaemonThread
 from . import messages
@@ -87,10 +89,11 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
 
 def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
     """Convert a client's message to the fields that templates read. `names` maps call ids to tool names."""
+    content = message.get("content")
+    if messages.has_image(content):
+        message = {**message, "content": [_opened(part) for part in content]}
     given = messages.read_message(message, names)
     read: Message = {"role": given["role"], "content": given.get("content", "")}
-    if not isinstance(read["content"], str):
-        raise ValueError(f"`content` is {read['content']!r:.80}; a request has no images yet")
     if given.get("reasoning_content"):
         read["reasoning_content"] = given["reasoning_content"]
     if given["role"] == "tool":
@@ -100,6 +103,17 @@ def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
         named = [{key: function[key] for key in ("name", "arguments")} for function in functions]
         read["tool_calls"] = [{"type": "function", "function": function} for function in named]
     return read
+
+
+def _opened(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a message, with the image of a data URL. No other address is read."""
+    if part.get("type") != "image_url":
+        return part
+    url = part["image_url"]["url"]
+    kind, _, data = url.partition(";base64,")
+    if not kind.startswith("data:image/"):
+        raise ValueError(f"`image_url` is {url!r:.40}; allowed is `data:image/...;base64,...`")
+    return {"type": "image", "image": decoded_image(data)}
 
 
 def completion(
@@ -164,12 +178,18 @@ def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
 
 
 class Answers:
-    """Answers the HTTP requests of one episode's clients; `ask` passes a chat completion to the sampler."""
+    """Answers the HTTP requests of one episode's clients.
+
+    `ask` passes a request to the sampler; `see` reads the images of its messages.
+    """
 
     def __init__(
-        self, ask: Callable[[AgentRequest], None], warn: Callable[[list[str]], None]
+        self,
+        ask: Callable[[AgentRequest], None],
+        warn: Callable[[list[str]], None],
+        see: Callable[[Any], Any] = lambda messages: messages,
     ) -> None:
-        self._ask, self._warn = ask, warn
+        self._ask, self._warn, self._see = ask, warn, see
         self.asked: dict[int, Future[Response]] = {}
 
     def begin(self, method: str, path: str, content: bytes, headers: Any) -> Future[Response]:
@@ -192,6 +212,7 @@ class Answers:
         try:
             body = json.loads(content)
             request = read_request(body)
+            request = replace(request, messages=self._see(request.messages))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
         forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
@@ -250,7 +271,7 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
 
 
 # Largest size of a request's body in bytes.
-MAX_BODY = 16 * 2**20
+MAX_BODY = 64 * 2**20
 POLL_SECONDS = 0.1
 
 

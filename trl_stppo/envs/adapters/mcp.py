@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ...errors import MissingPackageError
+from ..base import decoded_image
 
 # Longest time in seconds for a server to start, and to end.
 WAIT_SECONDS = 60.0
@@ -86,15 +87,19 @@ class _Server:
             self.tools += page.tools
             cursors.append(page.next_cursor)
 
-    async def call(self, name: str, arguments: dict[str, object]) -> str:
-        """Call a tool of the server and return its text. Cancelling the caller cancels the call."""
+    async def call(self, name: str, arguments: dict[str, object]) -> Any:
+        """Call a tool of the server. Cancelling the caller cancels the call.
+
+        Return its text, or a list of text and image blocks if the server sends an image.
+        """
         called = self._session.call_tool(name, arguments)
         future = asyncio.run_coroutine_threadsafe(called, self._loop)
         result = await asyncio.wrap_future(future)
-        parts = [b.text if b.type == "text" else b.model_dump_json() for b in result.content]
+        blocks = [_block(part) for part in result.content]
+        texts = [block["text"] for block in blocks if "text" in block]
         if result.is_error:
-            raise RuntimeError("\n".join(parts))
-        return "\n".join(parts)
+            raise RuntimeError("\n".join(texts))
+        return "\n".join(texts) if len(texts) == len(blocks) else blocks
 
     def end(self) -> None:
         """End the server's process."""
@@ -104,10 +109,17 @@ class _Server:
             self._thread.join(WAIT_SECONDS)
 
 
+def _block(part: Any) -> dict[str, Any]:
+    """Return a part of a result as a text or image block."""
+    if part.type == "image":
+        return {"type": "image", "image": decoded_image(part.data)}
+    return {"type": "text", "text": part.text if part.type == "text" else part.model_dump_json()}
+
+
 def _method(tool: Any, server: _Server) -> Callable[..., object]:
     """Return a method that calls an MCP tool, with the server's schema, whose names need not be Python's."""
 
-    async def method(_env: object, /, **arguments: object) -> str:
+    async def method(_env: object, /, **arguments: object) -> Any:
         return await server.call(tool.name, arguments)
 
     method.__name__ = method.__qualname__ = tool.name

@@ -68,7 +68,7 @@ def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> lis
             ids = own.ids
             if episode.exchanges:
                 context, turn = episode.exchanges[number]
-                completion = [turn]
+                context, completion = with_pictures(context), [turn]
             elif knows_turns:
                 at = spoken[number]
                 context, completion = [*prompt, *messages[:at]], [messages[at]]

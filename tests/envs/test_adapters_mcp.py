@@ -80,7 +80,7 @@ def test_an_image_of_a_server_is_a_block(pages, monkeypatch):
     text, image = asyncio.run(env.look())
     assert text == {"type": "text", "text": "seen"}
     assert image["image"].tobytes() == picture(1).tobytes()
-    with pytest.raises(RuntimeError, match="^seen$"):
+    with pytest.raises(RuntimeError, match=r"^seen$"):
         asyncio.run(env.look(data=data))
     with pytest.raises(ValueError, match="base64"):
         asyncio.run(env.look(data="no image"))

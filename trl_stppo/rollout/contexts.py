@@ -1,8 +1,8 @@
 """Contexts (rows of tokens) of an agent's calls. A call continues, branches from or opens a context.
 
-A call continues a context if its messages begin with the messages of the context's last turn: the sampled
-tokens stay, and the new messages follow as the chat template's suffix. No text is tokenised again. The record
-is what the policy read, so a missed match adds rows but never falsifies anything.
+A call continues a context if its messages begin with those of the context's last turn. The sampled tokens
+stay, the new messages follow as the chat template's suffix, and no text is tokenised again. A context always
+holds what the policy read: if no match is found, the call takes a further row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .images import Image, as_blocks, images_of, is_image
 
 # Key for comparing messages: role, texts and keys of images, and calls by name and arguments.
 Said = tuple[str, tuple[str | int, ...], tuple[tuple[str, str], ...]]
-# Reasons to open a context: the agent rewrote its messages or its tools, or goes on from an earlier turn.
+# Reasons to open a context: messages were rewritten (or images left out), the tools are others, or the call
+# goes on from an earlier turn.
 OPENED = ("rewritten", "tools", "branch")
 
 
@@ -47,10 +48,7 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """State of a context after one of its turns.
-
-    `tokens` is the number of tokens after the prompt. `said` has all messages and the turn. `tools` is JSON.
-    """
+    """A context after a turn: tokens after the prompt, messages with the turn, tools as JSON."""
 
     context: Context
     tokens: int
@@ -71,44 +69,37 @@ class AgentContexts:
         """Make the request's context current. Return False, without a change, if the context is full."""
         said = tuple(_said(message) for message in request.messages)
         tools = json.dumps(request.tools, sort_keys=True)
-        match = self._match(said, tools)
-        prompt, more, reason = None, list[int](), "rewritten"
-        images = images_of(request.messages)
-        if match is not None:
-            new = request.messages[len(match.said) :]
-            suffix = self._suffix(match.context.ids[: match.tokens], new)
-            if suffix is not None and match.tokens == len(match.context.ids):
-                context, more = match.context, suffix
-            elif suffix is not None:
-                before = match.context.prompt_ids + match.context.ids[: match.tokens]
-                context, prompt, reason = Context(), before + suffix, "branch"
-            else:
-                match = None
-        if match is None:
-            foreign = self._renderer.without_control_tokens(request.messages)
+        match, images = self._match(said, tools), images_of(request.messages)
+        suffix = None if match is None else self._suffix(match, request.messages)
+        prompt, reason = None, "rewritten"
+        if match is not None and suffix is not None:
+            context, more, new = match.context, suffix, request.messages[len(match.said) :]
+            if match.tokens < len(context.ids):
+                prompt, reason = context.prompt_ids + context.ids[: match.tokens] + suffix, "branch"
+        else:
+            new = request.messages
+            foreign = self._renderer.without_control_tokens(new)
             ids = self._renderer.prompt_ids(foreign, request.tools)
-            extended = self._extended(ids, images)
-            if extended is not None:
-                context = extended
-                more = ids[len(context.prompt_ids) + len(context.ids) :]
-            else:
-                context, prompt = Context(), ids
+            context = self._extended(ids, images) or Context()
+            more = ids[len(context.prompt_ids) + len(context.ids) :]
+            if not context.prompt_ids:
                 others = [each for each in self._checkpoints if each.tools != tools]
                 same = any(each.said == said[: len(each.said)] for each in others)
-                reason = "tools" if same else "rewritten"
+                prompt, reason = ids, "tools" if same else "rewritten"
         if not request.trains and prompt is None:
             # Copy the context, because a call that does not train must not become part of the row.
-            context, prompt = Context(), context.prompt_ids + context.ids + more
-        before = context.prompt_ids if prompt is None else prompt
-        if Context(prompt_ids=before, ids=context.ids + more).turn_limit(self._limits) < 1:
+            prompt = context.prompt_ids + context.ids + more
+        row = Context(
+            prompt_ids=prompt or context.prompt_ids, ids=[] if prompt else context.ids + more
+        )
+        if row.turn_limit(self._limits) < 1:
             return False
         if prompt is None:
             context.append_observation(more)
         else:
             context = self._opened(prompt, reason, trains=request.trains)
         context.images = images
-        self._episode.current = context
-        self.new = request.messages[0 if match is None else len(match.said) :]
+        self._episode.current, self.new = context, new
         return True
 
     def _opened(self, prompt: list[int], reason: str, *, trains: bool) -> Context:
@@ -148,11 +139,12 @@ class AgentContexts:
         fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
         return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
 
-    def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
-        """Return the token ids of messages that follow a turn, or None if the template cannot append them."""
+    def _suffix(self, match: _Checkpoint, messages: list[Message]) -> list[int] | None:
+        """Return the tokens of the messages after a match, or None if the template cannot append them."""
         try:
-            foreign = self._renderer.without_control_tokens(messages)
-            return self._renderer.observation_ids(foreign, last=before[-1], trusted=True)
+            foreign = self._renderer.without_control_tokens(messages[len(match.said) :])
+            last = match.context.ids[match.tokens - 1]
+            return self._renderer.observation_ids(foreign, last=last, trusted=True)
         except Exception:
             # Chat templates raise various errors.
             return None
@@ -162,7 +154,7 @@ def _said(message: Message) -> Said:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     named = ((f["name"], json.dumps(f["arguments"], sort_keys=True)) for f in functions)
     blocks = as_blocks(message.get("content") or "")
-    shown = tuple(0 if is_image(b) else b["text"] for b in blocks)
+    shown = tuple(b["image"].key if is_image(b) else b["text"] for b in blocks)
     return message["role"], shown, tuple(named)
 
 

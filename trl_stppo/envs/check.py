@@ -219,7 +219,10 @@ class _Check:
         """Play the rows, the first row again, and two instances in alternation."""
         name, row, is_text = type(env).__name__, self.rows[0], is_text_environment(env)
         if not is_text:
-            _check_tools(env)
+            if not tools_of(env):
+                raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
+            for tool in tools_of(env):
+                tool_schema(getattr(env, tool), f"{name}.{tool}")
         episodes = [self.episode(env, each, actions) for each in self.rows]
         if is_text:
             for played in (played for _, played in episodes if played):
@@ -288,15 +291,6 @@ class _Check:
                 step = Step("", *step[1:])
             played.append(step)
         return played
-
-
-def _check_tools(env: object) -> None:
-    """Raise an error if an environment has no tool, or a tool without a JSON schema."""
-    name = type(env).__name__
-    if not tools_of(env):
-        raise EnvironmentContractError(f"{name} has neither `step` nor a tool.")
-    for tool in tools_of(env):
-        tool_schema(getattr(env, tool), f"{name}.{tool}")
 
 
 def _results(episode: Episode) -> list[object]:

@@ -1,7 +1,7 @@
-"""Key-value storage with one slot per episode. Writes are in place, at each episode's current length.
+"""Key-value storage with one slot per episode, in which each episode grows in place.
 
-A slot beyond its episode's length holds zeros, never another episode's values: masked keys have
-no weight, but zero times a NaN is a NaN.
+Behind its episode's tokens a slot holds zeros, because attention multiplies masked values by zero, and zero
+times a NaN of an earlier episode is a NaN.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SlotTensor:
 class Span:
     """The slots and positions that one forward pass reads and writes.
 
-    `positions` [rows, tokens] has each token's position in its slot, -1 for padding; `padded`: whether there
-    is padding. Attention reads the first `longest` tokens of each slot.
+    `positions` [rows, tokens]: each token's place in its slot, -1 for padding. `padded`: whether there is
+    padding. Attention reads the first `longest` tokens of each slot.
     """
 
     def __init__(self, slots: list[int], positions: Tensor, longest: int, padded: bool) -> None:
@@ -70,7 +70,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Return new tokens' rows in a cache [slots * heads * length, width]. The span keeps them."""
+        """Return where new tokens go in a cache [slots * heads * length, width], once per shape."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             each = torch.arange(heads, device=self._slots.device)

@@ -161,7 +161,7 @@ class _Rollout:
         self._waiting, self._episodes = deque(episodes), episodes
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, Proceed] = {}
-        # Row -> the agent's context for which the backend keeps the attention's keys and values.
+        # Row -> the context for which the backend keeps the attention's keys and values.
         self._held: dict[int, Context] = {}
         self.durations = Durations()
 
@@ -303,6 +303,9 @@ class _Rollout:
     def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
         """Request the next turn from the backend, with at most `limit` tokens."""
         context = episode.context
+        if self._held.setdefault(episode.row, context) is not context:
+            self._backend.release(episode.row)
+            self._held[episode.row] = context
         room = context.turn_limit(self._limits)
         self._backend.add(
             TurnRequest(
@@ -322,9 +325,6 @@ class _Rollout:
             reason = end or StopReason.TOKEN_BUDGET
             self._call(episode, self._played, driver.refuse(episode, reason))
             return
-        if self._held.get(episode.row) is not episode.context:
-            self._backend.release(episode.row)
-            self._held[episode.row] = episode.context
         # Calls that are not part of the episode have separate random numbers.
         self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
 
@@ -336,7 +336,8 @@ class _Rollout:
         if (answered := driver.answer(episode, result)) is not None:
             answer, was_cut = answered
             if was_cut:
-                del self._held[episode.row]
+                # The backend keeps the whole turn.
+                self._backend.release(episode.row)
             self._call(episode, self._played, answer)
             return
         message = driver.message(episode, result.ids)
@@ -440,7 +441,6 @@ class _Rollout:
         episode.current = Context(prompt_ids=ids, images=kept)
         episode.more.append(episode.current)
         episode.opened["rewritten"] += 1
-        self._backend.release(episode.row)
 
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message

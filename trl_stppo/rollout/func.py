@@ -47,7 +47,14 @@ def read_rollout(
             context = episodes[number] = Episode(number, dict(rows[number]), prompts[number])
         episode = episodes[number]
         context.prompt_ids = prompt_ids
-        _append(episode, context, ids, None if logprobs is None else logprobs[row], spans[row])
+        end, of_row = 0, None if logprobs is None else logprobs[row]
+        for start, stop in [*spans[row], (len(ids), len(ids))]:
+            if start > end:
+                context.append_observation(ids[end:start])
+            if stop > start:
+                sampled = None if of_row is None else list(of_row[start:stop])
+                episode.append_turn(ids[start:stop], sampled, context)
+            end = stop
         episode.messages.append(read(ids, prompt_ids))
         episode.terminated = ids[-1] in eos_token_ids
         if output.get("terminated") is not None:
@@ -65,20 +72,6 @@ def read_rollout(
                 episode.turn_rewards[context.turns[place]] = checked
             episode.has_turn_rewards = True
     return [episodes[number] for number in range(len(rows))], columns
-
-
-def _append(
-    episode: Episode, context: Context, ids: list[int], logprobs: Any, spans: list[tuple[int, int]]
-) -> None:
-    """Append a row's tokens to a context, as turns and observations."""
-    end = 0
-    for start, stop in [*spans, (len(ids), len(ids))]:
-        if start > end:
-            context.append_observation(ids[end:start])
-        if stop > start:
-            sampled = None if logprobs is None else list(logprobs[start:stop])
-            episode.append_turn(ids[start:stop], sampled, context)
-        end = stop
 
 
 def _check(output: dict[str, Any], count: int) -> list[int]:

@@ -1,16 +1,13 @@
-"""Environments in separate processes, so that a hang or a crash affects only one environment.
+"""Environments in processes of their own, so that a hang or a crash ends one episode.
 
-A thread cannot be stopped from outside, a process can: `IsolatedEnvironment.kill` ends a tool that
-loops forever, and `os._exit`, `sys.exit` or a segfault in a tool reach the caller as an exception.
-This protects against accidents, not against malice: replies are unpickled by the caller.
+A process can be stopped from outside, a thread cannot. `IsolatedEnvironment.kill` ends a tool that loops
+forever. `os._exit`, `sys.exit` or a segfault in a tool become an exception of the caller. This protects
+against accidents, not against attacks, because the caller unpickles the replies.
 
-Forking a process that runs torch and threads is unsafe, and `multiprocessing` runs the main script again
-in each child. So each environment gets a new interpreter, which imports this module and forks: the fork
-holds the environment, the first process guards it. The guard kills the environment and its subprocesses
-if the caller kills the guard or ends. The guard ends when the environment ends.
-
-Factories and arguments are pickled with dill: by name if they can be imported, else by value (lambdas,
-closures, local classes, and objects that `__main__` defines).
+It is unsafe to fork a process that runs torch and threads, and `multiprocessing` runs the main script again
+in each child. So a new interpreter imports this module and forks. The fork has the environment. The first
+process, the guard, kills the fork and its subprocesses if the caller ends or ends the guard. The guard ends
+with the fork.
 
 Limits: POSIX only. Results must be picklable by name, so their types cannot come from `__main__`. An
 asyncio loop runs only during calls. Processes that leave the child's session outlive it.
@@ -217,7 +214,10 @@ def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes
 
 
 def _dumps(value: Any, what: str) -> bytes:
-    """Pickle a value, with importable objects by name and others by value; name `what` in a TypeError."""
+    """Pickle with dill: importable objects by name, others (lambdas, closures, `__main__`'s) by value.
+
+    A TypeError names `what`.
+    """
     import dill
 
     try:

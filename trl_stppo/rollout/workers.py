@@ -1,10 +1,11 @@
-"""Runs calls into environments off the main thread, each under a time limit.
+"""Runs calls into environments on threads of their own, each under a time limit.
 
-Each call has a daemon thread, which starts as needed and ends when idle. Coroutines of all calls share
-one event loop, because a client, a lock or a limit that all instances use belongs to one loop. A call that
-exceeds its limit is abandoned: its thread is replaced, its later result is discarded, and the program's exit
-does not block on it. If a coroutine blocks the loop, the limits of all calls on the loop run out, and further
-calls get a new loop.
+Threads start as needed, end when idle, and do not block the program's exit. Coroutines of all calls run on
+one event loop, because a client, a lock or a limit that environments share belongs to one loop.
+
+A call that exceeds its limit is abandoned: another thread replaces its thread, and its later result is
+dropped. If a coroutine blocks the loop, all calls on the loop exceed their limits, and later calls get a new
+loop.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class EnvironmentCalls:
     """Runs calls on a thread each, and their coroutines on one event loop. One thread polls for results."""
 
     def __init__(self) -> None:
-        # The lock guards all fields below. `_change` is notified of a result or a new deadline.
+        # The lock guards all fields below. `_change` tells the poller of a result or a new deadline.
         lock = threading.RLock()
         self._change = threading.Condition(lock)
         self._work = threading.Condition(lock)
@@ -104,7 +105,7 @@ class EnvironmentCalls:
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        # The loops that synchronous code looks up. One per key, because an environment may keep what uses it.
+        # The loop that synchronous code finds, by key, because an environment may keep objects of its loop.
         self._loops: dict[int, LazyLoop] = {}
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
@@ -274,7 +275,7 @@ class EnvironmentCalls:
             if call.started is not None:
                 result.seconds = time.monotonic() - call.started
             if call.timeout is not None and result.seconds > call.timeout:
-                # The call is overdue even without a poll: the result must not depend on the time of polls.
+                # Otherwise the result would depend on when the poller looks.
                 result.value, result.error, result.timed_out = None, None, True
             if not self._finish(call, result):
                 # Another thread has replaced this thread.

@@ -61,7 +61,7 @@ class AgentSession:
         address: str,
         contexts: AgentContexts,
         warn: Callable[[list[str]], None],
-        see: Callable[[Any], Any],
+        see: Callable[[Any], Any] = lambda messages: messages,
     ) -> None:
         self._agent, self._row, self.contexts = agent, row, contexts
         self.key = secrets.token_urlsafe(32)

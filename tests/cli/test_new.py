@@ -68,6 +68,7 @@ def test_script_and_command_make_the_same_run(tmp_path, monkeypatch, capsys):
     assert main(["new", str(folder), "--model", "anyone/anything"]) == 0
     tiny_policy(tokenizer).save_pretrained(folder / "runs/careless")
     tokenizer.save_pretrained(folder / "runs/careless")
+    (folder / "runs/careless/players.txt").write_text("the careless player 0.50")
     game = folder / "environment.py"
     game.write_text(game.read_text().replace("0.0, False", "len(word) / 7, False"))
     monkeypatch.chdir(folder)
@@ -87,6 +88,6 @@ def test_script_and_command_make_the_same_run(tmp_path, monkeypatch, capsys):
     assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
     assert main(["evaluate", *words, "--output", "a.json"]) == 0
     (found,) = json.loads(Path("a.json").read_text())["results"]["careless"].values()
-    figures = figures_of(scope["evaluations"][0], prefix="eval_")
+    figures = figures_of(scope["before"], prefix="eval_")
     assert {name: found[name] for name in figures} == figures
     sys.modules.pop("environment", None)

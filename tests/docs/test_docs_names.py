@@ -14,7 +14,7 @@ import transformers.training_args
 import trl.trainer.grpo_config
 
 import trl_stppo
-from tests.kit.docs_kit import PAGES, ROOT, links, quoted
+from tests.kit.docs_kit import GUIDE, PAGES, ROOT, links, quoted
 from tests.kit.docs_scripts import argument_classes
 
 UPSTREAM = trl.trainer.grpo_config, transformers.trainer_utils, transformers.training_args
@@ -49,6 +49,10 @@ def resolve(dotted: str) -> object:
     except ModuleNotFoundError:
         module, _, name = dotted.rpartition(".")
         return getattr(importlib.import_module(module), name)
+
+
+def test_the_guide_has_few_pages():
+    assert len(GUIDE) <= 21
 
 
 @each_page

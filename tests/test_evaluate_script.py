@@ -234,13 +234,14 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, monkeypatch, tmp_path,
 
 def test_the_first_episode_of_each_row_is_shown_before_a_repetition(capsys):
     def episode(text):
-        context = SimpleNamespace(prompt_ids=[text], ids=[])
+        context = SimpleNamespace(prompt_ids=[text], ids=[], images=[])
         return SimpleNamespace(success=None, stop_reason="end", num_turns=1, contexts=[context])
 
     names = [(row, number) for row in range(3) for number in range(2)]
     episodes = [episode(f"row {row}, {number}") for row, number in names]
     rollout = SimpleNamespace(names=names, episodes=episodes)
-    agent = SimpleNamespace(tokenizer=SimpleNamespace(decode="".join))
+    tokenizer = SimpleNamespace(decode=lambda ids, **options: "".join(ids))
+    agent = SimpleNamespace(tokenizer=tokenizer, reader=None)
     watch = evaluate.Watch(4, 0, agent, "a")
     watch(rollout, SimpleNamespace(totals=[0.0] * 6))
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("row")]

@@ -1,9 +1,11 @@
 """Playing an environment in the terminal, from a script's standard input."""
 
 import io
+import re
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from trl_stppo.cli.main import main
 
@@ -110,3 +112,26 @@ def test_a_console_that_lacks_a_sign_shows_its_number(encoding, monkeypatch):
     assert main(["env", "play", "test_play_env:Arrows", "--row", '{"prompt": "p"}']) == 0
     console.flush()
     assert b"\\u2713" in console.buffer.getvalue()
+
+
+class Door:
+    """Shows a picture, and another after each turn."""
+
+    def reset(self, **row: Any):
+        return Image.new("RGB", (8, 4), "red"), {}
+
+    def step(self, action: str):
+        blocks = [
+            {"type": "text", "text": "now"},
+            {"type": "image", "image": Image.new("RGB", (2, 3))},
+        ]
+        return blocks, 1.0, True, False, {}
+
+
+def test_images_are_written_to_files(play, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, text = play("go\n", "test_play_env:Door", "--row", '{"prompt": "Look."}')
+    assert code == 0
+    shown = re.findall(r"\[image (\d)x(\d): (.*)\]", text)
+    assert [Image.open(path).size for *_, path in shown] == [(8, 4), (2, 3)]
+    assert "now\n[image" in text

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .generation.protocol import Backend
+from .generation.protocol import Backend, TurnRequest
 from .generation.sampling import SamplingSettings
-from .hub.loading import load_model, load_tokenizer, policy_folder
+from .hub.loading import load_model, load_processor, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 from .rollout.chat import ChatRenderer, Message
 from .rollout.episode import Episode, Limits
+from .rollout.images import images_of, told, with_pictures
 from .rollout.messages import read_messages
 from .rollout.reward_funcs import RewardFunc
 from .trainer.loop.rollout import Played, Scored
@@ -65,7 +66,7 @@ class AgentEpisode:
         """Return the conversation as a dialogue, and how it ended."""
         lines = [
             f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}"
-            for m in self.messages
+            for m in told(self.messages)
         ]
         solved = {True: "solved", False: "failed", None: "not judged"}[self.success]
         return "\n".join([*lines, f"({solved}, score {self.score:g}, {self.stop_reason})"])
@@ -76,14 +77,14 @@ class AgentEpisode:
         assert episode.stop_reason is not None
         before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
         return cls(
-            messages=[*before, *episode.messages],
+            messages=with_pictures([*before, *episode.messages]),
             turns=[decode(ids, skip_special_tokens=True) for ids in episode.turns_of_tokens()],
             rewards=list(episode.turn_rewards),
             final_reward=episode.final_reward,
             success=episode.success,
             stop_reason=episode.stop_reason.value,
             error=episode.error,
-            prompt=episode.prompt,
+            prompt=with_pictures(episode.prompt),
             prompt_ids=list(episode.prompt_ids),
             ids=list(episode.ids),
             turn_spans=list(episode.turn_spans),
@@ -96,7 +97,7 @@ class Agent:
 
     Args:
         model: a causal language model, on its device.
-        tokenizer: its tokenizer.
+        processing_class: its tokenizer, or the processor of a model that reads images.
         settings: limits and sampling; default `AgentSettings()`.
         generation_kwargs: arguments of `generate` besides the sampling in `settings`.
     """
@@ -104,15 +105,16 @@ class Agent:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        processing_class: Any,
         settings: AgentSettings | None = None,
         *,
         generation_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.processing_class = model, processing_class
         self.settings = settings or AgentSettings()
         ends = self.settings.eos_token_ids
-        self._speaker = Speaker(model, tokenizer, ends, generation_kwargs)
+        self._speaker = Speaker(model, processing_class, ends, generation_kwargs)
+        self.tokenizer, self.reader = self._speaker.tokenizer, self._speaker.reader
 
     @classmethod
     def from_pretrained(
@@ -128,7 +130,7 @@ class Agent:
         model_init_kwargs: dict[str, Any] | None = None,
         **settings: Any,
     ) -> Agent:
-        """Load a trained policy (a full model or an adapter), its tokenizer, and the settings of its run.
+        """Load a trained policy (a full model or an adapter), its processor, and the settings of its run.
 
         Code of the repository is neither run nor downloaded, unless `model_init_kwargs` has
         `trust_remote_code=True`.
@@ -157,8 +159,7 @@ class Agent:
         model = load_model(folder, known, model_init_kwargs=model_init_kwargs, **given)
         # Otherwise bitsandbytes repacks 4-bit weights on the CPU and rounds differently.
         keep_trainable(model)
-        tokenizer = load_tokenizer(folder, trust_remote_code=trust)
-        return cls(model, tokenizer, known)
+        return cls(model, load_processor(folder, trust_remote_code=trust), known)
 
     def run(self, env: object, row: Row | None = None, **options: Any) -> AgentEpisode:
         """Play one episode.
@@ -300,15 +301,20 @@ class Agent:
         uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
         template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
         renderer = ChatRenderer(
-            self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
+            self.tokenizer,
+            ends,
+            chat_template=template,
+            template_kwargs=kwargs,
+            reader=self.reader,
         )
+        talk: Any = messages
         before = 0
         if not isinstance(messages, str):
-            messages = read_messages(messages)
-            before = sum(m["role"] == "assistant" for m in messages)
+            talk = renderer.read(read_messages(messages))
+            before = sum(m["role"] == "assistant" for m in talk)
             if not trusted_text:
-                messages = renderer.without_control_tokens(messages)
-        ids = renderer.prompt_ids(messages, tools)
+                talk = renderer.without_control_tokens(talk)
+        ids = renderer.prompt_ids(talk, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
         if limits.max_context_tokens is not None:
@@ -318,7 +324,8 @@ class Agent:
                 f"The conversation has {len(ids)} tokens; must be < {limits.max_context_tokens}, the context."
             )
         number = (seed, EVALUATION, 0, 0, before)
-        return renderer.decode_action(self._speaker.turn(ids, room, self.sampling(greedy), number))
+        request = TurnRequest(0, ids, room, number, tuple(images_of(talk)))
+        return renderer.decode_action(self._speaker.turn(request, self.sampling(greedy)))
 
     def _limits(self) -> Limits:
         settings, text_config = self.settings, self.model.config.get_text_config()

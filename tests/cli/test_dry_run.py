@@ -9,6 +9,7 @@ from tests.hub.hub_kit import saved_base
 from tests.kit.fakes import CHAT_TEMPLATE
 from tests.kit.script_kit import DEMO, ROOT, small_data
 from tests.kit.tiers import quick
+from tests.kit.vision import vision_model
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
@@ -30,6 +31,23 @@ def test_time_is_told_of_a_model_that_is_here(dry_run):
     assert "time here about" in dry_run("--config", DEMO)[1]
     absent = dry_run("--config", DEMO, "--model_name_or_path", "nobody/nothing")[1]
     assert "time here not known" in absent
+
+
+@pytest.mark.parametrize(("environment", "size"), [("Pictures", "24x16"), ("Later", "16x16")])
+def test_the_cost_of_an_image_is_told(environment, size, dry_run, tmp_path):
+    for part in vision_model("LLaVA"):
+        part.save_pretrained(tmp_path / "sees")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": [{"role": "user", "content": "look: "}]}\n' * 8
+    )
+    words = ["--model_name_or_path", str(tmp_path / "sees"), "--output_dir", str(tmp_path / "run")]
+    words += ["--dataset_name", str(tmp_path / "rows.jsonl"), "--total_episodes", "16"]
+    words += ["--environment", f"tests.kit.vision_runs:{environment}"]
+    code, shown = dry_run(*words, "--max_completion_length", "200", "--bf16", "false")
+    assert code == 0, shown
+    # 3 x 16 x 16 numbers of 32 bits.
+    assert f"first image [image {size}, 16 tokens] are 0.0029 MiB of tensors" in shown
+    assert "first image" not in dry_run("--config", DEMO)[1]
 
 
 @pytest.mark.long

@@ -109,8 +109,8 @@ def test_one_leads_the_conversation_oneself(agent):
 def test_control_tokens_in_the_words_of_others_are_plain_text(agent, monkeypatch):
     seen = []
 
-    def turn(ids, *rest):
-        seen.append(agent.tokenizer.convert_ids_to_tokens(ids).count("<|im_start|>"))
+    def turn(request, sampling):
+        seen.append(agent.tokenizer.convert_ids_to_tokens(request.ids).count("<|im_start|>"))
         return [agent.tokenizer.eos_token_id]
 
     monkeypatch.setattr(agent._speaker, "turn", turn)

@@ -37,6 +37,14 @@ class Pictures:
         return blocks, (sum(map(ord, action)) % 7) / 7, self.count >= self.turns, False, {}
 
 
+class Later(Pictures):
+    """Begins with text."""
+
+    def reset(self, seed: int = 0, task: int = 0) -> Any:
+        super().reset(seed, task)
+        return "go", {}
+
+
 class KeepingLoop(TrainingLoop):
     """Keeps what the last update was made of."""
 
@@ -57,6 +65,10 @@ def rows(count: int = 8) -> Dataset:
 def vision_trainer(folder: Any, family: str, env: Any = Pictures, **options: Any) -> Any:
     """A trainer of a family's small model, not trained yet."""
     model, processor = vision_model(family)
+    model = options.pop("model", None) or model.train()
+    change = options.pop("change", None)
+    if change is not None:
+        change(processor)
     processor.chat_template = options.pop("template", processor.chat_template)
     given = {
         name: options.pop(name)
@@ -69,7 +81,7 @@ def vision_trainer(folder: Any, family: str, env: Any = Pictures, **options: Any
     kind = options.pop("trainer_class", KeepingTrainer)
     args = quick_config(folder, STPPOConfig, **{**SGD, "trace_episodes": 0, **options})
     return kind(
-        model=model.train(),
+        model=model,
         args=args,
         processing_class=processor,
         environment_factory=env,

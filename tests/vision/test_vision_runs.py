@@ -1,12 +1,18 @@
 """Runs with images as a whole: resumed, ahead of the update, evaluated, recorded."""
 
-import gzip
-import json
+import base64
+import io
+import re
 
 import pytest
 import torch
+from PIL import Image
 
+from tests.kit.vision import picture
 from tests.kit.vision_runs import rows, trained, vision_trainer
+from trl_stppo.rollout import images
+from trl_stppo.trace import read_trace
+from trl_stppo.trainer import recorder
 from trl_stppo.trainer.loop.forward import ForwardPasses
 
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -45,14 +51,40 @@ def test_an_evaluation_does_not_depend_on_its_batches(tmp_path):
     assert found[0] == found[1] != 0
 
 
-def test_records_name_images_by_their_size(tmp_path):
-    trainer = vision_trainer(tmp_path, "LLaVA", **SPLIT, trace_episodes=8)
+def test_records_show_images_once_and_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "THUMBNAIL_SIDE", 12)
+    vision_trainer(tmp_path, "LLaVA", **SPLIT, trace_episodes=8).train()
+    for episode in read_trace(tmp_path):
+        assert episode.messages[1]["content"] == "now [image 16x16, 16 tokens]"
+        assert [len(urls) for urls in episode.images] == [1, 1, 1, 0]
+        turns = [start + episode.prompt_tokens for start, _ in episode.turn_spans]
+        for (start, end), url, size in zip(
+            episode.image_spans,
+            [url for urls in episode.images for url in urls],
+            [(12, 8), (12, 12), (12, 8)],
+            strict=True,
+        ):
+            told = episode.pieces[start:end]
+            assert len({*episode.token_ids[start:end]}) == 1
+            assert told[:-1] == [""] * 15
+            assert re.fullmatch(r"\[image \d+x16, 16 tokens\]", told[-1])
+            head, data = url.split(",")
+            assert head == "data:image/jpeg;base64"
+            assert Image.open(io.BytesIO(base64.b64decode(data))).size == size
+        # Each image but the first stands between two turns.
+        starts = [start for start, _ in episode.image_spans]
+        assert starts[0] < turns[0] < starts[1] < turns[1] < starts[2] < turns[2]
+
+
+def test_a_record_has_a_limit_of_images(tmp_path, monkeypatch):
+    trainer = vision_trainer(tmp_path, "LLaVA", **SPLIT, trace_episodes=1)
+    one = len(trainer.reader.read(picture(0, 24, 16)).thumbnail())
+    monkeypatch.setattr(recorder, "MOST_IMAGE_CHARACTERS", one)
     trainer.train()
-    (file,) = tmp_path.rglob("*.jsonl.gz")
-    with gzip.open(file, "rt") as lines:
-        records = [json.loads(line) for line in lines]
-    shown = [record["messages"][1]["content"] for record in records if record.get("messages")]
-    assert {*shown} == {"now [image of 16 tokens]"}
+    (episode,) = read_trace(tmp_path)
+    first, *others = [url for urls in episode.images for url in urls]
+    assert first
+    assert others == ["", ""]
 
 
 def test_an_override_gets_images_by_upstreams_names(tmp_path):

@@ -17,19 +17,22 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TrainingArguments
+from transformers import AutoConfig, PreTrainedModel, ProcessorMixin, TrainingArguments
 from trl import ModelConfig
 
-from ..envs.check import DEFAULT_ACTIONS, check_env
+from ..envs.base import Row, is_text_environment
+from ..envs.check import DEFAULT_ACTIONS, HandPlayer, check_env
 from ..errors import EnvironmentContractError
 from ..generation.slots import supports
-from ..hub.loading import load_tokenizer
+from ..hub.loading import load_processor, model_class
 from ..rollout.contexts import AgentRequest
+from ..rollout.images import is_image
 from ..trainer.planning import plan
-from ..trainer.planning.data import training_rows
+from ..trainer.planning.data import rows_with_prompts, training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.ppo_trainer import PPOTrainer
 from ..trainer.precision import SAMPLE, WAYS_OUT, rounded_away
+from ..trainer.setup.images import make_reader
 from ..watch.runs import duration
 from . import agents
 from .env_check import play_agent, render
@@ -42,7 +45,7 @@ JOINING = ("LOCAL_RANK", "WORLD_SIZE", "RANK", "MASTER_ADDR", *ENGINES)
 
 @dataclass
 class Plan:
-    """A planned run: parsed flags, number of processes, training rows."""
+    """A planned run: parsed flags, number of processes, training rows, what an image costs."""
 
     args: TrainArguments
     config: Any
@@ -50,6 +53,7 @@ class Plan:
     trainer_class: type[PPOTrainer]
     processes: int
     train: Any = None
+    images: str | None = None
 
 
 class Findings:
@@ -78,6 +82,8 @@ def run(words: Sequence[str]) -> int:
         look(plan_of_run, found)
         model = shape_of(plan_of_run)
         rows = resolved(plan_of_run, model)
+        if plan_of_run.images is not None:
+            rows["first image"] = plan_of_run.images
     # DeepSpeed takes steps with float32 copies of the weights; FSDP2 does in mixed precision.
     masters = bool(engines) and (plan_of_run.config.bf16 or engines == ["ACCELERATE_USE_DEEPSPEED"])
     if not masters and (facts := rounding(plan_of_run, model)) is not None:
@@ -123,9 +129,9 @@ def look(run: Plan, found: Findings) -> None:
         found.check(agents.check_splits, args, config, run.train, held_out)
     name, revision = str(model_args.model_name_or_path), model_args.model_revision
     # Without a tokenizer here count characters: a text rarely has more tokens than characters.
-    counter, tokenizer = cast(agents.Counter, len), None
+    counter, processor = cast(agents.Counter, len), None
     with suppress(Exception):
-        tokenizer = load_tokenizer(name, revision, local_files_only=True)
+        processor = load_processor(name, revision, local_files_only=True)
         counter = agents.token_counter(name, revision)
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
@@ -135,8 +141,8 @@ def look(run: Plan, found: Findings) -> None:
     rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:
         return
-    if tokenizer is not None:
-        tokenizer = found.check(plan.fitted_tokenizer, tokenizer, rollout)
+    if processor is not None:
+        tokenizer = found.check(plan.fitted_tokenizer, processor, rollout)
         if agent is not None:
             found.check(_render, agent, run, tokenizer)
     if not rollout.brings_rewards and not rewards:
@@ -145,6 +151,32 @@ def look(run: Plan, found: Findings) -> None:
         found.check(training_rows, run.train, config, rollout)
     if factory is not None and run.train is not None:
         found.check(_play, factory, run, found)
+    if isinstance(processor, ProcessorMixin):
+        run.images = found.check(cost_of_images, run, factory, processor)
+
+
+def cost_of_images(run: Plan, factory: Any, processor: Any) -> str | None:
+    """Describe what the first image of a run costs; None if the first row and turn show none."""
+    row: Row = next(iter(run.train or ()), {})
+    model = shape_of(run)
+    (read,), _ = rows_with_prompts([row], processor.tokenizer, owns_prompts=True, sees=True)
+    messages = read["prompt"] if isinstance(read["prompt"], list) else []
+    contents = [message.get("content") for message in messages]
+    if factory is not None:
+        player = HandPlayer()
+        env = player.make(factory)
+        contents.append(player.reset(env, row))
+        if is_text_environment(env):
+            contents.append(player.play(env, DEFAULT_ACTIONS[0]).observation)
+        player.close()
+    blocks = [b for content in contents if isinstance(content, list) for b in content]
+    picture = next((block["image"] for block in blocks if is_image(block)), None)
+    if model is None or picture is None:
+        return None
+    reader = make_reader(model, processor)
+    image = reader.read(picture)
+    size = sum(tensor.nbytes for tensor in reader.fields(image).values()) / 2**20
+    return f"{image} are {size:.2g} MiB of tensors, and {len(image.png) / 2**20:.2g} MiB are kept"
 
 
 def _play(factory: Callable[[], object], run: Plan, found: Findings) -> None:
@@ -184,7 +216,7 @@ def shape_of(run: Plan) -> PreTrainedModel | None:
     with suppress(Exception):
         config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return model_class(config).from_config(config)
     return None
 
 
@@ -267,6 +299,7 @@ def resolved(run: Plan, model: PreTrainedModel | None) -> dict[str, str]:
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
         "forward passes": passes(run, model),
+        "images": run.images or "none in the first row",
         "processes": str(run.processes),
         "environment": args.agent
         or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),

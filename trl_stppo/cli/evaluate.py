@@ -30,7 +30,7 @@ from trl import ModelConfig, get_quantization_config
 
 from ..agent import Agent
 from ..generation.protocol import Backend
-from ..hub.loading import adapter_base, load_tokenizer, policy_folder
+from ..hub.loading import adapter_base, load_processor, policy_folder
 from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
 from ..rollout.reward_funcs import RewardFunc, name_of, numbered
@@ -38,6 +38,7 @@ from ..trainer.loop.rollout import Played, Scored
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.ppo_config import PPOConfig
+from ..trainer.recorder import row_pieces
 from ..trainer.sharding.runtime import unpartitioned
 from ..watch.lines import QUIET_SECONDS
 from . import agents
@@ -91,7 +92,7 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
             f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter."
         )
     try:
-        load_tokenizer(folder, trust_remote_code=trust)
+        load_processor(folder, trust_remote_code=trust)
         AutoConfig.from_pretrained(base or folder, trust_remote_code=trust)
     except Exception as error:
         raise FileNotFoundError(f"`{flag}`: {folder} cannot be loaded: {error}") from error
@@ -173,14 +174,15 @@ def load_agent(
             model_init_kwargs=options,
             **settings,
         )
-    model, tokenizer, ends = agent.model, agent.tokenizer, []
+    model, ends = agent.model, []
     if config.stop_token_id is not None:
-        ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
+        ends = [*Speaker(model, agent.tokenizer).eos_token_ids, config.stop_token_id]
     # Use autocast, because accelerate does so for a trainer's model.
     if config.bf16:
         model.forward = torch.autocast(config.device.type, torch.bfloat16)(model.forward)
     limits = replace(agent.settings, eos_token_ids=ends)
-    return Agent(model, tokenizer, limits, generation_kwargs=config.generation_kwargs)
+    options = config.generation_kwargs
+    return Agent(model, agent.processing_class, limits, generation_kwargs=options)
 
 
 class Watch:
@@ -188,7 +190,7 @@ class Watch:
 
     def __init__(self, left: int, total: int, agent: Agent, label: str) -> None:
         self._left, self._total, self._label = left, total, label
-        self._decode = agent.tokenizer.decode
+        self._tokenizer, self._reader = agent.tokenizer, agent.reader
         self._spoke = time.monotonic()
         self.outcomes: Outcomes = []
 
@@ -210,7 +212,10 @@ class Watch:
             success = {True: ", success", False: ", no success", None: ""}[episode.success]
             print(f"\n{self._label}: {ending}{success}")
             for context in episode.contexts:
-                print(self._decode([*context.prompt_ids, *context.ids]))
+                row = [*context.prompt_ids, *context.ids]
+                images = context.images
+                extents = self._reader.extents(row, images) if self._reader else []
+                print("".join(row_pieces(self._tokenizer, row, images, extents)))
 
 
 def evaluate(

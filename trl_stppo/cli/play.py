@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import tempfile
+from typing import Any
 
-from ..envs.base import Step, is_text_environment
+from ..envs.base import Step, is_picture, is_text_environment
 from ..envs.check import HandPlayer, tools_of
 from ..errors import EnvironmentContractError
 from .objects import named_factory, rows_for
@@ -43,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     for name in tools_of(env):
         tool = getattr(env, name)
         print(f"--- tool {name}{inspect.signature(tool)}\n{inspect.getdoc(tool) or ''}")
-    print(f"--- prompt\n{row.get('prompt', '')}\n--- observation\n{opening}")
+    print(f"--- prompt\n{row.get('prompt', '')}\n--- observation\n{_shown(opening)}")
     for words in iter(_read_action, None):
         try:
             step = player.play(env, words if is_text else tool_call(words))
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             step = Step(f"Error: {error}", 0.0, False, False, {})
         turns, total = turns + 1, total + step.reward
         info = (f"  {k}={step.info[k]}" for k in ("valid_action", "success") if k in step.info)
-        print(f"--- observation\n{step.observation}")
+        print(f"--- observation\n{_shown(step.observation)}")
         print(f"--- turn {turns}  reward={step.reward:g}  return={total:g}{''.join(info)}")
         if step.ended:
             break
@@ -62,6 +64,21 @@ def run(options: argparse.Namespace) -> int:
     player.close()
     print(f"=== {type(env).__name__}: {turns} turns, return {total:g}")
     return 0
+
+
+def _shown(content: Any) -> str:
+    """Return an observation as text. Each image is written to a file, whose path is in the text."""
+    if not isinstance(content, list):
+        return str(content)
+    return "\n".join(block.get("text") or _written(block.get("image", block)) for block in content)
+
+
+def _written(image: Any) -> str:
+    if not is_picture(image):
+        return str(image)
+    with tempfile.NamedTemporaryFile(suffix=".png", delete=False) as file:
+        image.save(file, "PNG")
+    return f"[image {image.width}x{image.height}: {file.name}]"
 
 
 def tool_call(words: str) -> tuple[str, dict[str, object]]:

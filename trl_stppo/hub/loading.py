@@ -19,6 +19,12 @@ _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # These files are not downloaded: folders except `additional_chat_templates`, a second copy of the weights,
 # the trainer's state.
 _NOT = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors", "trainer_state.json")
+_OPTIONS = {
+    **{"padding_side": "left", "truncation_side": "left"},
+    # transformers would otherwise prompt in a terminal.
+    "trust_remote_code": False,
+}
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -79,6 +85,22 @@ def adapter_base(name: str | Path) -> str | None:
     return base_of(folder)[0] if (folder / ADAPTER_CONFIG).is_file() else None
 
 
+def load_processor(name: str | Path, revision: str | None = None, **options: Any) -> Any:
+    """Load a policy's processor, or its tokenizer if it reads only text; see `load_tokenizer`."""
+    from transformers import AutoProcessor, ProcessorMixin
+
+    folder = Path(name)
+    if not (folder / "tokenizer_config.json").is_file() and adapter_base(folder) is not None:
+        return load_processor(*base_of(folder), **options)
+    if not folder.is_dir() or any((folder / file).is_file() for file in PROCESSOR_FILES):
+        check_name("name", str(name))
+        found = AutoProcessor.from_pretrained(str(name), revision=revision, **_OPTIONS | options)
+        if isinstance(found, ProcessorMixin):
+            return found
+    # AutoProcessor chooses a tokenizer's class otherwise than `load_tokenizer`.
+    return load_tokenizer(name, revision, **options)
+
+
 def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any) -> Any:
     """Load a policy's tokenizer, padded on the left for generation.
 
@@ -88,10 +110,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_name("name", str(name))
-    # Set `trust_remote_code`, because transformers would otherwise prompt in a terminal.
-    sides = {"padding_side": "left", "truncation_side": "left"}
-    options = {**sides, "trust_remote_code": False, **options}
-    folder = Path(name)
+    options, folder = _OPTIONS | options, Path(name)
     file = folder / "tokenizer_config.json"
     if not file.is_file() and adapter_base(folder) is not None:
         base, of_base = base_of(folder)
@@ -117,7 +136,6 @@ def load_model(
 ) -> Any:
     """Load the policy in `folder` for generation. For the arguments see `Agent.from_pretrained`."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     is_adapter = (folder / ADAPTER_CONFIG).is_file()
     quantized = quantization_config or None
@@ -133,19 +151,35 @@ def load_model(
     if is_adapter:
         try:
             base, revision = base_of(folder, base_model)
-            options = {"revision": revision, "token": token, **kwargs}
-            model = AutoModelForCausalLM.from_pretrained(base, **options)
+            model = _loaded(base, {"revision": revision, "token": token, **kwargs})
         except OSError as error:
             raise ValueError(
                 f"The base model of the adapter in `{folder}` could not be loaded; set `base_model`. {error}"
             ) from error
         model = with_adapter(model, folder, trainable=False)
     else:
-        model = AutoModelForCausalLM.from_pretrained(str(folder), **kwargs)
+        model = _loaded(str(folder), kwargs)
     placed = quantized is not None or getattr(model, "is_quantized", False)
     if "device_map" not in kwargs and not placed:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model.eval()
+
+
+def _loaded(name: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    known = {key: options.get(key) for key in ("revision", "token", "trust_remote_code")}
+    return model_class(AutoConfig.from_pretrained(name, **known)).from_pretrained(name, **options)
+
+
+def model_class(config: Any) -> Any:
+    """Return the class that loads the model of a configuration: with its vision tower, if it has one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto
+
+    seeing = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+    sees = not {*seeing}.isdisjoint(config.architectures or [])
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:

@@ -6,6 +6,7 @@ replaces it by the image's own tokens, and gives the image's tensors to each for
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import io
@@ -27,7 +28,14 @@ KEPT_BYTES = 4 * 2**30
 # Largest number of pixels of an image; Pillow warns of larger images.
 MOST_PIXELS = 50_000_000
 # Tensors of an image that models take. A family with others needs its own rule to join them.
-FIELDS = {"pixel_values", "image_grid_thw", "pixel_attention_mask"}
+FIELDS = {"pixel_values", "image_grid_thw", "pixel_attention_mask", "image_position_ids"}
+# What processors return besides.
+OTHERS = {
+    *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
+    "num_soft_tokens_per_image",
+}
+# Longest side of a thumbnail, in pixels.
+THUMBNAIL_SIDE = 320
 # Bits of an image token's key that hold its place in the image.
 PLACE_BITS = 20
 # Width and height of the images of probes, in pixels.
@@ -41,6 +49,7 @@ class Image:
 
     Attributes:
         key: number of 62 bits, a hash of size and pixels. Equal images have equal keys.
+        size: width and height, in pixels.
         png: the image as a file.
         ids: tokens that replace the template's placeholder.
         tokens: number of image tokens in `ids`; the others are separators.
@@ -48,19 +57,27 @@ class Image:
     """
 
     key: int
+    size: tuple[int, int] = field(compare=False)
     png: bytes = field(repr=False, compare=False)
     ids: tuple[int, ...] = field(repr=False, compare=False)
     tokens: int = field(compare=False)
     grid: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"[image of {self.tokens} tokens]"
+        return f"[image {self.size[0]}x{self.size[1]}, {self.tokens} tokens]"
 
     def open(self) -> Any:
         """Return the image for Pillow, which decodes it at its first use."""
         from PIL import Image as Pillow
 
         return Pillow.open(io.BytesIO(self.png))
+
+    def thumbnail(self) -> str:
+        """Return a small JPEG of the image as a `data:` URL."""
+        small, file = self.open(), io.BytesIO()
+        small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        small.save(file, "JPEG")
+        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 class ImageReader:
@@ -107,7 +124,9 @@ class ImageReader:
                 ids, fields = self._processed(picture)
                 grid = fields.get("image_grid_thw")
                 size = () if grid is None else tuple(grid[0].tolist())
-                known = Image(key, file.getvalue(), tuple(ids), ids.count(self.image_id), size)
+                known = Image(
+                    key, picture.size, file.getvalue(), tuple(ids), ids.count(self.image_id), size
+                )
                 self._known[key] = known
                 self._keep(key, fields, newest=True)
         return known
@@ -126,7 +145,7 @@ class ImageReader:
             images=[picture], text=[self.written], return_tensors="pt", add_special_tokens=False
         )
         ids = [int(token) for token in made["input_ids"][0]]
-        names = [n for n in made if not n.endswith("_ids") and n != "attention_mask"]
+        names = [name for name in made if name not in OTHERS]
         if others := {*names} - FIELDS:
             kind = type(self.processor).__name__
             raise ValueError(f"`processing_class` is a {kind}, whose {sorted(others)} are unknown.")
@@ -281,14 +300,19 @@ class ImageReader:
             inputs["num_tiles"] = tiles
         return {**inputs, "num_images": [len(row) for row in rows]}
 
+    def padded_inputs(self, rows: Sequence[Sequence[Image]], ids: Tensor) -> dict[str, Any]:
+        """Return the images of rows of tokens [B, L] as a model's `generate` takes them."""
+        inputs = self.upstream_inputs(rows, ids)
+        return {name: x for name, x in inputs.items() if name not in ("num_images", "num_tiles")}
+
     def generation_inputs(self, rows: Any, ids: list[list[int]]) -> dict[str, Any]:
         """Return the images of rows of tokens as TRL's generation takes them, which pads the tokens."""
         import torch
 
-        inputs = self.upstream_inputs(rows, torch.tensor([]))
+        inputs = self.padded_inputs(rows, torch.tensor([]))
         if self.kinds is not None:
             inputs[self.kinds] = [[int(token == self.image_id) for token in row] for row in ids]
-        return {name: x for name, x in inputs.items() if name not in ("num_images", "num_tiles")}
+        return inputs
 
 
 def _bytes_of(fields: dict[str, Tensor]) -> int:
@@ -351,7 +375,14 @@ def replaced(messages: Any, shown: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 def told(messages: Any) -> Any:
     """Return messages whose content is text, which names images by their size."""
-    named = replaced(messages, lambda block: {"text": str(block.get("image"))})
+
+    def named_image(block: dict[str, Any]) -> dict[str, Any]:
+        image: Any = block.get("image")
+        if not isinstance(image, Image) and hasattr(image, "size"):
+            image = "[image {}x{}]".format(*image.size)
+        return {"text": str(image)}
+
+    named = replaced(messages, named_image)
     if named is messages:
         return messages
     return [{**m, "content": "".join(b["text"] for b in m["content"])} for m in named]

@@ -113,6 +113,9 @@ class TracedEpisode:
         trains: whether the episode is in the loss.
         prompt, messages: the conversation before and after the beginning of the first turn.
         pictures: text or SVG of the environment after `reset` and after each turn; None without pictures.
+        image_spans: half-open offsets in `pieces` of the images that the policy read.
+        images: these images as `data:` URLs, before the first turn and after each turn of this context; ""
+            for one that is left out because the record is full. None without images.
     """
 
     update: TracedUpdate
@@ -152,6 +155,8 @@ class TracedEpisode:
     prompt: Any = None
     messages: list[dict[str, Any]] | None = None
     pictures: list[str | None] | None = None
+    image_spans: list[tuple[int, int]] = field(default_factory=list)
+    images: list[list[str]] | None = None
 
     @property
     def key(self) -> str:

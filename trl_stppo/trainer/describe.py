@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import fields
 from pathlib import PurePath
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -74,6 +75,17 @@ def adapter_of(model: nn.Module) -> dict[str, object] | None:
     return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
 
 
+def processor_of(processing_class: Any) -> dict[str, str] | None:
+    """Describe what turns images into pixels: class, backend, digest of settings; None for a tokenizer."""
+    eyes = getattr(processing_class, "image_processor", None)
+    if eyes is None:
+        return None
+    digest = _digest(
+        {**eyes.to_dict(), "tokens": processing_class.__dict__.get("image_seq_length")}
+    )
+    return {"class": type(processing_class).__name__, "backend": eyes.backend, "settings": digest}
+
+
 def algorithm_settings(args: PPOConfig) -> dict[str, object]:
     """Return this package's settings, and the settings of TRL and transformers that affect the weights."""
     names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
@@ -110,5 +122,9 @@ def _short(value: object) -> str:
     """Return a number or a word as text, and any other value as a digest."""
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)
+    return f"#{_digest(value)[:6]}"
+
+
+def _digest(value: object) -> str:
     text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)
-    return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,13 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    TrainerState,
+)
 
 from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.batched import BatchedBackend
@@ -25,6 +32,7 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Limits
+from ..rollout.images import Image
 from ..rollout.reward_funcs import (
     GIVEN,
     CurrentEpisodes,
@@ -44,6 +52,7 @@ from .loop.rollout import Played, Scored
 from .planning.data import Row, check_eval_dataset
 from .planning.plan import RolloutPlan, fitted_tokenizer
 from .planning.rewards import RewardPlan
+from .setup.images import make_reader
 from .setup.players import agent_template, assemble, growing_template
 
 logger = logging.getLogger(__name__)
@@ -52,17 +61,21 @@ logger = logging.getLogger(__name__)
 class Speaker:
     """Samples turns of a model without a trainer.
 
-    `eos_token_ids` end a turn, by default the model's and the tokenizer's; `generation_kwargs` are arguments
-    of `generate` that `SamplingSettings` lacks.
+    `processing_class` is the model's tokenizer, or its processor if it reads images. `eos_token_ids` end a
+    turn, by default the model's and the tokenizer's; `generation_kwargs` are arguments of `generate` that
+    `SamplingSettings` lacks.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         eos_token_ids: Sequence[int] | None = None,
         generation_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        sees = isinstance(processing_class, ProcessorMixin)
+        self.reader = make_reader(model, processing_class) if sees else None
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
         self.model, self.tokenizer = model, tokenizer
         self.eos_token_ids = list(eos_token_ids or _ends(model, tokenizer))
         self._options = dict(generation_kwargs or {})
@@ -76,21 +89,22 @@ class Speaker:
         )
         if supports(self.model) or other is not None or not self._is_right:
             return BatchedBackend(lambda *batch: self._generate(sampling, *batch))
-        return CachedBackend(self.model, sampling, self.eos_token_ids, pad_token_id=self._pad)
+        if self.reader is not None:
+            sampling = replace(sampling, suppress_tokens=[self.reader.image_id])
+        options: Any = {"pad_token_id": self._pad, "reader": self.reader}
+        return CachedBackend(self.model, sampling, self.eos_token_ids, **options)
 
     @cached_property
     def _is_right(self) -> bool:
-        reason = why_unlike(self.model, self._pad)
+        reason = why_unlike(self.model, self._pad, reader=self.reader)
         if reason is not None:
             logger.warning("Turns go through `generate`. %s", reason)
         return reason is None
 
-    def turn(
-        self, ids: list[int], limit: int, sampling: SamplingSettings, seed: tuple[int, ...]
-    ) -> list[int]:
-        """Sample one turn after the tokens `ids`."""
+    def turn(self, request: TurnRequest, sampling: SamplingSettings) -> list[int]:
+        """Sample one turn."""
         backend = self.backend(sampling)
-        backend.add(TurnRequest(0, ids, limit, seed))
+        backend.add(request)
         with backend.running():
             while True:
                 for result in backend.step():
@@ -102,6 +116,7 @@ class Speaker:
         rows: list[list[int]],
         limit: int,
         seeds: list[tuple[int, ...]],
+        images: list[tuple[Image, ...]] | None = None,
     ) -> tuple[list[list[int]], None]:
         """Sample turns by the model's `generate`, with torch's random state."""
         longest = max(map(len, rows))
@@ -114,8 +129,12 @@ class Speaker:
                 "repetition_penalty": sampling.repetition_penalty or 1.0,
             }
         device = self.model.get_input_embeddings().weight.device
+        ids = ids.to(device)
+        if self.reader is not None:
+            settings["suppress_tokens"] = [self.reader.image_id]
+            settings |= self.reader.padded_inputs(images or [()] * len(rows), ids)
         output = self.model.generate(
-            input_ids=ids.to(device),
+            input_ids=ids,
             attention_mask=mask.to(device),
             max_new_tokens=limit,
             eos_token_id=self.eos_token_ids,
@@ -148,10 +167,11 @@ def prompt_template(
 
     If there are tools, a template that cannot render them raises ValueError.
     """
-    tokenizer = speaker.tokenizer
+    tokenizer, reader = speaker.tokenizer, speaker.reader
     if uses_tools:
         return prepare_tool_tokenizer(tokenizer), None
-    plain = ChatRenderer(tokenizer, speaker.eos_token_ids, template_kwargs=template_kwargs)
+    ends = speaker.eos_token_ids
+    plain = ChatRenderer(tokenizer, ends, template_kwargs=template_kwargs, reader=reader)
     try:
         return prepare(plain), None
     except ValueError as error:
@@ -198,7 +218,11 @@ class Player:
             )
         ends = speaker.eos_token_ids
         self.renderer = ChatRenderer(
-            speaker.tokenizer, ends, chat_template=template, template_kwargs=template_kwargs
+            speaker.tokenizer,
+            ends,
+            chat_template=template,
+            template_kwargs=template_kwargs,
+            reader=speaker.reader,
         )
         self._engine = assemble(self.rollout, self.renderer, limits, agent_endpoint=agent_endpoint)
 
@@ -224,6 +248,8 @@ class Player:
         if self._broken is not None and not all(isinstance(text, str) for text in texts):
             raise self._broken
         backend, owns_prompts = self._speaker.backend(sampling), self.rollout.owns_prompts
+        if self._speaker.reader is not None:
+            self._speaker.reader.train_on([])
         played = backend if self._wrap is None else self._wrap(backend)
         with backend.running():
             raw = play_rows(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from transformers import TrainerCallback
 
 from ..core import ClippedSurrogate
 from ..rollout.engine import RolloutEngine
-from ..rollout.images import told
+from ..rollout.images import Image, told
 from ..trace.files import DIGITS, FOLDER, TracedUpdate, next_start, write_update
 from .batch import MiniBatch, UpdateData
 from .loop.player import EpisodePlayer
@@ -65,9 +66,38 @@ def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) ->
     return pieces
 
 
+def row_pieces(
+    tokenizer: Any, ids: Sequence[int], images: Sequence[Image], extents: Sequence[tuple[int, int]]
+) -> list[str]:
+    """Return one piece of text per token of a row; the last token of an image describes the image."""
+    whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    pieces = cut(ids, partial(tokenizer.decode, **whole), backend)
+    for image, (start, end) in zip(images, extents, strict=True):
+        pieces[start:end] = [*[""] * (end - start - 1), str(image)]
+    return pieces
+
+
+def thumbnails(
+    images: Sequence[Image], starts: Sequence[int], turns: Sequence[int]
+) -> list[list[str]]:
+    """Return a row's images as `data:` URLs, by the number of turns before them; "" beyond the limit.
+
+    `starts`: where the images begin in the row; `turns`: where the turns begin.
+    """
+    found: list[list[str]] = [[] for _ in range(len(turns) + 1)]
+    left = MOST_IMAGE_CHARACTERS
+    for image, start in zip(images, starts, strict=True):
+        url = image.thumbnail()
+        left -= len(url)
+        found[bisect(turns, start)].append(url if left >= 0 else "")
+    return found
+
+
 logger = logging.getLogger(__name__)
 
-MAX_CHARACTERS = 100_000
+# Limits of a text, and of all images of a record.
+MAX_CHARACTERS, MOST_IMAGE_CHARACTERS = 100_000, 2**20
 SHORT = 200
 # Per-token field -> columns of its mask and of its values. A value off the mask is None.
 FIGURES = {
@@ -221,7 +251,7 @@ class TraceRecorder(TrainerCallback):
     ) -> list[dict[str, Any]]:
         """Return records of some episodes, one per context, with the values known before the update.
 
-        A record's `ids` has the ids of prompt and completion.
+        A record's `ids` has the ids of prompt and completion, and the images of both.
         """
         first = self._accelerator.process_index * len(rollout.episodes)
         scores, by_turn, records = scored.rewards.tolist(), scored.turn_rewards, []
@@ -259,7 +289,7 @@ class TraceRecorder(TrainerCallback):
                 turns = context.turns
                 own: dict[str, Any] = {
                     "context": at,
-                    "ids": [context.prompt_ids, context.ids],
+                    "ids": [context.prompt_ids, context.ids, context.images],
                     "turn_spans": context.turn_spans,
                     "turns": turns if episode.more else None,
                     "turn_rewards": by_turn and [by_turn[number][turn] for turn in turns],
@@ -287,13 +317,17 @@ class TraceRecorder(TrainerCallback):
         if "logprobs" in table:
             table["difference"] = table["logprobs"].double() - table["old_per_token_logps"].double()
         columns = {name: [*map(_rounded, tensor.tolist())] for name, tensor in table.items()}
-        whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        decode = partial(self._tokenizer.decode, **whole)
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        reader = self._player.renderer.reader
         for number, record in enumerate(records):
-            prompt, ids = record.pop("ids")
-            record |= {"token_ids": [*prompt, *ids], "prompt_tokens": len(prompt)}
-            record["pieces"] = cut(record["token_ids"], decode, backend)
+            prompt, ids, images = record.pop("ids")
+            row = [*prompt, *ids]
+            record |= {"token_ids": row, "prompt_tokens": len(prompt)}
+            extents = reader.extents(row, images) if reader is not None else []
+            record["pieces"] = row_pieces(self._tokenizer, row, images, extents)
+            if images:
+                turns = [len(prompt) + start for start, _ in record["turn_spans"]]
+                record["image_spans"] = extents
+                record["images"] = thumbnails(images, [start for start, _ in extents], turns)
             own = {name: rows[number][: len(ids)] for name, rows in columns.items()}
             record["loss_mask"] = own.get("loss_mask")
             for name, (mask, values) in figures.items():

@@ -93,7 +93,12 @@ function drawPart(episode, part, repaint) {
   const drawMore = () => {
     const until = Math.min(end, drawn + MOST_TOKENS);
     const spans = [];
-    for (; drawn < until; drawn++) spans.push(drawToken(episode, drawn));
+    for (; drawn < until; drawn++) {
+      const image = episode.image_spans.find(([start, end]) => start <= drawn && drawn < end);
+      drawn = image ? image[1] - 1 : drawn;
+      spans.push(drawToken(episode, drawn));
+      if (image) spans.at(-1).classList.add("image");
+    }
     tokens.append(...spans);
     more.textContent = `Show ${end - drawn} more tokens`;
     more.hidden = drawn === end;
@@ -104,8 +109,13 @@ function drawPart(episode, part, repaint) {
   const section = make("section", { class: "part" }, head, tokens, more);
   const columns = name === "Prompt" ? Object.entries(episode.columns) : [];
   if (columns.length) section.append(factsOf(columns.map(([column, value]) => [column, spelt(value)])));
-  const picture = episode.pictures?.[facts ? facts.turn + 1 : name === "Prompt" ? 0 : -1];
-  if (picture) section.append(drawPicture(picture, facts ? `after ${name.toLowerCase()}` : "at the beginning"));
+  const place = facts ? facts.turn + 1 : name === "Prompt" ? 0 : -1;
+  const when = facts ? `after ${name.toLowerCase()}` : "at the beginning";
+  const picture = episode.pictures?.[place];
+  if (picture) section.append(drawPicture(picture, when));
+  for (const url of episode.images?.[place] ?? []) {
+    section.append(url ? make("img", { class: "picture seen", alt: `Image ${when}`, src: url }) : make("p", { class: "picture" }, "Image left out: the record is full."));
+  }
   if (facts) section.dataset.turn = facts.turn;
   else if (end - start > 300) fold(head, tokens, name !== "Prompt");
   return section;

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
-from ...hub.loading import base_of, critic_folder, load_tokenizer, policy_folder, with_adapter
+from ...hub.loading import base_of, critic_folder, load_processor, policy_folder, with_adapter
 from ...models import adapters
 from ...models.adapters import CRITIC, SPLIT_INITS
 from ...models.critic import HEAD_FILE, Critic, SeparateCritic, SharedCritic
@@ -67,9 +67,9 @@ def policy_to_go_on_with(
     policy = create_model_from_path(base, revision=base_revision, **kwargs)
     if processing_class is None:
         trust = kwargs["trust_remote_code"]
-        processing_class = load_tokenizer(folder, trust_remote_code=trust)
-        if processing_class.pad_token is None:
-            processing_class.pad_token = processing_class.eos_token
+        processing_class = load_processor(folder, trust_remote_code=trust)
+        text = getattr(processing_class, "tokenizer", processing_class)
+        text.pad_token = text.pad_token or text.eos_token
     return with_adapter(policy, folder, trainable=True), processing_class, None
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 from torch import nn
 from transformers import (
-    AutoProcessor,
     BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ProcessorMixin,
 )
 
-from ...hub.loading import load_tokenizer
+from ...hub.loading import load_processor
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from ...rollout.images import TEXTS_ONLY
@@ -189,10 +188,8 @@ def tokenizer_of(
         by_name, name = isinstance(model, str), model_name(model)
         revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
         trust = {"trust_remote_code": args.trust_remote_code}
-        found: Any = AutoProcessor.from_pretrained(name, revision=revision, **trust)
         # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
-        sees = isinstance(found, ProcessorMixin)
-        processing_class = found if sees else load_tokenizer(name, revision, **trust)
+        processing_class = load_processor(name, revision, **trust)
     if messages is not None:
         check_template(processing_class, f" of `{messages}`")
     text = getattr(processing_class, "tokenizer", processing_class)

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -72,7 +73,7 @@ def text_of(tok: Any, **options: Any) -> dict[str, Any]:
 
 
 def qwen(kind: str) -> tuple[Any, Any]:
-    """Qwen2-VL, Qwen2.5-VL or Qwen3-VL: positions in three axes."""
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5: positions in three axes."""
     marks = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
     tok = tokenizer(*marks, template="<|vision_start|><|image_pad|><|vision_end|>")
     names = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video_token_id")
@@ -80,23 +81,31 @@ def qwen(kind: str) -> tuple[Any, Any]:
     patches = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
     tower = {"depth": 2, "num_heads": 2, "initializer_range": 0.3, **patches}
-    name = {"2": "Qwen2VL", "2.5": "Qwen2_5_VL", "3": "Qwen3VL"}[kind]
-    if kind == "3":
+    name = {"2": "Qwen2VL", "2.5": "Qwen2_5_VL", "3": "Qwen3VL", "3.5": "Qwen3_5"}[kind]
+    if kind in ("3", "3.5"):
         rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
         tower |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
-        tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+        tower |= {"num_position_embeddings": 64}
+        tower |= {"deepstack_visual_indexes": [0, 1]} if kind == "3" else {}
     elif kind == "2.5":
         tower |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
         tower |= {"window_size": 16, "fullatt_block_indexes": [1]}
     else:
         tower |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
-    text = text_of(tok, rope_parameters=rope, **({"head_dim": 8} if kind == "3" else {}))
+    text = text_of(tok, rope_parameters=rope, **({"head_dim": 8} if kind[0] == "3" else {}))
+    if kind == "3.5":
+        # A layer with a recurrent state, and one with attention.
+        rope["partial_rotary_factor"] = 1.0
+        text |= {"layer_types": ["linear_attention", "full_attention"]}
+        text |= {f"linear_{side}_head_dim": 8 for side in ("key", "value")}
+        text |= {f"linear_num_{side}_heads": 2 for side in ("key", "value")}
     config = getattr(hf, f"{name}Config")(text_config=text, vision_config=tower, **ids)
     config.tie_word_embeddings = False
     model = getattr(hf, f"{name}ForConditionalGeneration")(config)
     size = {"shortest_edge": 8 * 8, "longest_edge": 64 * 64}
     eye = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, temporal_patch_size=2, size=size)
     parts = {"image_processor": eye, "tokenizer": tok, "chat_template": tok.chat_template}
+    name = "Qwen3VL" if kind == "3.5" else name
     return model, without_video(getattr(hf, f"{name}Processor"), **parts)
 
 
@@ -182,6 +191,34 @@ def gemma3() -> tuple[Any, Any]:
     return hf.Gemma3ForConditionalGeneration(config), made
 
 
+def gemma4() -> tuple[Any, Any]:
+    """Gemma 4: patches with positions, layers of two widths; the tokens of an image attend to each other."""
+    marks = {
+        "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+        "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+    }  # fmt: skip
+    tok = tokenizer(*marks.values(), template="<|image|>")
+    for name, token in marks.items():
+        setattr(tok, name, token)
+        setattr(tok, f"{name}_id", tok.convert_tokens_to_ids(token))
+    eye = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
+    parts = {"image_processor": eye, "tokenizer": tok, "chat_template": tok.chat_template}
+    made = without_video(hf.Gemma4Processor, feature_extractor=NoVideo(), **parts)
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}
+    widths = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1}
+    widths |= {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
+    vision = {**TOWER, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3}
+    vision |= {"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 64}
+    config = hf.Gemma4Config(
+        text_config=text_of(tok, tie_word_embeddings=False, **kinds, **widths),
+        vision_config=vision,
+        audio_config=None,
+        tie_word_embeddings=False,
+        **{f"{name}_id": getattr(tok, f"{name}_id") for name in marks if name != "eoa_token"},
+    )
+    return hf.Gemma4ForConditionalGeneration(config), made
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "Qwen2-VL": lambda: qwen("2"),
     "Qwen2.5-VL": lambda: qwen("2.5"),
@@ -192,7 +229,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "LLaVA": llava,
     "InternVL": internvl,
 }
-UNCACHED = {"Gemma 3": gemma3}
+UNCACHED = {"Gemma 3": gemma3, "Gemma 4": gemma4, "Qwen3.5": lambda: qwen("3.5")}
 
 
 def vision_model(family: str, seed: int = 0) -> tuple[Any, Any]:

@@ -204,7 +204,10 @@ def test_a_shared_critic_reads_images_by_its_adapter(family, tmp_path):
     assert max(gaps) < 1e-4 * largest
 
 
-@pytest.mark.parametrize("family", ["Gemma 3", pytest.param("Qwen2.5-VL", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "family",
+    ["Gemma 3", *(pytest.param(each, marks=pytest.mark.long) for each in ("Gemma 4", "Qwen3.5", "Qwen2.5-VL"))],
+)
 def test_turns_through_generate_train_on_the_same_images(family, tmp_path, monkeypatch):
     """Families without a cache: padded passes equal single rows, and the model reads the images."""
     from trl_stppo.trainer.loop.sampler import TurnSampler

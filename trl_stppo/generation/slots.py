@@ -199,13 +199,14 @@ def supports(model: nn.Module) -> str | None:
         return "The model is an encoder-decoder."
     if text is not config and not hasattr(base.base_model, "get_image_features"):
         return "The model takes more than text and images."
-    if text is not config and "token_type_ids" in inspect.signature(base.forward).parameters:
+    known = inspect.signature(base.forward).parameters
+    mutual = getattr(text, "use_bidirectional_attention", None) == "vision"
+    if mutual or (text is not config and "token_type_ids" in known):
         return "The tokens of an image attend to each other."
     adapter: Any = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         return "The model's adapter adds virtual tokens to each row."
-    parameters = inspect.signature(base.forward).parameters
-    if cache_argument(model) is None or "position_ids" not in parameters:
+    if cache_argument(model) is None or "position_ids" not in known:
         return "The model's forward does not take a cache and position_ids."
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):

@@ -14,6 +14,9 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -129,22 +132,26 @@ def idefics(name: str, *, splits: bool = False) -> tuple[Any, Any]:
     return model, without_video(hf.SmolVLMProcessor, image_seq_len=4, **parts)
 
 
-def llava() -> tuple[Any, Any]:
-    """LLaVA: one tensor [1, 3, h, w] per image."""
+def llava(*, splits: bool = False) -> tuple[Any, Any]:
+    """LLaVA: one tensor [1, 3, h, w] per image; LLaVA-NeXT splits it into tiles."""
     tok = tokenizer("<image>", template="<image>")
     tower = {**TOWER, "model_type": "clip_vision_model", "image_size": 16, "patch_size": 4}
-    config = hf.LlavaConfig(
+    name, grid = ("LlavaNext", [[16, 32], [32, 16]]) if splits else ("Llava", None)
+    config = getattr(hf, f"{name}Config")(
         text_config=text_of(tok, model_type="qwen2"),
         vision_config={**tower, "projection_dim": 16},
         image_token_index=tok.convert_tokens_to_ids("<image>"),
+        **({"image_grid_pinpoints": grid} if splits else {}),
     )
     config.tie_word_embeddings = False
-    eye = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=16)
+    sizes = {"size": {"shortest_edge": 16}, "crop_size": 16}
+    eye = CLIPImageProcessorPil(**sizes)
+    if splits:
+        eye = LlavaNextImageProcessorPil(image_grid_pinpoints=grid, **sizes)
     parts = {"image_processor": eye, "tokenizer": tok, "chat_template": tok.chat_template}
     features = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return hf.LlavaForConditionalGeneration(config), hf.LlavaProcessor(
-        patch_size=4, **features, **parts
-    )
+    made = getattr(hf, f"{name}Processor")(patch_size=4, **features, **parts)
+    return getattr(hf, f"{name}ForConditionalGeneration")(config), made
 
 
 def internvl() -> tuple[Any, Any]:
@@ -227,6 +234,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "SmolVLM in tiles": lambda: idefics("SmolVLM", splits=True),
     "Idefics3": lambda: idefics("Idefics3"),
     "LLaVA": llava,
+    "LLaVA-NeXT": lambda: llava(splits=True),
     "InternVL": internvl,
 }
 UNCACHED = {"Gemma 3": gemma3, "Gemma 4": gemma4, "Qwen3.5": lambda: qwen("3.5")}

@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from tests.kit.vision import FAMILIES, picture, vision_model
+from tests.kit.vision import FAMILIES, UNCACHED, picture, vision_model
 from tests.kit.vision_runs import own_logprobs, own_table, trained, vision_trainer
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.generation.protocol import TurnRequest
@@ -25,7 +25,7 @@ TWO = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 # Families of which upstream and we train on the same tensors.
 AS_TRL = ["Qwen2.5-VL", "LLaVA"] + [
     pytest.param(name, marks=pytest.mark.long)
-    for name in sorted(FAMILIES.keys() - {"Qwen2.5-VL", "LLaVA"})
+    for name in sorted((FAMILIES | UNCACHED).keys() - {"Qwen2.5-VL", "LLaVA"})
 ]
 NATS = 1e-5
 # What another image changes at least, in nats.
@@ -206,7 +206,13 @@ def test_a_shared_critic_reads_images_by_its_adapter(family, tmp_path):
 
 @pytest.mark.parametrize(
     "family",
-    ["Gemma 3", *(pytest.param(each, marks=pytest.mark.long) for each in ("Gemma 4", "Qwen3.5", "Qwen2.5-VL"))],
+    [
+        "Gemma 3",
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("Gemma 4", "Qwen3.5", "Qwen2.5-VL")
+        ),
+    ],
 )
 def test_turns_through_generate_train_on_the_same_images(family, tmp_path, monkeypatch):
     """Families without a cache: padded passes equal single rows, and the model reads the images."""

@@ -28,7 +28,10 @@ KEPT_BYTES = 4 * 2**30
 # Largest number of pixels of an image; Pillow warns of larger images.
 MOST_PIXELS = 50_000_000
 # Tensors of an image that models take. A family with others needs its own rule to join them.
-FIELDS = {"pixel_values", "image_grid_thw", "pixel_attention_mask", "image_position_ids"}
+FIELDS = {
+    *("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_position_ids"),
+    "image_sizes",
+}
 # What processors return besides.
 OTHERS = {
     *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
@@ -264,9 +267,13 @@ class ImageReader:
         import torch
 
         parts = [self.fields(image) for image in images]
+        names = {*parts[0]} if parts else set()
         # Idefics3 and SmolVLM have [1, tiles, ...].
         side = int(bool(parts) and parts[0]["pixel_values"].ndim == 5)
-        names = parts[0] if parts else ()
+        if "image_sizes" in names:
+            # LLaVA-NeXT has [images, tiles, ...]; its model cuts the padding by the sizes.
+            most, side = max(part["pixel_values"].size(1) for part in parts), 0
+            parts = [{**p, "pixel_values": _with_tiles(p["pixel_values"], most)} for p in parts]
         return {name: torch.cat([p[name] for p in parts], side).to(device) for name in names}
 
     def model_inputs(self, images: Sequence[Image], ids: Tensor) -> dict[str, Tensor]:
@@ -290,7 +297,7 @@ class ImageReader:
         inputs: dict[str, Any] = self.model_inputs(images, ids)
         if not images:
             return inputs
-        side = inputs["pixel_values"].ndim - 4
+        side = -1 if "image_sizes" in inputs else inputs["pixel_values"].ndim - 4
         sizes = {i: self.fields(i)["pixel_values"].size(max(side, 0)) for i in images}
         tiles = [sum(sizes[image] for image in row) for row in rows]
         if side == 1:
@@ -317,6 +324,13 @@ class ImageReader:
 
 def _bytes_of(fields: dict[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in fields.values())
+
+
+def _with_tiles(pixels: Tensor, count: int) -> Tensor:
+    """Pad pixels [1, tiles, 3, H, W] with empty tiles."""
+    from torch.nn.functional import pad
+
+    return pad(pixels, (0, 0, 0, 0, 0, 0, 0, count - pixels.size(1)))
 
 
 def _pixels(picture: Any) -> Any:

@@ -45,6 +45,31 @@ class Later(Pictures):
         return "go", {}
 
 
+class Sometimes(Pictures):
+    """Shows no image in some episodes."""
+
+    def reset(self, seed: int = 0, task: int = 0) -> Any:
+        opening, info = super().reset(seed, task)
+        return (opening if task % 2 else "nothing to see"), info
+
+    def step(self, action: str) -> Any:
+        blocks, *rest = super().step(action)
+        return (blocks if self.seed % 3 else "nothing"), *rest
+
+
+class Once(Pictures):
+    """Shows an image in one episode only."""
+
+    turns = 1
+
+    def reset(self, seed: int = 0, task: int = 0) -> Any:
+        opening, info = super().reset(seed, task)
+        return (opening if task == 3 else "nothing to see"), info
+
+    def step(self, action: str) -> Any:
+        return "over", *super().step(action)[1:]
+
+
 class KeepingLoop(TrainingLoop):
     """Keeps what the last update was made of."""
 

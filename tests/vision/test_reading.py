@@ -11,7 +11,7 @@ from datasets import Dataset
 from PIL import Image
 
 from tests.kit.vision import picture, vision_model
-from tests.kit.vision_runs import Pictures, own_logprobs, trained, vision_trainer
+from tests.kit.vision_runs import Pictures, Sometimes, own_logprobs, trained, vision_trainer
 from trl_stppo.rollout import images
 from trl_stppo.trainer.setup.images import make_reader
 
@@ -177,18 +177,6 @@ def test_reward_functions_see_images_and_the_text_cannot_fake_one(tmp_path):
     shown = [m["content"] for m in completion if m["role"] == "user"]
     assert all(isinstance(content[1]["image"], Image.Image) for content in shown)
     assert [len(e.images) for e in trainer.played.episodes] == [3] * 8
-
-
-class Sometimes(Pictures):
-    """Shows no image in some episodes."""
-
-    def reset(self, seed=0, task=0):
-        opening, info = super().reset(seed, task)
-        return (opening if task % 2 else "nothing to see"), info
-
-    def step(self, action):
-        blocks, *rest = super().step(action)
-        return (blocks if self.seed % 3 else "nothing"), *rest
 
 
 @pytest.mark.parametrize("family", ["Qwen2.5-VL", pytest.param("Idefics3", marks=pytest.mark.long)])

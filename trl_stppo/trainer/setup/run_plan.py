@@ -145,7 +145,7 @@ class RunPlan:
         unsupported = {
             f"`use_vllm={args.use_vllm}`": args.use_vllm,
             "`rollout_func`": self.rollout.user_func is not None,
-            f"several processes or an engine ({engine})": engine != "NO",
+            f"an engine other than DDP ({engine})": engine not in ("NO", "MULTI_CPU", "MULTI_GPU"),
             "a model that reads only text": not reads,
             "a reward model, which reads only text": judges,
         }

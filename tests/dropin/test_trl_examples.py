@@ -9,6 +9,7 @@ from tests.kit.dropin_kit import PPO, run, with_ours
 from tests.kit.dropin_models import agent_model, plain_models, save_split, texts
 from tests.kit.dropin_servers import install
 from tests.kit.tool_model import call
+from tests.kit.vision import picture, vision_model
 
 FOLDER = Path(os.environ.get("TRL_EXAMPLES", "TRL_EXAMPLES is not set"))
 SHORT = {"use_cpu": True, "bf16": False, "report_to": ["none"], "disable_tqdm": True}
@@ -81,6 +82,28 @@ def test_gspo_with_the_flags_of_its_docstring(kind, tmp_path, monkeypatch):
     assert trainer.state.global_step == 4
     assert trainer.args.variant == (None if kind == "STPPO" else "gspo")
     assert trainer.importance_sampling_level == "sequence"
+
+
+@pytest.mark.parametrize("kind", ["STPPO", "STGRPO"])
+def test_a_vision_model_with_the_flags_of_its_docstring(kind, tmp_path, monkeypatch):
+    """But for ZeRO-3, lengths and batches; its reward by math-verify is not installed here."""
+    for part in vision_model("LLaVA"):
+        part.save_pretrained(tmp_path / "model")
+    seen = [picture(number, 24, 16) for number in range(116)]
+    rows = {"problem": texts(116), "solution": texts(116), "image": seen}
+    save_split(tmp_path / "lmms-lab" / "multimodal-open-r1-8k-verified", "train", rows)
+    monkeypatch.setattr(
+        "trl.rewards.accuracy_reward", lambda completions, **_: [1.0] * len(completions)
+    )
+    words = f"""
+        --model_name_or_path {tmp_path / "model"} --output_dir out --learning_rate 1e-5 --dtype float32
+        --max_completion_length 16 --use_peft --lora_target_modules q_proj v_proj --log_completions
+        --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --num_generations 2 --max_steps 2
+    """.split()
+    trainer = run(FOLDER / "grpo_vlm.py", words, tmp_path, monkeypatch, with_ours(kind), **SHORT)
+    assert trainer.state.global_step == 2
+    assert trainer.reader is not None
+    assert (tmp_path / "out" / "processor_config.json").is_file()
 
 
 @pytest.mark.parametrize("kind", ["STPPO", "STGRPO"])

@@ -26,7 +26,7 @@ from trl import import_utils
 from trl.chat_template_utils import qwen3_chat_template
 
 import trl_stppo
-from tests.kit.fakes import save_llava
+from tests.kit.vision import picture, vision_model
 from trl_stppo.trainer.loop.sampler import TurnSampler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,10 +106,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen3ForSequenceClassification": {"head_dim": 8, "num_labels": 1},
     "Qwen3MoeForCausalLM": {"num_experts": 4, "head_dim": 8, **EXPERTS},
 }  # fmt: skip
-WITH_IMAGES = (
-    *("Gemma3", "Gemma4", "Llava", "LlavaNext", "Qwen2_5_VL", "Qwen2VL", "SmolVLM"),
-    *("Qwen3_5-NoThink", "Qwen3_5Moe-3.6"),
-)
+WITH_IMAGES = {
+    "Gemma3": "Gemma 3", "Gemma4": "Gemma 4", "Llava": "LLaVA", "LlavaNext": "LLaVA-NeXT",
+    "Qwen2_5_VL": "Qwen2.5-VL", "Qwen2VL": "Qwen2-VL", "SmolVLM": "SmolVLM",
+    "Qwen3_5-NoThink": "Qwen3.5", "Qwen3_5Moe-3.6": "Qwen3.5 MoE",
+}  # fmt: skip
+OWNER = "trl-internal-testing"
 REMOTE = """
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -163,10 +165,23 @@ def fill_hub(cache: Path) -> None:
     code = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteForCausalLM"}
     config.update(model_type="remote", architectures=["RemoteForCausalLM"], auto_map=code)
     (folder / "config.json").write_text(json.dumps(config))
-    for name in WITH_IMAGES:
-        family, *suffix = name.split("-")
-        full = "-".join([f"tiny-{family}ForConditionalGeneration", *suffix])
-        save_llava(snapshot(cache, full), words)
+    for name, family in WITH_IMAGES.items():
+        vision_model(family)[0].save_pretrained(snapshot(cache, seeing(name)))
+
+
+def seeing(name: str) -> str:
+    """TRL's name of a model that reads images."""
+    family, *suffix = name.split("-")
+    return "-".join([f"tiny-{family}ForConditionalGeneration", *suffix])
+
+
+loaded = transformers.AutoProcessor.from_pretrained
+
+
+def processor(name: str, *args: Any, **options: Any) -> Any:
+    """Stands in for AutoProcessor, which needs torchvision for these."""
+    families = {f"{OWNER}/{seeing(each)}": family for each, family in WITH_IMAGES.items()}
+    return vision_model(families[name])[1] if name in families else loaded(name, *args, **options)
 
 
 def save(cache: Path, name: str, words: Any, kind: Any, **special: Any) -> Path:
@@ -183,7 +198,7 @@ def save(cache: Path, name: str, words: Any, kind: Any, **special: Any) -> Path:
 def snapshot(cache: Path, name: str) -> Path:
     """The folder of a model in a Hub cache."""
     revision = "0" * 40
-    folder = cache / f"models--trl-internal-testing--{name}"
+    folder = cache / f"models--{OWNER}--{name}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(revision)
     (folder / "snapshots" / revision).mkdir(parents=True)
@@ -201,7 +216,9 @@ def load_dataset(path: str, name: str, split: str | None = None, streaming: bool
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
     columns = {"prompt": prompts}
     if "image" in path:
-        columns |= {"images" if "multi" in path else "image": [None] * len(prompts)}
+        several = "multi" in path
+        seen = [picture(number, 24, 16) for number in range(len(prompts))]
+        columns |= {"images": [[each, each] for each in seen]} if several else {"image": seen}
     data = Dataset.from_dict(columns)
     parts = DatasetDict(train=data.select(range(17)), test=data.select(range(17, 19)))
     chosen = parts if split is None else parts[split]
@@ -211,6 +228,7 @@ def load_dataset(path: str, name: str, split: str | None = None, streaming: bool
 if TRAINER in os.environ:
     import_utils.is_jmespath_available = lambda: True
     import_utils.is_joblib_available = lambda: False
+    transformers.AutoProcessor.from_pretrained = processor
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:

@@ -84,8 +84,9 @@ def qwen(kind: str) -> tuple[Any, Any]:
     patches = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
     tower = {"depth": 2, "num_heads": 2, "initializer_range": 0.3, **patches}
-    name = {"2": "Qwen2VL", "2.5": "Qwen2_5_VL", "3": "Qwen3VL", "3.5": "Qwen3_5"}[kind]
-    if kind in ("3", "3.5"):
+    names = {"2": "Qwen2VL", "2.5": "Qwen2_5_VL", "3": "Qwen3VL"}
+    name = {**names, "3.5": "Qwen3_5", "3.5 MoE": "Qwen3_5Moe"}[kind]
+    if kind[0] == "3":
         rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
         tower |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
         tower |= {"num_position_embeddings": 64}
@@ -96,20 +97,21 @@ def qwen(kind: str) -> tuple[Any, Any]:
     else:
         tower |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
     text = text_of(tok, rope_parameters=rope, **({"head_dim": 8} if kind[0] == "3" else {}))
-    if kind == "3.5":
+    if kind.startswith("3.5"):
         # A layer with a recurrent state, and one with attention.
         rope["partial_rotary_factor"] = 1.0
         text |= {"layer_types": ["linear_attention", "full_attention"]}
         text |= {f"linear_{side}_head_dim": 8 for side in ("key", "value")}
         text |= {f"linear_num_{side}_heads": 2 for side in ("key", "value")}
+        text |= {"num_experts": 4, "num_experts_per_tok": 2} if kind != "3.5" else {}
+        text |= {f"{part}_intermediate_size": 32 for part in ("moe", "shared_expert")}
     config = getattr(hf, f"{name}Config")(text_config=text, vision_config=tower, **ids)
     config.tie_word_embeddings = False
     model = getattr(hf, f"{name}ForConditionalGeneration")(config)
     size = {"shortest_edge": 8 * 8, "longest_edge": 64 * 64}
     eye = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, temporal_patch_size=2, size=size)
     parts = {"image_processor": eye, "tokenizer": tok, "chat_template": tok.chat_template}
-    name = "Qwen3VL" if kind == "3.5" else name
-    return model, without_video(getattr(hf, f"{name}Processor"), **parts)
+    return model, without_video(getattr(hf, f"{names.get(kind, 'Qwen3VL')}Processor"), **parts)
 
 
 def idefics(name: str, *, splits: bool = False) -> tuple[Any, Any]:
@@ -185,7 +187,7 @@ def gemma3() -> tuple[Any, Any]:
         setattr(tok, f"{name}_id", tok.convert_tokens_to_ids(token))
     config = hf.Gemma3Config(
         text_config=text_of(tok, head_dim=8, sliding_window=512),
-        vision_config={**TOWER, "image_size": 16, "patch_size": 4},
+        vision_config={**TOWER, "image_size": 16, "patch_size": 4, "vision_use_head": False},
         image_token_index=tok.image_token_id,
         boi_token_index=tok.boi_token_id,
         eoi_token_index=tok.eoi_token_id,
@@ -237,7 +239,10 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "LLaVA-NeXT": lambda: llava(splits=True),
     "InternVL": internvl,
 }
-UNCACHED = {"Gemma 3": gemma3, "Gemma 4": gemma4, "Qwen3.5": lambda: qwen("3.5")}
+UNCACHED = {
+    "Gemma 3": gemma3, "Gemma 4": gemma4, "Qwen3.5": lambda: qwen("3.5"),
+    "Qwen3.5 MoE": lambda: qwen("3.5 MoE"),
+}  # fmt: skip
 
 
 def vision_model(family: str, seed: int = 0) -> tuple[Any, Any]:

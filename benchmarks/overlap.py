@@ -40,7 +40,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.watch import ProgressLines
+from trl_stppo.watch.lines import ProgressLines
 
 EPISODES, TURNS = 32, 4
 WAYS: dict[str, dict[str, Any]] = {

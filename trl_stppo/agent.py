@@ -10,7 +10,7 @@ from .generation.protocol import Backend, TurnRequest
 from .generation.sampling import SamplingSettings
 from .hub.loading import load_model, load_processor, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
-from .rollout.chat import ChatRenderer, Message
+from .rollout.chat import Message
 from .rollout.episode import Episode, Limits
 from .rollout.images import images_of, told, with_pictures
 from .rollout.messages import read_messages
@@ -296,17 +296,11 @@ class Agent:
         Raises:
             ValueError: the conversation fills the context, or the template has no tools.
         """
-        ends, kwargs = self._speaker.eos_token_ids, self.settings.chat_template_kwargs
+        kwargs = self.settings.chat_template_kwargs
         kinds = [entry.get("kind") for entry in self.settings.environments]
         uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
         template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
-        renderer = ChatRenderer(
-            self.tokenizer,
-            ends,
-            chat_template=template,
-            template_kwargs=kwargs,
-            reader=self.reader,
-        )
+        renderer = self._speaker.renderer(template, kwargs)
         talk: Any = messages
         before = 0
         if not isinstance(messages, str):

@@ -12,7 +12,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from tests.kit import builders
 from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer import display
-from trl_stppo.watch import ProgressLines
+from trl_stppo.watch.lines import ProgressLines
 from trl_stppo.watch.runs import SCORE, SUCCESS
 
 CONSOLE = Path(__file__).parents[1] / "fixtures" / "console.txt"

@@ -70,25 +70,33 @@ def load_rewards(args: AgentArguments) -> list[Any]:
     return [*models, *(load_reward(path) for path in args.reward_funcs or [])]
 
 
-def rows_are_here(args: AgentArguments) -> bool:
-    """Return whether the rows load without a download."""
-    offered = offered_by(args.environment, "datasets") or {}
-    return all(name in offered or Path(name).exists() for name in args.row_sources)
-
-
 def load_splits(args: AgentArguments) -> tuple[Dataset | IterableDataset, Rows]:
     """Load the training rows and the held-out rows (None without a test split), perhaps as streams."""
     offered = offered_by(args.environment, "datasets") or {}
-    if args.dataset_name is None and not args.datasets:
-        args.dataset_name = next(iter(offered), None)
     if args.datasets:
-        loaded = mixed(args)
-    elif args.dataset_name is None:
-        raise UsageError(f"`dataset_name` is not set; environment={args.environment} has no rows.")
-    elif rows := offered.get(args.dataset_name):
-        return rows("train"), rows("test")
+        if args.dataset_name is not None:
+            logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
+        args.dataset_name = None
+        for name in args.row_sources:
+            check_name("datasets", name)
+        loaded = get_dataset(args)
     else:
-        loaded = loaded_dataset(args)
+        args.dataset_name = name = args.dataset_name or next(iter(offered), None)
+        if name is None:
+            raise UsageError(
+                f"`dataset_name` is not set; environment={args.environment} has no rows."
+            )
+        if rows := offered.get(name):
+            return rows("train"), rows("test")
+        check_name("dataset_name", name)
+        path, streaming = Path(name), args.dataset_streaming
+        if not path.is_file():
+            loaded = load_dataset(name, args.dataset_config, streaming=streaming)
+        elif path.suffix in ROWS:
+            files = {"data_files": {"train": name}, "streaming": streaming}
+            loaded = load_dataset(ROWS[path.suffix], **files)
+        else:
+            raise UsageError(f"`dataset_name={name}`: a file must end in {', '.join(ROWS)}.")
     if args.dataset_train_split not in loaded:
         raise UsageError(
             f"`dataset_train_split={args.dataset_train_split!r}`: allowed are {', '.join(map(repr, loaded))}."
@@ -116,28 +124,6 @@ def drawn(rows: Dataset | IterableDataset, number: int) -> Dataset:
         return rows
     few = rows.shuffle(seed=0).take(number)
     return few if hasattr(few, "__len__") else Dataset.from_list(list(few))
-
-
-def mixed(args: AgentArguments) -> Splits:
-    """Load the mixture of data sets that the option `datasets` lists, with TRL's `get_dataset`."""
-    if args.dataset_name is not None:
-        logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
-        args.dataset_name = None
-    for name in args.row_sources:
-        check_name("datasets", name)
-    return get_dataset(args)
-
-
-def loaded_dataset(args: AgentArguments) -> Splits:
-    """Load the data set `dataset_name` from a file, a folder, or the Hub."""
-    name, streaming = str(args.dataset_name), args.dataset_streaming
-    check_name("dataset_name", name)
-    path = Path(name)
-    if not path.is_file():
-        return load_dataset(name, args.dataset_config, streaming=streaming)
-    if path.suffix not in ROWS:
-        raise UsageError(f"`dataset_name={name}`: a file must end in {', '.join(ROWS)}.")
-    return load_dataset(ROWS[path.suffix], data_files={"train": name}, streaming=streaming)
 
 
 def model_options(

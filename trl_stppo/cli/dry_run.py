@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from timeit import timeit
 from typing import Any, cast
 from unittest.mock import patch
@@ -37,6 +38,7 @@ from ..watch.runs import duration
 from . import agents
 from .env_check import play_agent, render
 from .flags import TrainArguments
+from .objects import offered_by
 from .usage import UsageError
 
 ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
@@ -45,7 +47,7 @@ JOINING = ("LOCAL_RANK", "WORLD_SIZE", "RANK", "MASTER_ADDR", *ENGINES)
 
 @dataclass
 class Plan:
-    """A planned run: parsed flags, number of processes, training rows, what an image costs."""
+    """A planned run: flags, number of processes, rows, policy without weights, what an image costs."""
 
     args: TrainArguments
     config: Any
@@ -53,6 +55,7 @@ class Plan:
     trainer_class: type[PPOTrainer]
     processes: int
     train: Any = None
+    model: PreTrainedModel | None = None
     images: str | None = None
 
 
@@ -79,14 +82,14 @@ def run(words: Sequence[str]) -> int:
         words = [*words, "--use_cpu", "true"]
     with alone(processes):
         plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)
+        plan_of_run.model = shape_of(plan_of_run)
         look(plan_of_run, found)
-        model = shape_of(plan_of_run)
-        rows = resolved(plan_of_run, model)
+        rows = resolved(plan_of_run)
         if plan_of_run.images is not None:
             rows["first image"] = plan_of_run.images
     # DeepSpeed takes steps with float32 copies of the weights; FSDP2 does in mixed precision.
     masters = bool(engines) and (plan_of_run.config.bf16 or engines == ["ACCELERATE_USE_DEEPSPEED"])
-    if not masters and (facts := rounding(plan_of_run, model)) is not None:
+    if not masters and (facts := rounding(plan_of_run)) is not None:
         found.notes.append(f"for weights of the usual size, {facts}. {WAYS_OUT}")
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
@@ -124,7 +127,9 @@ def look(run: Plan, found: Findings) -> None:
     except Exception as error:
         # Rows of the Hub are not downloaded, so an error about them is only a note.
         wrong = isinstance(error, (UsageError, FileNotFoundError))
-        (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
+        offered = offered_by(args.environment, "datasets") or {}
+        here = all(name in offered or Path(name).exists() for name in args.row_sources)
+        (found.problems if wrong or here else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)
     name, revision = str(model_args.model_name_or_path), model_args.model_revision
@@ -158,7 +163,6 @@ def look(run: Plan, found: Findings) -> None:
 def cost_of_images(run: Plan, factory: Any, processor: Any) -> str | None:
     """Describe what the first image of a run costs; None if the first row and turn show none."""
     row: Row = next(iter(run.train or ()), {})
-    model = shape_of(run)
     (read,), _ = rows_with_prompts([row], processor.tokenizer, owns_prompts=True, sees=True)
     messages = read["prompt"] if isinstance(read["prompt"], list) else []
     contents = [message.get("content") for message in messages]
@@ -171,9 +175,9 @@ def cost_of_images(run: Plan, factory: Any, processor: Any) -> str | None:
         player.close()
     blocks = [b for content in contents if isinstance(content, list) for b in content]
     picture = next((block["image"] for block in blocks if is_image(block)), None)
-    if model is None or picture is None:
+    if run.model is None or picture is None:
         return None
-    reader = make_reader(model, processor)
+    reader = make_reader(run.model, processor)
     image = reader.read(picture)
     size = sum(tensor.nbytes for tensor in reader.fields(image).values()) / 2**20
     return f"{image} are {size:.2g} MiB of tensors, and {len(image.png) / 2**20:.2g} MiB are kept"
@@ -220,36 +224,40 @@ def shape_of(run: Plan) -> PreTrainedModel | None:
     return None
 
 
-def rounding(run: Plan, model: PreTrainedModel | None) -> str | None:
+def rounding(run: Plan) -> str | None:
     """Describe which weights steps do not move, judged by the size of a new model's weights."""
     named = agents.model_options(run.model_args, run.config.model_init_kwargs).get("dtype")
-    own = getattr(model, "dtype", torch.float32)
+    own = getattr(run.model, "dtype", torch.float32)
     dtype = getattr(torch, str(named or "float32").removeprefix("torch."), own)
-    size = getattr(getattr(model, "config", None), "initializer_range", 0.02)
+    size = getattr(getattr(run.model, "config", None), "initializer_range", 0.02)
     usual, lora = (size * torch.randn(SAMPLE)).to(dtype), run.model_args.use_peft
     critic = run.trainer_class.has_critic and (run.args.value_model_name_or_path or not lora)
     full = {"learning_rate": not lora, "critic_learning_rate": critic}
     return rounded_away({f: [(usual, getattr(run.config, f))] for f in full if full[f]})
 
 
-def passes(run: Plan, model: PreTrainedModel | None) -> str:
-    """Describe whether forward passes of a model would be packed."""
+def passes(run: Plan) -> str:
+    """Describe whether forward passes would be packed."""
     if run.config.torch_compile:
         return "padded: `torch_compile` is set"
-    if model is None:
+    if run.model is None:
         return "not known before the model is here"
-    reason = supports(model)
+    reason = supports(run.model)
     return "packed" if reason is None else f"padded. {reason}"
 
 
-def seconds_per_rollout(run: Plan, model: PreTrainedModel) -> float:
-    """Estimate the seconds of a rollout batch and its updates, if every episode uses all its tokens.
+def length_of(run: Plan, rollouts: float) -> str:
+    """Describe how long one rollout batch and its updates take, and all together, without prompts.
 
-    Prompts and evaluations are not counted. A forward pass takes two operations per weight and token. A
-    backward pass takes twice as many, or as many if only adapters are trained. On a CPU, passes are about
-    half as fast as the matrix product that is timed here.
+    A forward pass takes two operations per weight and token. A backward pass takes twice as many, or as many
+    if only adapters are trained. On a CPU, passes are about half as fast as the matrix product that is timed
+    here.
     """
     config, critic = run.config, int(run.trainer_class.has_critic)
+    if run.model is None:
+        return "not known before the model is here"
+    if config.device.type != "cpu":
+        return "not known: on a GPU, the launch of kernels takes most of the sampling"
     each = (2 if run.model_args.use_peft else 3) + int(config.gradient_checkpointing)
     scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
     rounds = 1 + scored + config.num_iterations * each * (1 + critic)
@@ -257,26 +265,17 @@ def seconds_per_rollout(run: Plan, model: PreTrainedModel) -> float:
     matrix = torch.ones(1024, 1024)
     matrix @ matrix
     rate = 4 * 2 * 1024**3 / timeit(lambda: matrix @ matrix, number=4)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    return 2 * weights * tokens * rounds / (rate / 2) / run.processes
-
-
-def length_of(run: Plan, model: PreTrainedModel | None, rollouts: float) -> str:
-    """Describe how long one rollout batch takes at most, and how long all take together."""
-    if model is None:
-        return "not known before the model is here"
-    if run.config.device.type != "cpu":
-        return "not known: on a GPU, the launch of kernels takes most of the sampling"
-    seconds = seconds_per_rollout(run, model)
+    weights = sum(parameter.numel() for parameter in run.model.parameters())
+    seconds = 2 * weights * tokens * rounds / (rate / 2) / run.processes
     total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
-    least = duration(seconds / (run.config.max_turns or 1))
+    least = duration(seconds / (config.max_turns or 1))
     return (
         f"about {least} (one turn each) to {duration(seconds)} (all tokens) per rollout batch{total}, if no "
         "two episodes begin alike. Prompts and evaluations come on top"
     )
 
 
-def resolved(run: Plan, model: PreTrainedModel | None) -> dict[str, str]:
+def resolved(run: Plan) -> dict[str, str]:
     """Return the resolved settings of a run as texts by name, for the table of `--dry_run`."""
     args, config = run.args, run.config
     episodes, group = config.generation_batch_size, config.num_generations
@@ -298,7 +297,7 @@ def resolved(run: Plan, model: PreTrainedModel | None) -> dict[str, str]:
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
-        "forward passes": passes(run, model),
+        "forward passes": passes(run),
         "images": run.images or "none in the first row",
         "processes": str(run.processes),
         "environment": args.agent
@@ -314,5 +313,5 @@ def resolved(run: Plan, model: PreTrainedModel | None) -> dict[str, str]:
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
-        "time here": length_of(run, model, steps / each),
+        "time here": length_of(run, steps / each),
     }

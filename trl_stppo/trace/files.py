@@ -235,7 +235,13 @@ def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
         )
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
-    return sorted(latest, key=lambda entry: _order(entry[0]))
+
+    def order(entry: tuple[TracedUpdate, Path]) -> tuple[Any, ...]:
+        # An evaluation at step 8 comes before the rollout at step 8.
+        head = entry[0]
+        return head.global_step, head.phase == "train", head.update, head.name, head.process
+
+    return sorted(latest, key=order)
 
 
 def next_start(folder: Path) -> int:
@@ -294,11 +300,6 @@ def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, int | None]
         start > update.start and first_step is not None and step >= first_step
         for start, first_step in starts
     )
-
-
-def _order(update: TracedUpdate) -> tuple[Any, ...]:
-    # An evaluation at step 8 comes before the rollout at step 8.
-    return update.global_step, update.phase == "train", update.update, update.name, update.process
 
 
 def _known(cls: type, line: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,12 @@ def build_page(
     run, output = Path(run), Path(output)
     updates = read_updates(run)
     recorded = sum(update.episodes for update, _ in updates)
+    few = min(recorded, max_episodes or recorded)
+    wanted = {round(i * (recorded - 1) / max(1, few - 1)) for i in range(few)}
+    trained = {head.update for head, _ in updates if head.phase == "train"}
+    held = {(head.name, head.global_step) for head, _ in updates if head.phase == "eval"}
+    counts = {"update": len(trained), "evaluation": len(held)}
+    named = [f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()]
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
     try:
@@ -89,8 +95,9 @@ def build_page(
             tempfile.TemporaryFile("w+", encoding="ascii") as data,
         ):
             # Write the data first, because the heading has the number of readable episodes.
-            count = _write_blocks(data, updates, _evenly(recorded, max_episodes))
-            summary = _summary([update for update, _ in updates], count, recorded)
+            count = _write_blocks(data, updates, wanted)
+            shown = f"{count} episodes" + (f" of {recorded}" if count < recorded else "")
+            summary = f"{shown} from {' and '.join(named)}"
             title = f"Episodes of {run.resolve().name}"
             before, after = _frame(title, summary)
             page.write(before)
@@ -101,15 +108,6 @@ def build_page(
     finally:
         aside.unlink(missing_ok=True)
     return PageSummary(output, count, recorded)
-
-
-def _summary(updates: list[TracedUpdate], count: int, recorded: int) -> str:
-    shown = f"{count} episodes" + (f" of {recorded}" if count < recorded else "")
-    trained = len({update.update for update in updates if update.phase == "train"})
-    held = len({(update.name, update.global_step) for update in updates if update.phase == "eval"})
-    counts = {"update": trained, "evaluation": held}
-    named = [f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()]
-    return f"{shown} from {' and '.join(named)}"
 
 
 def _frame(title: str, summary: str) -> tuple[str, str]:
@@ -129,13 +127,6 @@ def _frame(title: str, summary: str) -> tuple[str, str]:
         for part in template("page.html").split("{{data}}")
     )
     return before, after
-
-
-def _evenly(count: int, limit: int | None) -> set[int]:
-    """Return at most `limit` positions, evenly spaced from the first to the last of `count` episodes."""
-    if limit is None or count <= limit:
-        return set(range(count))
-    return {round(i * (count - 1) / max(1, limit - 1)) for i in range(limit)}
 
 
 def _policy(*texts: str) -> str:

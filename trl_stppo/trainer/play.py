@@ -82,6 +82,13 @@ class Speaker:
         pad = tokenizer.pad_token_id
         self._pad = tokenizer.eos_token_id if pad is None else pad
 
+    def renderer(
+        self, chat_template: str | None = None, template_kwargs: dict[str, Any] | None = None
+    ) -> ChatRenderer:
+        """Return a chat renderer of the model's conversations; the template is the tokenizer's by default."""
+        options: Any = {"chat_template": chat_template, "template_kwargs": template_kwargs}
+        return ChatRenderer(self.tokenizer, self.eos_token_ids, reader=self.reader, **options)
+
     def backend(self, sampling: SamplingSettings) -> Backend:
         """Return a backend that samples by our cached generation, or by `generate` if the model needs it."""
         _, other = SamplingSettings.from_generation_config(
@@ -167,13 +174,10 @@ def prompt_template(
 
     If there are tools, a template that cannot render them raises ValueError.
     """
-    tokenizer, reader = speaker.tokenizer, speaker.reader
     if uses_tools:
-        return prepare_tool_tokenizer(tokenizer), None
-    ends = speaker.eos_token_ids
-    plain = ChatRenderer(tokenizer, ends, template_kwargs=template_kwargs, reader=reader)
+        return prepare_tool_tokenizer(speaker.tokenizer), None
     try:
-        return prepare(plain), None
+        return prepare(speaker.renderer(template_kwargs=template_kwargs)), None
     except ValueError as error:
         # The error is not raised here, because plain prompts need no template.
         return None, error
@@ -216,14 +220,7 @@ class Player:
                 uses_tools=bool(tool_factories or tools),
                 prepare=agent_template if agent else growing_template,
             )
-        ends = speaker.eos_token_ids
-        self.renderer = ChatRenderer(
-            speaker.tokenizer,
-            ends,
-            chat_template=template,
-            template_kwargs=template_kwargs,
-            reader=speaker.reader,
-        )
+        self.renderer = speaker.renderer(template, template_kwargs)
         self._engine = assemble(self.rollout, self.renderer, limits, agent_endpoint=agent_endpoint)
 
     def __enter__(self) -> Player:

@@ -80,10 +80,9 @@ def processor_of(processing_class: Any) -> dict[str, str] | None:
     eyes = getattr(processing_class, "image_processor", None)
     if eyes is None:
         return None
-    digest = _digest(
-        {**eyes.to_dict(), "tokens": processing_class.__dict__.get("image_seq_length")}
-    )
-    return {"class": type(processing_class).__name__, "backend": eyes.backend, "settings": digest}
+    backend = str(getattr(eyes, "backend", None))
+    kind, settings = type(processing_class).__name__, _digest(eyes.to_dict())
+    return {"class": kind, "backend": backend, "settings": settings}
 
 
 def algorithm_settings(args: PPOConfig) -> dict[str, object]:

@@ -44,7 +44,8 @@ nitpick_ignore_regex = [
     # What an episode holds of its images (docs/images.md).
     (r"py:.*", r"trl_stppo\.rollout\.images\.Image"),
     # The protocol of samplers, which scripts/verifier/ wraps.
-    (r"py:.*", r"(trl_stppo\.generation\.protocol\.)?Backend"),
+    (r"py:.*", r"(trl_stppo\.generation\.protocol\.)?(Backend|TurnRequest)"),
+    (r"py:.*", r"trl_stppo\.rollout\.chat\.ChatRenderer"),
 ]
 
 # Pages are plain Markdown that GitHub shows as well; a fence named math is a formula in both.

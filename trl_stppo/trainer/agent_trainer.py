@@ -192,6 +192,7 @@ class AgentTrainer(Bridge):
             num_generations=self.num_generations,
             uses_tools=bool(self.tools),
             has_critic=self.has_critic,
+            sees=self.reader is not None,
         )
 
     def _build_models(self, run: RunPlan) -> None:

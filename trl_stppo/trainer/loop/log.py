@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerState
 
-from ...rollout.images import replaced
+from ...rollout.images import as_blocks, replaced
 from ...rollout.record import StopReason
 from ..batch import Estimates
 from ..bridge import Bridge
@@ -135,7 +134,7 @@ def reward_figures(every: Sequence[PlayedEpisode], names: Sequence[str]) -> dict
     rows = [[*e.rewards[: len(names)], e.reward] for e in every]
     table = torch.tensor(rows, dtype=torch.float64)
     keys = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in names]
-    result = {}
+    result: dict[str, float] = {}
     for (mean, deviation), column in zip([*keys, ("reward", "reward_std")], table.T, strict=True):
         # Rewards are float32 numbers, so smaller differences are rounding errors.
         result |= {mean: column.nanmean().item(), deviation: spread(column.float()).item()}
@@ -164,6 +163,7 @@ class RolloutLog:
     num_generations: int
     uses_tools: bool
     has_critic: bool
+    sees: bool = False
 
     def add(self, metrics: dict[str, float]) -> None:
         """Add metrics, equal on all processes, to the next log."""
@@ -217,7 +217,14 @@ class RolloutLog:
     def table(self, rollout: Played, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Add the episodes of all processes to the table of completions."""
         logs = self.completions
-        emptied = partial(replaced, shown=lambda block: {"type": "image"})
+
+        def emptied(messages: Any) -> Any:
+            empty = replaced(messages, lambda block: {"type": "image"})
+            if not self.sees or isinstance(empty, str):
+                return empty
+            # The table is written as Parquet, whose columns have one form.
+            return [{**m, "content": as_blocks(m.get("content") or "")} for m in empty]
+
         prompts = [emptied(row["prompt"]) for row in rollout.rows_of_episodes()]
         logs["prompt"].extend(gather_object(prompts))
         logs["completion"].extend(gather_object(rollout.completions(self.decode, emptied)))

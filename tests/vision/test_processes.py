@@ -16,11 +16,19 @@ def test_two_processes_move_the_weights_as_one(case, tmp_path):
     largest = max(
         float(move.abs().max()) for name, move in one["moved"].items() if name != "critic"
     )
+    towers = [name for name in one["moved"] if "vis" in name]
+    seen = max(float(one["moved"][name].abs().max()) for name in towers)
+    assert seen > 0
     for rank in ranks:
         found = rank[case]
         assert found["figures"] == pytest.approx(one["figures"], rel=1e-4)
         for name, move in one["moved"].items():
             if name != "critic":
                 assert float((found["moved"][name] - move).abs().max()) < 1e-4 * largest, name
+        # What reads images moves less than the rest.
+        for name in towers:
+            assert float((found["moved"][name] - one["moved"][name]).abs().max()) < 1e-3 * seen, (
+                name
+            )
         for own, move in zip(found["moved"]["critic"], one["moved"]["critic"], strict=True):
             assert float((own - move).abs().max()) < 1e-4 * float(move.abs().max()) + 1e-9

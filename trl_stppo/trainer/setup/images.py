@@ -6,7 +6,6 @@ import inspect
 import logging
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import ProcessorMixin
 
@@ -26,26 +25,11 @@ def build_reader(host: Bridge) -> ImageReader | None:
     processor: Any = host.processing_class
     if not isinstance(processor, ProcessorMixin):
         return None
-    model = host.accelerator.unwrap_model(host.model)
-    host.reader = reader = make_reader(model, processor)
-    if host.accelerator.num_processes > 1:
-        model.register_forward_hook(_with_all_weights, with_kwargs=True)
+    reader = make_reader(host.accelerator.unwrap_model(host.model), processor)
+    host.reader = reader
     if host.chat_template or host.text_tokenizer.chat_template:
         _check_template(host, reader)
     return reader
-
-
-def _with_all_weights(model: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
-    """Give the weights that read images a gradient of zero in a pass without images.
-
-    DDP sums no gradients of weights that the last pass of a step leaves out, also if earlier passes had some.
-    """
-    if given.get("pixel_values") is None and torch.is_grad_enabled():
-        zero = sum(p.flatten()[0] * 0.0 for p in model.parameters() if p.requires_grad)
-        for name, value in output.items():
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                output[name] = value + zero
-    return output
 
 
 def make_reader(model: nn.Module, processor: Any) -> ImageReader:

@@ -14,6 +14,7 @@ from trl_stppo.trainer.ppo_config import ALIASES
 NAN = math.nan
 CONFIGS = [PPOConfig, STPPOConfig, STGRPOConfig]
 COLOCATED = {"use_vllm": True, "vllm_mode": "colocate"}
+ADAPTERS = {"model_adapter_name": "policy", "ref_adapter_name": "reference"}
 UNBOUNDED = {"vllm_importance_sampling_clip_min": None, "vllm_importance_sampling_clip_max": None}
 # The message names the first of each, and shows its value. A name comes up twice with two kinds of mistake.
 REFUSED = [
@@ -49,6 +50,7 @@ REFUSED = [
     {"metric_for_best_model": "eval_loss"},
     {"save_best": True, "rollout_staleness": 1},
     {"rollout_staleness": 2, "use_vllm": True},
+    *({name: value} for name, value in ADAPTERS.items()),
     # dictionaries
     {"generation_kwargs": {"temperature": 0.5}},
     *(

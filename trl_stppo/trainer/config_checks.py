@@ -21,6 +21,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "top_entropy_quantile": (1.0,),
     "use_adaptive_entropy": (False,),
     "fp16": (False,),
+    "model_adapter_name": (None, "default"),
+    "ref_adapter_name": (None, "ref"),
 }
 # Key of `generation_kwargs` without effect, as limits and ends are set per turn -> the setting to use.
 OF_TURNS = {

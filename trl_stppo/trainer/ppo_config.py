@@ -13,11 +13,12 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config_checks import as_floats, check_finite, check_values
-from .options import ALIASES, option
+from .options import ALIASES, option, takes_ignored
 
 logger = logging.getLogger(__name__)
 
 
+@takes_ignored
 @dataclass
 class PPOConfig(GRPOConfig):
     """Configuration of [`PPOTrainer`]: [`~trl.GRPOConfig`] with new options and other defaults.
@@ -43,7 +44,7 @@ class PPOConfig(GRPOConfig):
     takes_second_gradient = False
     stabilizers: ClassVar[Sequence[str]] = ()
 
-    # Not options; PPO scripts read them.
+    # Not options; PPO scripts read them, and may set them (`options.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
     ref_adapter_name: ClassVar[str | None] = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
-from .options import option
+from .options import option, takes_ignored
 from .stppo_config import STPPOConfig
 
 # Variant -> its (importance_sampling_level, whether its updates are stabilised).
@@ -24,6 +24,7 @@ CRITICS_OPTIONS = (
 )
 
 
+@takes_ignored
 @dataclass(repr=False)
 class STGRPOConfig(STPPOConfig):
     """Configuration of [`STGRPOTrainer`]: [`STPPOConfig`] without the critic's options.

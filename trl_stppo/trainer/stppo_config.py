@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core import TOKEN_CLIPRANGE
-from .options import option
+from .options import option, takes_ignored
 from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales
 
@@ -21,6 +21,7 @@ VARIANTS: dict[str, tuple[str, bool]] = {
 }
 
 
+@takes_ignored
 @dataclass(repr=False)
 class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: [`PPOConfig`] with turn-level ratios and stabilizers.

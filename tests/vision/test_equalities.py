@@ -108,10 +108,9 @@ def test_packs_equal_padded_rows_equal_upstream_equal_single_rows(family, tmp_pa
     assert trainer._player.sampler._is_cached
     data, forward, model = trainer.data, trainer._forward, trainer.model.eval()
     mask = data["loss_mask"]
-    assert (
-        float((data["sampling_per_token_logps"] - data["old_per_token_logps"])[mask].abs().max())
-        < NATS
-    )
+    sampled, old = (data[f"{name}_per_token_logps"][mask] for name in ("sampling", "old"))
+    # The random models have unlikely tokens, whose numbers have fewer digits after the point.
+    torch.testing.assert_close(sampled, old, atol=NATS, rtol=1e-6)
     with torch.no_grad():
         single, rows = own_logprobs(trainer), forward._rows(data)
         pack = rows.build([*range(8)])

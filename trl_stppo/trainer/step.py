@@ -457,13 +457,8 @@ def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
     return ~torch.stack(sound).all()
 
 
-def set_base_rate(
-    schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
-) -> None:
+def set_base_rate(schedule: Any, group: dict[str, Any], index: int, old: float, new: float) -> None:
     """Set a group's base learning rate, and the scheduled rate of the next optimizer step."""
-    if index is None:
-        # A separate critic optimizer has no scheduler: it reads the setting at each step.
-        return
     scheduler: Any = getattr(schedule, "scheduler", schedule)
     if hasattr(scheduler, "lr_lambdas"):
         rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)

@@ -65,7 +65,7 @@ def draw_sweep(
     swept = [record for record in records if "learning_rate" in record["overrides"]]
     others = [record for record in records if "learning_rate" not in record["overrides"]]
     panels = list(groups(swept, "task").items()) + list(groups(others, "task", "arm").items())
-    figure, axes = panels_of(len(panels))
+    figure, axes = panels_of(len(panels), columns=2)
     for axis, ((task, *arm), runs) in zip(axes, panels, strict=True):
         title = labels.get(task, task)
         if arm:
@@ -122,15 +122,15 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(values[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(values))]
 
 
-def panels_of(count: int) -> tuple[Any, list[Any]]:
-    """Make a figure with so many panels, four in a row.
+def panels_of(count: int, columns: int = 4) -> tuple[Any, list[Any]]:
+    """Make a figure with so many panels, at most `columns` in a row.
 
     Raises:
         ValueError: there is nothing to draw.
     """
     if not count:
         raise ValueError("no record has what the figure shows")
-    columns = min(count, 4)
+    columns = min(count, columns)
     rows = -(-count // columns)
     size = (3.1 * columns + 1, 2.9 * rows + 0.4)
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)

@@ -14,7 +14,11 @@ PACKAGE = ROOT / "trl_stppo"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What environments and their adapters play, and how they look a tool over.
-ENV_PACKAGES = {*("datasets", "transformers"), *("gem", "gymnasium", "mcp", "numpy", "openenv")}
+ENV_PACKAGES = {
+    "PIL",
+    *("datasets", "transformers"),
+    *("gem", "gymnasium", "mcp", "numpy", "openenv"),
+}
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {

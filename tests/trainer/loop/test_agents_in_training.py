@@ -226,7 +226,7 @@ def test_an_address_is_open_to_the_secret_of_a_running_episode_alone(tmp_path):
             with pytest.raises((openai.AuthenticationError, UnicodeEncodeError)):
                 ask(key)
         with pytest.raises(openai.APIStatusError) as caught:
-            ask(client.api_key, size=17 * 2**20)
+            ask(client.api_key, size=65 * 2**20)
         assert caught.value.status_code == 413
         assert ask(client.api_key).choices[0].message.content
         return 1.0

@@ -326,7 +326,7 @@ def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
     Returns:
         [B] float, detached, in at least float32; 0 for an episode without a token that counts.
 
-    Source: this package's own, found as the control of a study (docs/stability.md). Precedents: TOPR
+    Source: this package's own, found as the control of a study (docs/lab/rivals.md). Precedents: TOPR
         learns less from failures (arXiv:2503.14286); RAFT leaves them out (arXiv:2304.06767).
     """
     check_mask("loss_mask", loss_mask)
@@ -345,7 +345,7 @@ def normalization_scale(grad_norm: Tensor, clip_bias_norm: Tensor, mode: str) ->
         share      g / (g + C)   never amplifies, unit-free, smooth
 
     and 1 in both modes if nothing is clipped (C <= 1e-12, so 0 / 0 counts as 1), which holds exactly
-    at the first step after a rollout. A norm that is not finite gives 1 as well, so that the
+    at the first step after a fresh rollout. A norm that is not finite gives 1 as well, so that the
     trainer's guard still detects a gradient that is not finite.
 
     Args:
@@ -389,7 +389,7 @@ def logit_space_squares(
     uniform over its support. Sums over tokens treat these gradients as orthogonal.
 
     Only the ratio of two such norms carries over to the parameters behind the logits, and only as far
-    as kept and clipped tokens are alike: `docs/algorithm.md` has the measured agreement.
+    as kept and clipped tokens are alike: `docs/lab/measurements.md` has the measured agreement.
 
     Args:
         coefficient: [B, T] float, c_t.

@@ -12,7 +12,7 @@ from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, Stabilizer, check_linear, scales
 
 # Stabilizers of a stabilised variant. "winners" is not a default, because it converges too early if the
-# policy has not found a way to play yet (docs/stability.md).
+# policy has not found a way to play yet (docs/algorithm.md).
 DEFAULT_STABILIZERS = ("trust_region", "share")
 # Variant -> its (importance_sampling_level, whether its updates are stabilised).
 VARIANTS: dict[str, tuple[str, bool]] = {

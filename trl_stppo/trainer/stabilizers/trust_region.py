@@ -18,7 +18,7 @@ from .base import Stabilizer, register
 
 @register
 class TrustRegion(Stabilizer):
-    """Allows an update a KL that follows what there is to gain; a step beyond it is not taken.
+    """Allows an update a KL that follows what there is to gain; a policy that is far beyond takes no more steps.
 
     The KL per turn is measured from the policy at the start of the update, in the loss's passes over the
     mini-batches after a step. A mini-batch whose KL is too large gives the policy no step. A factor of at
@@ -29,7 +29,7 @@ class TrustRegion(Stabilizer):
     """
 
     name = "trust_region"
-    meaning = "keeps an update's KL per turn within what there is to gain"
+    meaning = "ends an update's steps far beyond a KL per turn that follows what there is to gain"
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
     least_turns: ClassVar[int] = core.LEAST_TURNS

@@ -47,6 +47,21 @@ def test_what_is_no_single_image_is_refused(bad, reader):
         reader.read(bad())
 
 
+@pytest.mark.parametrize("family", ["Qwen2.5-VL", "LLaVA", "SmolVLM"])
+@pytest.mark.parametrize("mode", ["RGBA", "P"])
+def test_what_is_transparent_is_white_as_in_the_processor(family, mode):
+    model, processor = vision_model(family)
+    seen = picture(1).convert("RGBA")
+    seen.putalpha(Image.linear_gradient("L").resize(seen.size))
+    if mode == "P":
+        seen = picture(1).convert("P")
+        seen.info["transparency"] = seen.getpixel((0, 0))
+    reader = make_reader(model, processor)
+    found = reader.fields(reader.read(seen))["pixel_values"]
+    expected = processor.image_processor(images=[seen], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(found.reshape(expected.shape), expected)
+
+
 def test_an_image_is_known_by_its_pixels(reader):
     one = reader.read(picture(1))
     assert reader.read(picture(1)) is one

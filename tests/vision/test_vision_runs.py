@@ -6,10 +6,13 @@ import re
 
 import pytest
 import torch
+from datasets import Dataset
 from PIL import Image
 
-from tests.kit.vision import picture
-from tests.kit.vision_runs import rows, trained, vision_trainer
+from tests.kit.vision import picture, vision_model
+from tests.kit.vision_runs import Pictures, rows, trained, vision_trainer
+from trl_stppo import Agent
+from trl_stppo.hub.settings import AgentSettings
 from trl_stppo.rollout import images
 from trl_stppo.trace import read_trace
 from trl_stppo.trainer import recorder
@@ -34,12 +37,42 @@ def test_a_resumed_run_ends_bit_equal(tmp_path):
 
 
 @pytest.mark.long
-def test_rollouts_ahead_are_those_of_stale_policies(tmp_path):
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_rollouts_ahead_are_those_of_stale_policies(of_rows, tmp_path):
+    own = [[picture(i)] for i in range(8)]
+    seen = Dataset.from_dict({**rows().to_dict(), "images": own})
+    options = {"train_dataset": seen} if of_rows else {}
+    options |= {**SPLIT, "max_steps": 3}
     ends = [
-        weights(trained(vision_trainer(tmp_path / name, "LLaVA", **SPLIT, max_steps=3, **{name: value})))
+        weights(trained(vision_trainer(tmp_path / name, "LLaVA", **options, **{name: value})))
         for name, value in (("rollout_overlap", True), ("rollout_staleness", 1))
-    ]  # fmt: skip
+    ]
     assert torch.equal(*ends)
+
+
+def test_image_tokens_are_not_sampled_beside_others_and_the_sampler_stays_exact(tmp_path):
+    options = {**SPLIT, "generation_kwargs": {"suppress_tokens": [65, 66]}}
+    trainer = vision_trainer(tmp_path, "LLaVA", **options)
+    settings, _ = trainer._player.sampler._settings()
+    assert settings.suppress_tokens == [65, 66, trainer.reader.image_id]
+    assert trainer._player.sampler.is_exact, "the watch of the sampler needs this"
+
+
+@pytest.mark.parametrize("place", ["kwargs", "model"])
+def test_an_agent_samples_no_suppressed_token(place):
+    def first(model, **options):
+        agent = Agent(model, processor, AgentSettings(**limits), **options)
+        episode = agent.run(Pictures, rows(1)[0])
+        return episode.ids[episode.turn_spans[0][0]]
+
+    limits = {"max_turns": 1, "max_turn_tokens": 4, "max_completion_length": 200}
+    model, processor = vision_model("LLaVA")
+    token = first(model)
+    if place == "model":
+        model.generation_config.suppress_tokens = [token]
+        assert first(model) != token
+    else:
+        assert first(model, generation_kwargs={"suppress_tokens": [token]}) != token
 
 
 def test_an_evaluation_does_not_depend_on_its_batches(tmp_path):

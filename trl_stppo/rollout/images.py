@@ -346,7 +346,13 @@ def _pixels(picture: Any) -> Any:
     if not 0 < width * height <= MOST_PIXELS:
         raise ValueError(f"an image has {width} x {height} pixels; allowed are 1 to {MOST_PIXELS}")
     try:
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        picture = ImageOps.exif_transpose(picture)
+        if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+            # On white, as transformers does; `convert` alone shows what a transparent pixel hides.
+            picture = picture.convert("RGBA")
+            white = Pillow.new("RGBA", picture.size, "white")
+            picture = Pillow.alpha_composite(white, picture)
+        return picture.convert("RGB")
     except Exception as error:
         # Decoders of damaged files raise various errors.
         raise ValueError(f"an image cannot be decoded: {error}") from error

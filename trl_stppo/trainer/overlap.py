@@ -8,6 +8,7 @@ resumed run plays its unfinished rollout again.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -42,7 +43,7 @@ class Flight(Future[Raw]):
     def __init__(self, rows: list[Row], play: Callable[[], Raw], device: torch.device) -> None:
         super().__init__()
         # Store the text, because an environment may change its row later.
-        self.rows = repr(rows)
+        self.rows = told_rows(rows)
         self._play, self._device = play, device
         self.seconds = self.ended = 0.0
 
@@ -142,7 +143,7 @@ class OverlappedSource(RolloutSource):
         raw = flight.result()
         # Reset only now, because `running` must find an unfinished rollout to interrupt it.
         self._flight = None
-        if flight.rows != repr(rows):
+        if flight.rows != told_rows(rows):
             raise RuntimeError(
                 "`rollout_overlap=True`: training reads other rows than were played ahead."
             )
@@ -200,3 +201,8 @@ def _play_all(jobs: SimpleQueue[Any]) -> None:
 
 def _turns(episodes: list[Episode]) -> int:
     return sum(episode.num_turns for episode in episodes)
+
+
+def told_rows(rows: list[Row]) -> str:
+    """Return rows as text, without the addresses of their images."""
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(rows))

@@ -91,15 +91,21 @@ class Speaker:
 
     def backend(self, sampling: SamplingSettings) -> Backend:
         """Return a backend that samples by our cached generation, or by `generate` if the model needs it."""
-        _, other = SamplingSettings.from_generation_config(
+        given, other = SamplingSettings.from_generation_config(
             GenerationConfig(**self._options), self.model.generation_config
         )
         if supports(self.model) or other is not None or not self._is_right:
             return BatchedBackend(lambda *batch: self._generate(sampling, *batch))
-        if self.reader is not None:
-            sampling = replace(sampling, suppress_tokens=[self.reader.image_id])
+        assert given is not None
+        never = [*(given.suppress_tokens or ()), *self._image_ids]
+        sampling = replace(sampling, suppress_tokens=never or None)
         options: Any = {"pad_token_id": self._pad, "reader": self.reader}
         return CachedBackend(self.model, sampling, self.eos_token_ids, **options)
+
+    @property
+    def _image_ids(self) -> list[int]:
+        """Tokens of images, which the policy must not sample."""
+        return [] if self.reader is None else [self.reader.image_id]
 
     @cached_property
     def _is_right(self) -> bool:
@@ -138,7 +144,9 @@ class Speaker:
         device = self.model.get_input_embeddings().weight.device
         ids = ids.to(device)
         if self.reader is not None:
-            settings["suppress_tokens"] = [self.reader.image_id]
+            own = self.model.generation_config.suppress_tokens
+            own = self._options.get("suppress_tokens", own) or ()
+            settings["suppress_tokens"] = [*own, *self._image_ids]
             settings |= self.reader.padded_inputs(images or [()] * len(rows), ids)
         output = self.model.generate(
             input_ids=ids,

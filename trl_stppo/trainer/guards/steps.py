@@ -117,8 +117,8 @@ class Guards:
             folders = checkpoints(Path(self._args.output_dir))
             good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
             logger.warning(
-                "In the rollout after step %d, %s. Last checkpoint before the fall: %s. docs/reliability.md says "
-                "what to look at.",
+                "In the rollout after step %d, %s. Last checkpoint before the fall: %s. docs/reliability.md "
+                "says what to look at.",
                 step, fall, good[-1] if good else "none, so begin again",
             )  # fmt: skip
 

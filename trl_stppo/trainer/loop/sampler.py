@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -133,6 +133,9 @@ class TurnSampler:
     def is_exact(self) -> bool | None:
         """Return whether sampler and training should agree to float32's accuracy; None if settings differ."""
         settings, _ = self._settings()
+        if settings is not None and self.reader is not None:
+            # Log-probabilities ignore suppressed tokens, and every run with images suppresses some.
+            settings = replace(settings, suppress_tokens=None)
         if settings is None or settings.truncates or not self.args.disable_dropout:
             return None
         rough = self.args.use_vllm or self.accelerator.mixed_precision != "no"

@@ -27,6 +27,9 @@ def build_reader(host: Bridge) -> ImageReader | None:
         return None
     reader = make_reader(host.accelerator.unwrap_model(host.model), processor)
     host.reader = reader
+    # `generation_kwargs` replace what TRL sets.
+    config = host.generation_config
+    config.suppress_tokens = sorted({*(config.suppress_tokens or ()), reader.image_id})
     if host.chat_template or host.text_tokenizer.chat_template:
         _check_template(host, reader)
     return reader

@@ -18,7 +18,7 @@ from .base import Stabilizer, register
 
 @register
 class TrustRegion(Stabilizer):
-    """Allows an update a KL that follows what there is to gain; a policy that is far beyond takes no more steps.
+    """Allows an update a KL that follows what there is to gain; a policy far beyond it takes no more steps.
 
     The KL per turn is measured from the policy at the start of the update, in the loss's passes over the
     mini-batches after a step. A mini-batch whose KL is too large gives the policy no step. A factor of at

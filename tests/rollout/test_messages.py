@@ -152,3 +152,12 @@ def test_a_result_that_holds_itself_is_text_too():
 ])  # fmt: skip
 def test_images_are_found_in_blocks(content, has):
     assert has_image(content) is has
+
+
+def test_a_text_block_beside_an_image_is_a_text_or_refused():
+    image = {"type": "image", "image": object()}
+    blocks = [{"type": "text", "text": "a", "image": None}, {**image, "text": None}]
+    (read,) = read_messages([{"role": "user", "content": blocks}])
+    assert read["content"] == [{"type": "text", "text": "a"}, image]
+    with pytest.raises(ValueError, match="`content`"):
+        read_messages([{"role": "user", "content": [{"type": "text", "text": None}, image]}])

@@ -36,7 +36,7 @@ def read_message(message: Any, names: dict[str, str]) -> dict[str, Any]:
         raise ValueError(f"{message!r:.80} has no `role`")
     read["role"] = {"developer": "system"}.get(role, role)
     if "content" in message:
-        read["content"] = _text(message["content"])
+        read["content"] = _text(read.get("content"))
     if calls := read.get("tool_calls"):
         read["tool_calls"] = [_call(call) for call in calls]
         for call in calls:
@@ -66,12 +66,17 @@ def _given(value: Any) -> Any:
 
 
 def _text(content: Any) -> Any:
-    if has_image(content) and all(block.get("type") in ("image", "text") for block in content):
+    if has_image(content) and all(map(_is_block, content)):
         return content
     text = content or "" if isinstance(content, str | None) else joined_text(content)
     if text is None:
         raise ValueError(f"`content` is {content!r:.80}; allowed are text and blocks of text")
     return text
+
+
+def _is_block(block: Any) -> bool:
+    """Return whether a block is an image, or a text that is there."""
+    return block.get("type") == "image" or isinstance(block.get("text"), str)
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -58,7 +58,6 @@ def main() -> None:
         num_mini_batches=2,
         num_ppo_epochs=2,
         max_steps=options.rollouts * 4,
-        stabilizers=["trust_region", "share"],
         learning_rate=options.rate,
         critic_learning_rate=options.rate,
         lr_scheduler_type="constant",

@@ -25,7 +25,7 @@ SETTINGS = {
     "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_mini_batches": 2,
     "num_ppo_epochs": 2, "max_steps": STEPS, "max_turns": 3, "max_turn_tokens": 6,
     "max_completion_length": 64, "learning_rate": 3e-3, "critic_learning_rate": 1e-2,
-    "lr_scheduler_type": "linear", "disable_dropout": False, "bf16": False,
+    "lr_scheduler_type": "linear", "disable_dropout": False, "stabilizers": ["share"], "bf16": False,
     "gradient_checkpointing": False, "use_cpu": True, "report_to": "none", "disable_tqdm": True,
     "logging_steps": 3, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2,
     "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True,

@@ -31,7 +31,12 @@ RUN = {
 # Each makes something matter that a checkpoint could forget.
 CASES = {
     "separate critic": {},
-    "shared critic, dropout": {"lora": True, "disable_dropout": False, "critic_warmup_steps": 4},
+    "shared critic, dropout": {
+        "lora": True,
+        "disable_dropout": False,
+        "stabilizers": ["share"],
+        "critic_warmup_steps": 4,
+    },
     "log seldom": {"logging_steps": 5, "beta": 0.1, "log_completions": True},
     "moving reference": {"sync_ref_model": True, "ref_model_sync_steps": 3, "kl_coef": 0.3},
     "fewer rows than a rollout batch": {"rows": 5},

@@ -52,7 +52,8 @@ VLLM_READ = (
 )
 BORROWED_ATTRIBUTES = (
     "_buffered_inputs", "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs",
-    "_signature_columns", "_step", "_total_loss_scalar", "_tokenizer", "_last_loaded_step",
+    "_signature_columns", "_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged",
+    "_tokenizer", "_last_loaded_step",
     "_finish_current_push", "aux_loss_enabled", "beta", "chat_template",
     "chat_template_kwargs", "environments", "eos_token_ids", "generation_config",
     "generation_kwargs", "ref_model", "reward_weights", "router_aux_loss_coef",

@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scaled gradient": {"stabilizers": ["triggered"], "max_grad_norm": 0.5, "beta": 0.1},
     "weighted episodes": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
     "a step that follows the KL": {"variant": "st-ppo", "stabilizers": ["trust_region", "share"],
-                                   "desired_kl": 1e-6},
+                                   "desired_kl": 1e-6, "learning_rate": 3.0},
     "a process without a winner": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
                             "critic_warmup_steps": 2, "whiten_rewards": True,

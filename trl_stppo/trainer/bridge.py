@@ -63,8 +63,6 @@ class Bridge(GRPOTrainer):
     # Values that reward functions passed to `log_metric`, and columns that they passed to `log_extra`.
     pending_metrics = Private[dict[str, list[float]]]("_pending_metrics")
     pending_columns = Private[dict[str, list[Any]]]("_pending_extra_logs")
-    # The sum of the loss of the run's logged steps.
-    total_loss = Private[float]("_total_loss_scalar")
     # The tokenizer, without the processor around it.
     text_tokenizer = Private[PreTrainedTokenizerBase]("_tokenizer")
     # The columns that upstream keeps in each row.
@@ -80,6 +78,15 @@ class Bridge(GRPOTrainer):
     def inside_rollout(self) -> bool:
         """Whether more optimizer steps will train on the rollout batch in the buffer."""
         return self.micro_step % self.args.micro_batches_per_rollout != 0
+
+    @property
+    def loss_sums(self) -> tuple[torch.Tensor, float, int]:
+        """The sum of the loss since the last log, its sum before that log, and the step of that log."""
+        return self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged
+
+    @loss_sums.setter
+    def loss_sums(self, value: tuple[torch.Tensor, float, int]) -> None:
+        self._tr_loss, self._total_loss_scalar, self._globalstep_last_logged = value
 
     @property
     def next_log(self) -> list[dict[str, Any] | list[Any]]:

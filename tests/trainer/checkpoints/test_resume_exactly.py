@@ -83,9 +83,9 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("case", "step"), quick([*NOW, *SLOW], *NOW))
-def test_every_checkpoint_continues_bit_for_bit(case, step, uninterrupted, tmp_path):
+def test_every_checkpoint_continues_bit_for_bit(case, step, uninterrupted):
     folder, reference, result = uninterrupted(case)
-    resumed = build(case, tmp_path)
+    resumed = build(case, folder, save_strategy="no")
     again = resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert resumed.state.global_step == reference.state.global_step == 12
     assert_same_run(resumed, reference)

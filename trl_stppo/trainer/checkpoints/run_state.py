@@ -1,7 +1,7 @@
 """Saving and restoring of a run's state besides weights and optimizers.
 
 Checkpoints stand between rollouts: a save or an evaluation that is due inside an update is made at the
-update's end, and a resumed run begins with a rollout. A save logs first, so no metrics are left to keep.
+update's end, and a resumed run begins with a rollout.
 """
 
 from __future__ import annotations
@@ -109,15 +109,13 @@ class RunState(TrainerCallback):
         waits = self._host.inside_rollout and not control.should_training_stop
         self._due = due if waits else (False, False)
         control.should_evaluate, control.should_save = (False, False) if waits else due
-        # A checkpoint holds no metrics.
-        control.should_log |= control.should_save
         # A run that ends early evaluates no more.
         control.should_evaluate &= self._ending.reason is None
 
     def set_final_loss(self, logs: dict[str, float]) -> None:
         """Average the loss in the run's last log over all steps of the run."""
         if "train_loss" in logs:
-            logs["train_loss"] = self._host.total_loss / max(self._host.state.global_step, 1)
+            logs["train_loss"] = self._host.loss_sums[1] / max(self._host.state.global_step, 1)
 
     def write(self, folder: Path) -> None:
         """Save the run's state into a checkpoint; all processes must call this, and one writes."""
@@ -129,21 +127,30 @@ class RunState(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         if self._optimizers.critic is not None:
             self._optimizers.critic.save(folder, writes=saves)
+        state = self._collected()
         if saves:
-            torch.save(self._collected(), folder / STATE)
+            torch.save(state, folder / STATE)
         if saves and args.sync_ref_model and self._host.ref_model is not None:
             reference = self._host.accelerator.unwrap_model(self._host.ref_model)
             torch.save(reference.state_dict(), folder / REFERENCE)
 
     def _collected(self) -> dict[str, Any]:
-        """Return the state between two rollouts, equal on all processes."""
+        """Return the state between two rollouts, equal on all processes, which must all call this."""
         host = self._host
+        loss, total_loss, last_logged = host.loss_sums
         epoch, sampler = host.state.epoch or 0.0, self._epoch_start
         ended = epoch == int(epoch) and self._began_at != host.state.global_step
         if self._generator is not None and ended:
             sampler = self._generator.get_state()
         return {
-            "total_loss": host.total_loss,
+            # The next log averages the loss over processes.
+            "loss": host.accelerator.reduce(loss.detach(), "mean").cpu(),
+            "total_loss": total_loss,
+            "last_logged": last_logged,
+            "metrics": {
+                mode: {name: [float(value) for value in values] for name, values in figures.items()}
+                for mode, figures in host.next_metrics.items()
+            },
             "sampler": sampler,
             "passes": self._passes,
             "pass_start": self._pass_start,
@@ -212,7 +219,10 @@ class RunState(TrainerCallback):
                 "%s is of step %s, and this run ends with step %s: raise total_episodes or max_steps.",
                 folder, state.global_step, state.max_steps,
             )  # fmt: skip
-        host.total_loss = saved["total_loss"]
+        loss = saved["loss"].to(host.accelerator.device)
+        host.loss_sums = loss, saved["total_loss"], saved["last_logged"]
+        for mode, figures in saved["metrics"].items():
+            host.next_metrics[mode].update(figures)
         self._guards.load_state_dict(saved["guards"])
         if not self._has_loaded:
             # DeepSpeed loads the policy itself, so upstream does not call `_load_from_checkpoint`.

@@ -334,6 +334,8 @@ class Ending(TrainerCallback):
         due = self.is_due()
         control.should_save = control.should_save or bool(self._agreed)
         if due:
+            # After a signal the checkpoint keeps unlogged metrics for the resumed run.
+            control.should_log = control.should_log or not self._agreed
             control.should_training_stop = control.should_save = True
             control.should_evaluate = False
 

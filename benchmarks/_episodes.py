@@ -42,15 +42,11 @@ def make_episodes(
             at += turn + observed
         ids = [draw.randint(FIRST_ID, LAST_ID) for _ in range(length)]
         ids[-1] = eos
-        episodes.append(
-            {"prompt_ids": ids[:first], "completion_ids": ids[first:], "turn_spans": spans}
-        )
+        episodes.append({"prompt_ids": ids[:first], "completion_ids": ids[first:], "turn_spans": spans})
     return episodes
 
 
-def prefix_episodes(
-    prefix: int, count: int, longest: int, eos: int, *, ragged: bool
-) -> list[Episode]:
+def prefix_episodes(prefix: int, count: int, longest: int, eos: int, *, ragged: bool) -> list[Episode]:
     """Make episodes of one turn behind a common prompt of `prefix` tokens, log-normal if `ragged`."""
     draw = random.Random(1)
     prompt = [draw.randint(FIRST_ID, LAST_ID) for _ in range(prefix)]
@@ -89,9 +85,7 @@ def clipped_share(episodes: list[Episode], case: dict[int, list[int]]) -> float:
     return sum(end - start for start, end in spans) / sampled
 
 
-def clip_turns(
-    batch: dict[str, Any], episodes: list[Episode], case: Mapping[Any, list[int]]
-) -> None:
+def clip_turns(batch: dict[str, Any], episodes: list[Episode], case: Mapping[Any, list[int]]) -> None:
     """Make exactly the turns of the case clipped: their ratio is e, their advantage positive."""
     for row, turns in case.items():
         for turn in turns:

@@ -76,8 +76,7 @@ def settings(job: dict[str, Any], folder: str) -> dict[str, Any]:
 def padded_seconds(trainer: Any, inputs: dict[str, Any], probe: Probe) -> float:
     """Seconds of TRL's forward and backward pass over the last micro-batch, and of nothing else."""
     ids, mask = (
-        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], 1)
-        for name in ("ids", "mask")
+        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], 1) for name in ("ids", "mask")
     )
     kept = inputs["completion_mask"]
     started = probe.clock()

@@ -33,9 +33,7 @@ from trl_stppo.core import log_importance_ratio, turn_starts
 from trl_stppo.watch.lines import ProgressLines
 
 EPISODES, LONGEST = 4, 40
-PROMPT = (
-    "Write a short story about a lighthouse keeper who finds a letter in a bottle on the beach."
-)
+PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle on the beach."
 
 
 def sampled_episodes(model: str) -> list[dict[str, Any]]:

@@ -164,8 +164,7 @@ def show_fits() -> None:
                 setup = read_setup(policy, SharedCritic(policy), optim=optim, **common)
             sizes = {n: peak(replace(setup, completion=n)) + OVERHEAD for n in LENGTHS}
             longest = [
-                str(max((n for n in LENGTHS if sizes[n] <= FITS * card * GIB), default="-"))
-                for card in CARDS
+                str(max((n for n in LENGTHS if sizes[n] <= FITS * card * GIB), default="-")) for card in CARDS
             ]
             cells = [size.upper(), method, f"{sizes[4096] / GIB:.1f} GiB", *longest]
             print(f"| {' | '.join(cells)} |")

@@ -148,9 +148,7 @@ def compared(pairs: int, blocks: int, epochs: int, width: int, **settings: Any) 
         for way in WAYS:
             runs[way].append(measured(way, blocks, epochs, width, **settings))
     names = runs["in turn"][0]
-    sync, over = (
-        {n: statistics.median(run[n] for run in runs[way]) for n in names} for way in WAYS
-    )
+    sync, over = ({n: statistics.median(run[n] for run in runs[way]) for n in names} for way in WAYS)
     rollout, update = sync["rollout"], sync["block"] - sync["rollout"]
     ideal = max(rollout, update)
     return {

@@ -99,9 +99,7 @@ class Watch(TrainerCallback):
         """Everything that is wrapped exists now."""
         trainer, counts = self.trainer, self.counts
         if isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel):
-            trainer.model_wrapped.register_comm_hook(
-                None, lambda state, bucket: counts.ddp_hook(bucket)
-            )
+            trainer.model_wrapped.register_comm_hook(None, lambda state, bucket: counts.ddp_hook(bucket))
         counts.watch(trainer._optimizer_step.critic_grads, "reduce", "critic gradient")
         if trainer._loop.step.exact is not None:
             counts.watch(trainer._loop.step.exact, "finish", "clipping bias")
@@ -215,9 +213,7 @@ def _size(count: float) -> str:
 def main() -> None:
     """Measure, print the tables, then the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="a tiny model, LoRA only, weak scaling"
-    )
+    parser.add_argument("--quick", action="store_true", help="a tiny model, LoRA only, weak scaling")
     parser.add_argument("--processes", type=int, nargs="+", help="1 2 4, or 1 2 if quick")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -227,9 +223,7 @@ def main() -> None:
     if options.processes[0] != 1:
         parser.error("`--processes` must begin with 1, which the others are compared with")
     figures: dict[str, Any] = {"cores": os.cpu_count(), "quick": options.quick}
-    cases = (
-        [("lora", False)] if options.quick else [("lora", False), ("lora", True), ("full", False)]
-    )
+    cases = [("lora", False)] if options.quick else [("lora", False), ("lora", True), ("full", False)]
     with tempfile.TemporaryDirectory() as folder:
         model = save_random_model("tiny", folder)
         for tuning, strong in cases:

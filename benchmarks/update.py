@@ -231,9 +231,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", help="longest episodes, 512 to 8192")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--episodes", type=int, default=24)
-    parser.add_argument(
-        "--equal", action="store_true", help="all episodes equally long: no padding"
-    )
+    parser.add_argument("--equal", action="store_true", help="all episodes equally long: no padding")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--repeats", type=int, help="measured updates per subject")
     parser.add_argument("--pairs", type=int, default=1, help="rounds of the prefix section")

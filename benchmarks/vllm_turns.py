@@ -117,9 +117,7 @@ def turns(folder: str, who: str, episodes: int, varied: bool) -> dict[str, Any]:
     """Tokens per CPU second of a backend; nobody but `who` is in this process."""
     tokens = limits(episodes, varied)
     warm = {place: 4 for place in limits(2, False)}
-    backend = {"engine": _engine, "batched": _batched, "own": _own, "generate_batch": _paged}[who](
-        folder
-    )
+    backend = {"engine": _engine, "batched": _batched, "own": _own, "generate_batch": _paged}[who](folder)
     running = getattr(backend, "running", None)
     with running() if running is not None else torch.no_grad():
         play_turns(backend, warm)
@@ -250,9 +248,7 @@ def measured(*words: object) -> dict[str, Any]:
     return launch("vllm_turns.py", "--measure", *words, seconds=3600)
 
 
-def in_turn(
-    name: str, ways: tuple[str, ...], repeats: int, folder: str, *rest: object
-) -> dict[str, Any]:
+def in_turn(name: str, ways: tuple[str, ...], repeats: int, folder: str, *rest: object) -> dict[str, Any]:
     """Each way `repeats` times, one after the other; medians of every figure."""
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(repeats):

@@ -220,9 +220,7 @@ def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch, region:
     return scale
 
 
-def update(
-    policy, critic, optimizer: torch.optim.Optimizer, batch: Batch, region: Region
-) -> list[float]:
+def update(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch, region: Region) -> list[float]:
     """All epochs over one rollout, each in mini-batches of its own. Returns the factors of the steps."""
     region.begin(float(batch.spread[0]))
     scales = []

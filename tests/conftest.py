@@ -40,9 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     starts = re.compile(r"^from tests\.kit(\.launch import| import .*\bwarm\b)", re.MULTILINE)
     root = Path(config.rootpath)
-    files = [
-        path for path in root.glob("tests/**/test_*.py") if starts.search(path.read_text("utf-8"))
-    ]
+    files = [path for path in root.glob("tests/**/test_*.py") if starts.search(path.read_text("utf-8"))]
     started = {path.relative_to(root).as_posix() for path in files}
     return ByParent(config, log)
 

@@ -111,9 +111,7 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
         flags += ["--environment", f"{__name__}:Toolbox", "--environment_kwargs", "{}"]
         flags += ["--model_name_or_path", tool_agent(tmp_path / "agent")]
     own = []
-    monkeypatch.setattr(
-        evaluate, "figures_of", lambda *said: own.append(said[0]) or tables.figures_of(*said)
-    )
+    monkeypatch.setattr(evaluate, "figures_of", lambda *said: own.append(said[0]) or tables.figures_of(*said))
     result = evaluate.compare(flags)
     args, config, model_args, trainer_class = agents.parse_flags(EvaluateArguments, flags)
     rows = evaluate.held_out_sets(args)["nq"]
@@ -123,9 +121,7 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
     # The search environment reports F1, which counts in no score.
     assert ("F1" in figures) == (case in ("drawn", "half"))
     figures.pop("F1", None)
-    assert figures == tables.figures_of(
-        metrics, {"letters": "letters", "shouts": "shouts"}, "eval_"
-    )
+    assert figures == tables.figures_of(metrics, {"letters": "letters", "shouts": "shouts"}, "eval_")
     assert own[0]["completions/mean_length"] > 0
     shared = [name for name in own[0] if "f1_reward" not in name]
     for name in set(shared) - {"reward", "reward_std"}:

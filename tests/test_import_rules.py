@@ -122,9 +122,7 @@ def violations(path: Path) -> list[str]:
                 found.append(where)
         elif top == "trl":
             public = top in eager and len(rest) == 1
-            found += (
-                [] if public or (part_of(path) == "trainer" and is_door(path, top)) else [where]
-            )
+            found += [] if public or (part_of(path) == "trainer" and is_door(path, top)) else [where]
         elif top not in sys.stdlib_module_names and top not in eager | (lazy if is_lazy else set()):
             found.append(where)
     return found

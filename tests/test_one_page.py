@@ -26,8 +26,7 @@ def play(prompts, trainer=None):
     script = play_script(prompts)
     script["prompt_ids"] = [ids[:3] for ids in script["prompt_ids"]]
     script["turn_rewards"] = [
-        [0.0 * reward for reward in rewards[:-1]] + rewards[-1:]
-        for rewards in script["turn_rewards"]
+        [0.0 * reward for reward in rewards[:-1]] + rewards[-1:] for rewards in script["turn_rewards"]
     ]
     return script
 

@@ -12,9 +12,7 @@ import pytest
 import trl_stppo
 from trl_stppo.trainer._trl import GRPOConfig, GRPOTrainer
 
-TRAINERS = [
-    f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")
-]
+TRAINERS = [f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")]
 NAMES = ["Agent", *TRAINERS, "isolated"]
 ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "tests" / "fixtures" / "public_api.txt"
@@ -23,16 +21,12 @@ LISTED = ROOT / "tests" / "fixtures" / "public_api.txt"
 def public_names() -> Iterator[str]:
     """What the pages of the API describe."""
     for page in (ROOT / "docs" / "api").glob("*.md"):
-        for kind, path in re.findall(
-            r"^\.\. auto(module|class|function):: ([\w.]+)", page.read_text(), re.M
-        ):
+        for kind, path in re.findall(r"^\.\. auto(module|class|function):: ([\w.]+)", page.read_text(), re.M):
             if kind != "module":
                 yield path
                 continue
             module = importlib.import_module(path)
-            own = [
-                n for n, thing in vars(module).items() if getattr(thing, "__module__", "") == path
-            ]
+            own = [n for n, thing in vars(module).items() if getattr(thing, "__module__", "") == path]
             names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
             yield from (f"{path}.{name}" for name in names)
 

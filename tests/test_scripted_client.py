@@ -17,9 +17,7 @@ def reply(request):
 async def agent(client):
     messages = [{"role": "user", "content": "1 + 2?"}]
     for _ in range(2):
-        answer = await client.chat.completions.create(
-            model="policy", messages=messages, tools=TOOLS
-        )
+        answer = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
         said = answer.choices[0].message
         messages.append(said.model_dump(exclude_none=True))
         for call in said.tool_calls or []:

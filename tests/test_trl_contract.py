@@ -61,8 +61,7 @@ BORROWED_ATTRIBUTES = (
 FIXTURE = contract.FILE
 SOURCES = sorted((ROOT / "trl_stppo" / "trainer").rglob("*.py"))
 TODO = (
-    "Read the upstream diff, adapt trl_stppo/trainer, then run "
-    "`python tests/test_trl_contract.py --record`."
+    "Read the upstream diff, adapt trl_stppo/trainer, then run `python tests/test_trl_contract.py --record`."
 )
 
 
@@ -110,12 +109,8 @@ def borrowed_methods() -> list[str]:
 def imported_helpers() -> dict[str, Any]:
     """Everything `_trl.py` imports from TRL's modules (the public classes apart)."""
     tree = ast.parse(Path(_trl.__file__).read_text())
-    imports = [
-        n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("trl.")
-    ]
-    found = {
-        a.name: getattr(importlib.import_module(n.module), a.name) for n in imports for a in n.names
-    }
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("trl.")]
+    found = {a.name: getattr(importlib.import_module(n.module), a.name) for n in imports for a in n.names}
     return {name: value for name, value in found.items() if not inspect.ismodule(value)}
 
 
@@ -138,9 +133,7 @@ def snapshot() -> dict[str, Any]:
     return {
         "bodies": {
             module.__name__: {
-                module.__version__: {
-                    n: body_hash(n) for n in names if package(n) == module.__name__
-                }
+                module.__version__: {n: body_hash(n) for n in names if package(n) == module.__name__}
             }
             for module in (trl, transformers)
         },
@@ -178,9 +171,7 @@ def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, re
     )
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*our_methods(), *VLLM_READ, *called_methods(), *borrowed_methods()})
-)
+@pytest.mark.parametrize("name", sorted({*our_methods(), *VLLM_READ, *called_methods(), *borrowed_methods()}))
 def test_signatures_of_methods_that_we_wrap_or_call(name, recorded):
     known = recorded["bodies"].get(package(name), {})
     versions = [Version(version) for version in known]
@@ -316,9 +307,7 @@ def record() -> None:
             kept = {v: h for v, h in old.get(module, {}).items() if v not in versions}
             new["bodies"][module] = {**kept, **versions}
     FIXTURE.write_text(json.dumps(new, indent=1) + "\n")
-    print(
-        f"recorded trl {trl.__version__}, transformers {transformers.__version__}: {FIXTURE.name}"
-    )
+    print(f"recorded trl {trl.__version__}, transformers {transformers.__version__}: {FIXTURE.name}")
 
 
 if __name__ == "__main__":

@@ -65,8 +65,7 @@ class AgentEpisode:
     def __str__(self) -> str:
         """Return the conversation as a dialogue, and how it ended."""
         lines = [
-            f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}"
-            for m in told(self.messages)
+            f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}" for m in told(self.messages)
         ]
         solved = {True: "solved", False: "failed", None: "not judged"}[self.success]
         return "\n".join([*lines, f"({solved}, score {self.score:g}, {self.stop_reason})"])

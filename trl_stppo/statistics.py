@@ -26,9 +26,7 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     Source: Wilson 1927, J. Am. Stat. Assoc. 22, 209-212.
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(
-            f"`successes={successes}` of `trials={trials}`: need 0 <= successes <= trials >= 1."
-        )
+        raise ValueError(f"`successes={successes}` of `trials={trials}`: need 0 <= successes <= trials >= 1.")
     rate, square = successes / trials, Z * Z / trials
     center = (rate + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials))

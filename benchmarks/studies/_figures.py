@@ -50,9 +50,7 @@ def draw_curves(records: Sequence[Record], path: Path, metric: str | None = None
     save(figure, axes, path, unit=metric is None)
 
 
-def draw_sweep(
-    records: Sequence[Record], path: Path, labels: Mapping[str, str], height: float
-) -> None:
+def draw_sweep(records: Sequence[Record], path: Path, labels: Mapping[str, str], height: float) -> None:
     """Draw final values over the learning rate, a panel per task; of other tasks a panel per arm.
 
     Args:

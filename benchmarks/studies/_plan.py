@@ -83,9 +83,7 @@ def read(path: Path) -> Study:
         named(path, "arms: ", block["arms"], arms)
         named(path, "settings: ", block["settings"], settings)
         # All arms of a seed before the next seed: a study that is cut off has paired runs.
-        product = itertools.product(
-            numbers(block["seeds"]), block["tasks"], block["settings"], block["arms"]
-        )
+        product = itertools.product(numbers(block["seeds"]), block["tasks"], block["settings"], block["arms"])
         for seed, task, setting, arm in product:
             overrides = {**settings[setting], **arms[arm]}
             rollouts = block.get("rollouts")

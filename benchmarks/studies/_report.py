@@ -77,9 +77,7 @@ def lines(
             curves = [curve(run) for run in runs.values()]
             line: Line = {"study": study, "task": task, "setting": setting, "arm": arm}
             line["seeds"] = list(runs)
-            line["before"] = mean(
-                run["evaluation"]["before"] for run in runs.values() if run["evaluation"]
-            )
+            line["before"] = mean(run["evaluation"]["before"] for run in runs.values() if run["evaluation"])
             line["finals"] = [final(run) for run in runs.values()]
             line["lasts"] = [mean(values[-LAST:]) for values in curves]
             line["alls"] = list(map(mean, curves))
@@ -90,14 +88,11 @@ def lines(
             found.append(line)
     for line in found:
         where = line["study"], line["task"], line["setting"]
-        others = [
-            o for o in found if (o["study"], o["task"], o["setting"], o["arm"]) == (*where, base)
-        ]
+        others = [o for o in found if (o["study"], o["task"], o["setting"], o["arm"]) == (*where, base)]
         if others and line["arm"] != base:
             for name in ("final", "all"):
                 ours, theirs = (
-                    dict(zip(each["seeds"], each[f"{name}s"], strict=True))
-                    for each in (line, others[0])
+                    dict(zip(each["seeds"], each[f"{name}s"], strict=True)) for each in (line, others[0])
                 )
                 line[f"{name}_difference"] = difference(ours, theirs)
     return found
@@ -111,9 +106,7 @@ def difference(ours: dict[int, float], theirs: dict[int, float]) -> Line | None:
         theirs: likewise.
     """
     pairs = [
-        ours[seed] - theirs[seed]
-        for seed in ours
-        if ours[seed] is not None and theirs.get(seed) is not None
+        ours[seed] - theirs[seed] for seed in ours if ours[seed] is not None and theirs.get(seed) is not None
     ]
     if not pairs:
         return None

@@ -101,9 +101,7 @@ class Worker:
         return f"exit status {self.process.returncode}; {lines[-1] if lines else 'no output'}"
 
 
-def run_all(
-    study: Study, cells: Sequence[Cell], records: Records, options: Options
-) -> dict[str, Any]:
+def run_all(study: Study, cells: Sequence[Cell], records: Records, options: Options) -> dict[str, Any]:
     """Run cells; their records are in the file when this returns.
 
     Returns:

@@ -78,9 +78,7 @@ def load(name: str) -> Task:
         if path.stem == name.split("-")[0]:
             known = importlib.import_module(f"tasks.{path.stem}").TASKS
     if name not in known:
-        raise ValueError(
-            f"task {name!r}: allowed are {', '.join(known) or 'the modules of tasks/'}."
-        )
+        raise ValueError(f"task {name!r}: allowed are {', '.join(known) or 'the modules of tasks/'}.")
     return known[name]
 
 

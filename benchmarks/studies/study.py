@@ -32,9 +32,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", nargs="?", default="start", help="its name, or a file")
     parser.add_argument("--workers", type=int, default=1, help="cells that run at the same time")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="no cell starts after it"
-    )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no cell starts after it")
     parser.add_argument("--dry", action="store_true", help="only list the cells")
     parser.add_argument("--prepare", action="store_true", help="only make agents and games")
     parser.add_argument("--report", action="store_true", help="only report")
@@ -106,9 +104,7 @@ def main() -> None:
     rows: list[Record] = [*records.rows]
     for name in args.beside:
         rows += Records(records_of(name)).rows
-    rows = [
-        {**row, "study": study.name} if args.beside else row for row in rows if chosen(args, row)
-    ]
+    rows = [{**row, "study": study.name} if args.beside else row for row in rows if chosen(args, row)]
     order = {arm: number for number, arm in enumerate(dict.fromkeys(c.arm for c in study.cells))}
     rows.sort(key=lambda row: order.get(row["arm"], len(order)))
     base = args.base or study.base

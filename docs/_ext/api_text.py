@@ -78,16 +78,12 @@ def public_bases(bases: tuple[type, ...], public: set[str]) -> list[type]:
     found: list[type] = []
     for base in bases:
         ours = base.__module__.split(".")[0] == "trl_stppo"
-        known = (
-            [base] if not ours or base.__name__ in public else public_bases(base.__bases__, public)
-        )
+        known = [base] if not ours or base.__name__ in public else public_bases(base.__bases__, public)
         found += [entry for entry in known if entry not in found]
     return [base for base in found if base is not object] or [object]
 
 
-def _process_docstring(
-    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
-) -> None:
+def _process_docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     config = inspect.isclass(thing) and dataclasses.is_dataclass(thing) and name.endswith("Config")
     lines[:] = adapt(lines, without_parameters=config)
     if what == "property" and lines:

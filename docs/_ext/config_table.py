@@ -13,9 +13,7 @@ from sphinx.util.docutils import SphinxDirective
 
 HEADINGS = ("field", "type", "default", "meaning")
 TRL = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
-TRANSFORMERS = (
-    "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
-)
+TRANSFORMERS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
 
 
 def own_fields(config: type) -> list[dataclasses.Field[Any]]:
@@ -85,9 +83,7 @@ class ConfigTable(SphinxDirective):
     def _parent(self, parent: type, names: list[str]) -> nodes.paragraph:
         ours = is_ours(parent)
         upstream = TRL if parent.__module__.startswith("trl.") else TRANSFORMERS
-        paragraph = nodes.paragraph(
-            "", "", nodes.Text("From "), nodes.literal(text=parent.__name__)
-        )
+        paragraph = nodes.paragraph("", "", nodes.Text("From "), nodes.literal(text=parent.__name__))
         paragraph += nodes.Text(": ")
         for number, name in enumerate(sorted(names)):
             uri = f"#{anchor(parent, name)}" if ours else upstream

@@ -45,7 +45,5 @@ class Grid:
         image = Image.new("RGB", (side, side), GREY)
         if not self.blind:
             for (x, y), colour in ((self.goal, GREEN), (self.agent, RED)):
-                image.paste(
-                    colour, (PIXELS * x + 1, PIXELS * y + 1, PIXELS * x + 7, PIXELS * y + 7)
-                )
+                image.paste(colour, (PIXELS * x + 1, PIXELS * y + 1, PIXELS * x + 7, PIXELS * y + 7))
         return image

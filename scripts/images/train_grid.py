@@ -40,9 +40,7 @@ def warm_start(model, processor, seed: int) -> None:
 
 def main() -> None:
     """Train, and print the share of solved grids of the last rollouts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--rate", type=float, default=2e-3)

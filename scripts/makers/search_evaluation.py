@@ -55,9 +55,7 @@ def observation_tokens(observation: str, tokenizer: PreTrainedTokenizerBase) -> 
         {"role": "assistant", "content": "a"},
         {"role": "user", "content": observation},
     ]
-    tokens: list[int] = tokenizer.apply_chat_template(
-        dummy, add_generation_prompt=True, return_dict=False
-    )
+    tokens: list[int] = tokenizer.apply_chat_template(dummy, add_generation_prompt=True, return_dict=False)
     end_of_first_turn = tokenizer.apply_chat_template(dummy[:2], return_dict=False)
     return tokens[len(end_of_first_turn) :]
 
@@ -127,8 +125,7 @@ def evaluate(
         "pass_at_k": _mean(solved),
         "right_start": counts["right_start"] / len(episodes),
         "copied_query": counts["right_start"] / max(1, counts["name_searched"]),
-        "copied_answer": counts["answer_right"]
-        / max(1, counts["answer_right"] + counts["answer_garbled"]),
+        "copied_answer": counts["answer_right"] / max(1, counts["answer_right"] + counts["answer_garbled"]),
         "turns": _mean([len(episode.actions) for episode in episodes]),
         "turn_tokens": _mean(lengths),
         "episode_tokens": _mean([len(episode.tokens) for episode in episodes]),

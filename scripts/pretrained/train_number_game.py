@@ -52,9 +52,7 @@ def demonstrations(games: int, seed: int) -> list[dict[str, Any]]:
     return [turn for _ in range(games) for turn in careless_game(player)]
 
 
-def teach(
-    model: str, folder: Path, turns: list[Any], *, seed: int, seconds: float | None = None
-) -> None:
+def teach(model: str, folder: Path, turns: list[Any], *, seed: int, seconds: float | None = None) -> None:
     """Train all weights with TRL's SFTTrainer on rows of `prompt` and `completion`, one per turn."""
     config = SFTConfig(
         str(folder),
@@ -137,9 +135,7 @@ def interval(differences: list[float], games: list[dict[str, Any]]) -> tuple[flo
 
 def main() -> None:
     """Go the whole way, and print a table and a line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default=str(HERE / "smollm2-135m-instruct"))
     parser.add_argument("--output", type=Path, default=HERE / "number-game")
     parser.add_argument("--games", type=int, default=64, help="demonstrations of the warm start")

@@ -67,9 +67,7 @@ def build(args: argparse.Namespace) -> int:
             stop_words_name=args.stop_words,
             block_tokens=args.block_tokens,
         )
-    settings = DenseSettings(
-        args.encoder, args.query_prefix, args.passage_prefix, not args.no_normalize
-    )
+    settings = DenseSettings(args.encoder, args.query_prefix, args.passage_prefix, not args.no_normalize)
     return build_dense(
         passages,
         args.folder,

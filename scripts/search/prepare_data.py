@@ -19,9 +19,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--train", nargs="+", default=[], metavar="NAME", help=f"of {known}")
     flags.add_argument("--eval", nargs="+", default=[], metavar="NAME", help="likewise")
     flags.add_argument("--output", required=True, help="a new folder")
-    flags.add_argument(
-        "--local", metavar="DIR", help="copies of the repositories: DIR/owner/name/.."
-    )
+    flags.add_argument("--local", metavar="DIR", help="copies of the repositories: DIR/owner/name/..")
     flags.add_argument(
         "--revision",
         nargs="+",

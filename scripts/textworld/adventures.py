@@ -125,9 +125,7 @@ def game_rows(
     ]
 
 
-def demonstration(
-    row: Row, env: TextWorldEnv, commands: Sequence[str] | None = None
-) -> list[dict[str, str]]:
+def demonstration(row: Row, env: TextWorldEnv, commands: Sequence[str] | None = None) -> list[dict[str, str]]:
     """Play commands and return the messages, for TRL's `SFTTrainer` with `assistant_only_loss`.
 
     Args:

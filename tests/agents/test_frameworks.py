@@ -199,9 +199,7 @@ def rendered(tokenizer: Any, body: dict[str, Any]) -> list[int]:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         messages.append(message)
     tools = body.get("tools")
-    return tokenizer.apply_chat_template(
-        messages, tools=tools, add_generation_prompt=True, return_dict=False
-    )
+    return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
 
 
 def prompts_of(episode: Any) -> list[tuple[bool, list[int]]]:
@@ -209,9 +207,7 @@ def prompts_of(episode: Any) -> list[tuple[bool, list[int]]]:
     found = {
         turn: (number == 0, context.prompt_ids + context.ids[:start])
         for context in episode.contexts
-        for number, (turn, (start, _)) in enumerate(
-            zip(context.turns, context.turn_spans, strict=True)
-        )
+        for number, (turn, (start, _)) in enumerate(zip(context.turns, context.turn_spans, strict=True))
     }
     return [found[turn] for turn in sorted(found)]
 

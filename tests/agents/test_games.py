@@ -115,9 +115,7 @@ def test_a_taskset_of_verifiers_trains(tmp_path: Path, monkeypatch: pytest.Monke
         (words / name).write_text("oat\ntea\ntoe\n")
     monkeypatch.setattr(data, "path", [str(tmp_path)])
     # The harness calls uv.
-    monkeypatch.setenv(
-        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    )
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     page = shown("verifiers")
     opening = [
         {"role": "system", "content": page["tasks"][0].data.system_prompt},

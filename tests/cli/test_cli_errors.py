@@ -55,7 +55,5 @@ def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
             pass
 
     monkeypatch.setattr(train, "make_trainer", lambda *parsed: Stopped())
-    words = (
-        "train --model_name_or_path a --dataset_name b --reward_funcs c:d --use_cpu --bf16 false"
-    )
+    words = "train --model_name_or_path a --dataset_name b --reward_funcs c:d --use_cpu --bf16 false"
     assert main([*words.split(), "--output_dir", str(tmp_path)]) == 143

@@ -43,9 +43,7 @@ bf16: false
 report_to: none
 """
 # As one would try it first.
-SHIPPED = (
-    "env check scripts.search.search_env:StdlibSearchEnv --action '<search>csv</search>' --strict"
-)
+SHIPPED = "env check scripts.search.search_env:StdlibSearchEnv --action '<search>csv</search>' --strict"
 # Takes more than a few seconds: what trains.
 SLOW = re.compile(r"train (?!.*--dry_run)")
 
@@ -73,9 +71,7 @@ def folder(tmp_path_factory):
         made = shutil.copytree(AGENT, here / "runs" / name)
         entries = [{"step": i, "episode/success_rate": i / 4} for i in range(4)]
         first = {"format": 1, "settings": {"variant": name.partition("-")[0]}}
-        (made / "metrics.jsonl").write_text(
-            "".join(f"{json.dumps(x)}\n" for x in [first, *entries])
-        )
+        (made / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in [first, *entries]))
     made_up_run(here / "runs" / "demo")
     return here
 

@@ -37,9 +37,7 @@ def test_time_is_told_of_a_model_that_is_here(dry_run):
 def test_the_cost_of_an_image_is_told(environment, size, dry_run, tmp_path):
     for part in vision_model("LLaVA"):
         part.save_pretrained(tmp_path / "sees")
-    (tmp_path / "rows.jsonl").write_text(
-        '{"prompt": [{"role": "user", "content": "look: "}]}\n' * 8
-    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": [{"role": "user", "content": "look: "}]}\n' * 8)
     words = ["--model_name_or_path", str(tmp_path / "sees"), "--output_dir", str(tmp_path / "run")]
     words += ["--dataset_name", str(tmp_path / "rows.jsonl"), "--total_episodes", "16"]
     words += ["--environment", f"tests.kit.vision_runs:{environment}"]

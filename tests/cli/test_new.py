@@ -81,8 +81,7 @@ def test_script_and_command_make_the_same_run(tmp_path, monkeypatch, capsys):
     words = ["--config", "run.yaml", *few]
     assert main(["train", *words, "--output_dir", "runs/command"]) == 0
     one, other = (
-        load_file(folder / "runs" / name / "adapter_model.safetensors")
-        for name in ("script", "command")
+        load_file(folder / "runs" / name / "adapter_model.safetensors") for name in ("script", "command")
     )
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())
     assert any(weight.any() for name, weight in one.items() if "lora_B" in name)

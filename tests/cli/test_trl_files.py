@@ -24,8 +24,7 @@ def long_answers(completions, **columns):
 def write_rows(folder: Path, split: str, count: int = 8, **columns: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"prompt": [{"role": "user", "content": f"say {folder.name} {i}"}], **columns}
-        for i in range(count)
+        {"prompt": [{"role": "user", "content": f"say {folder.name} {i}"}], **columns} for i in range(count)
     ]
     (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 

@@ -29,9 +29,7 @@ def run_gae(batch, level, gamma, lam, bootstrap=True):
     index = batch.action_mask if level == "token" else batch.turn_index
     function = core.token_gae if level == "token" else core.turn_gae
     bootstrap_values = batch.bootstrap_values if bootstrap else None
-    return function(
-        batch.rewards, batch.values, index, gamma, lam, bootstrap_values=bootstrap_values
-    )
+    return function(batch.rewards, batch.values, index, gamma, lam, bootstrap_values=bootstrap_values)
 
 
 def test_token_gae_by_hand(close):
@@ -124,9 +122,7 @@ def test_zero_reward_turns_are_still_turns(close):
     index = torch.tensor([[0, -1, 1, 1, 2]])
     zeros = torch.zeros(1, 5, dtype=torch.float64)
     turn_rewards = tensor([0.0, 0.0, 0.0])
-    rewards = core.token_rewards(
-        index, scores=torch.tensor([8.0]).double(), turn_rewards=turn_rewards
-    )
+    rewards = core.token_rewards(index, scores=torch.tensor([8.0]).double(), turn_rewards=turn_rewards)
     advantages, _ = core.turn_gae(rewards, zeros, index, 0.5, 1.0)
     close(advantages, [[2.0, 0.0, 4.0, 4.0, 8.0]])
 
@@ -134,9 +130,7 @@ def test_zero_reward_turns_are_still_turns(close):
 def test_a_final_score_of_zero_does_not_move_the_end_of_the_episode(close):
     # the last turn has neither reward nor score; its value still decides the turn before it
     index = torch.tensor([[0, -1, 1]])
-    rewards = core.token_rewards(
-        index, scores=torch.tensor([0.0]).double(), turn_rewards=tensor([3.0, 0.0])
-    )
+    rewards = core.token_rewards(index, scores=torch.tensor([0.0]).double(), turn_rewards=tensor([3.0, 0.0]))
     close(rewards, [[3.0, 0.0, 0.0]])
     advantages, _ = core.turn_gae(rewards, tensor([1.0, 7.0, 5.0]), index, 1.0, 0.0)
     # delta_1 = 0 - 5, delta_0 = 3 + 5 - 1

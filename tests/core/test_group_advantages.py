@@ -16,12 +16,7 @@ def tensor(*rows):
 
 
 def loop(scores, counts, scale):
-    every = [
-        s
-        for row, mask in zip(scores, counts, strict=True)
-        for s, c in zip(row, mask, strict=True)
-        if c
-    ]
+    every = [s for row, mask in zip(scores, counts, strict=True) for s, c in zip(row, mask, strict=True) if c]
     out = []
     for row, mask in zip(scores, counts, strict=True):
         kept = [s for s, c in zip(row, mask, strict=True) if c]
@@ -54,9 +49,7 @@ def test_against_a_plain_loop(scale, seed, close):
     scores = torch.randn(5, 4, generator=draw, dtype=torch.float64)
     counts = torch.rand(5, 4, generator=draw) < 0.6
     counts[0] = False
-    close(
-        core.group_advantages(scores, counts, scale), loop(scores.tolist(), counts.tolist(), scale)
-    )
+    close(core.group_advantages(scores, counts, scale), loop(scores.tolist(), counts.tolist(), scale))
 
 
 @pytest.mark.parametrize("scale", core.GROUP_SCALES)

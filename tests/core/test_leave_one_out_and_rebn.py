@@ -17,9 +17,7 @@ def tensor(*rows):
 
 
 def rebn(batch, gamma, **options):
-    return core.return_batch_norm(
-        batch.rewards, batch.turn_index, batch.loss_mask, gamma, **options
-    )
+    return core.return_batch_norm(batch.rewards, batch.turn_index, batch.loss_mask, gamma, **options)
 
 
 def test_leave_one_out_by_hand(close):
@@ -61,9 +59,7 @@ def test_leave_one_out_at_the_edges():
     equal = torch.full((2, 7), 300.7)
     assert (core.leave_one_out_advantages(equal, torch.ones(2, 7).bool()) == 0).all()
     assert core.leave_one_out_advantages(torch.ones(2, 1), torch.ones(2, 1).bool()).sum() == 0
-    assert core.leave_one_out_advantages(equal.half(), torch.ones(2, 7).bool()).dtype is (
-        torch.float32
-    )
+    assert core.leave_one_out_advantages(equal.half(), torch.ones(2, 7).bool()).dtype is (torch.float32)
 
 
 INDEX = torch.tensor([[0, 0, -1, 1], [-1, 0, -1, -1], [0, -1, 1, 1]])
@@ -103,8 +99,7 @@ def test_padding_the_order_of_episodes_and_a_constant_change_nothing(make_batch,
     fields = (batch.rewards, batch.turn_index, batch.loss_mask)
     close(core.return_batch_norm(*(x[order] for x in fields), 0.9), expected[order])
     padded = [
-        torch.nn.functional.pad(x, (2, 3), value=v)
-        for x, v in zip(fields, (NAN, -1, False), strict=True)
+        torch.nn.functional.pad(x, (2, 3), value=v) for x, v in zip(fields, (NAN, -1, False), strict=True)
     ]
     close(core.return_batch_norm(*padded, 0.9)[:, 2:-3], expected)
     # Only the relative size of returns counts, and with gamma 0 not what all of them have in common.

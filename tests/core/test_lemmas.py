@@ -88,8 +88,7 @@ def turn_ratio(world, table, b, span):
     """Geometric mean of the turn's token ratios."""
     letters, old = world.letters[b], world.old_table.tolist()
     total = sum(
-        log_softmax(table[letters[t - 1]])[letters[t]]
-        - log_softmax(old[letters[t - 1]])[letters[t]]
+        log_softmax(table[letters[t - 1]])[letters[t]] - log_softmax(old[letters[t - 1]])[letters[t]]
         for t in range(*span)
     )
     return math.exp(total / (span[1] - span[0]))
@@ -229,10 +228,7 @@ def test_adjacent_turns_without_observation_stay_two_turns(world):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_splitting_the_mini_batch_changes_neither_g_nor_bias_nor_scale(world, close, size, level):
     g, bias, _ = gradients(world, level)
-    parts = [
-        gradients(world, level, rows=slice(start, start + size))
-        for start in range(0, len(SPANS), size)
-    ]
+    parts = [gradients(world, level, rows=slice(start, start + size)) for start in range(0, len(SPANS), size)]
     split_g, split_bias = sum(p[0] for p in parts), sum(p[1] for p in parts)
     close(split_g, g)
     close(split_bias, bias)

@@ -55,9 +55,7 @@ def test_what_does_not_count_is_inert():
 
 def test_never_negative_and_detached():
     logprobs = torch.tensor([[-1e-9]], requires_grad=True)
-    out = core.logit_space_squares(
-        torch.ones(1, 1), logprobs, torch.full((1, 1), 9.0), logprobs < 0
-    )
+    out = core.logit_space_squares(torch.ones(1, 1), logprobs, torch.full((1, 1), 9.0), logprobs < 0)
     assert out >= 0
     assert not out.requires_grad
     assert out.dtype == torch.float32

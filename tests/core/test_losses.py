@@ -183,18 +183,14 @@ def test_weights_by_hand(close, loss_type, expected):
 def test_weights_against_reference_and_over_splits(make_batch, close, loss_type, dtype, as_tensor):
     batch = make_batch(11, dtype=dtype)
     tokens = int(batch.loss_mask.sum())
-    expected = references.aggregate(
-        batch.values.tolist(), batch.loss_mask.tolist(), loss_type, 6, tokens, 23
-    )
+    expected = references.aggregate(batch.values.tolist(), batch.loss_mask.tolist(), loss_type, 6, tokens, 23)
     counts = {"num_episodes": 6, "num_tokens": tokens}
     if as_tensor:
         counts = {name: torch.tensor(count) for name, count in counts.items()}
     for size in (6, 1, 2, 4):
         total = torch.zeros((), dtype=dtype)
         for x, mask in zip(batch.values.split(size), batch.loss_mask.split(size), strict=True):
-            weights = core.aggregation_weights(
-                mask, loss_type, **counts, max_length=23, dtype=dtype
-            )
+            weights = core.aggregation_weights(mask, loss_type, **counts, max_length=23, dtype=dtype)
             assert weights.dtype == dtype
             assert (weights[~mask] == 0).all()
             total = total + (x * weights).sum()

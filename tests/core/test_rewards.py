@@ -45,13 +45,9 @@ def test_token_rewards_against_reference(make_batch, close, with_turn_rewards, w
 def test_every_turn_needs_its_column():
     index = torch.tensor([[0, -1, 1, 1], [0, 0, -1, -1]])
     scores = torch.zeros(2)
-    with pytest.raises(
-        ValueError, match="columns of turn_rewards is 1, but turn_index has 2 turns"
-    ):
+    with pytest.raises(ValueError, match="columns of turn_rewards is 1, but turn_index has 2 turns"):
         core.token_rewards(index, scores=scores, turn_rewards=torch.ones(2, 1))
-    with pytest.raises(
-        ValueError, match="columns of turn_rewards is 0, but turn_index has 2 turns"
-    ):
+    with pytest.raises(ValueError, match="columns of turn_rewards is 0, but turn_index has 2 turns"):
         core.token_rewards(index, scores=scores, turn_rewards=torch.ones(2, 0))
     out = core.token_rewards(index, scores=scores, turn_rewards=torch.ones(2, 2))
     assert out.tolist() == [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]

@@ -82,8 +82,7 @@ def test_with_one_token_turns_the_turn_level_is_the_token_level(make_batch, clos
     index = torch.arange(23).expand(6, 23)
     args = (batch.old_logprobs, batch.logprobs, index)
     turn, token = (
-        core.sampler_correction(*args, level, truncate=True, clip_max=1.3)
-        for level in ("turn", "token")
+        core.sampler_correction(*args, level, truncate=True, clip_max=1.3) for level in ("turn", "token")
     )
     close(turn, token)
 

@@ -117,9 +117,7 @@ def test_surrogate_against_reference(make_batch, close, seed, weighted, delta, d
 def test_gradient_of_kept_is_that_of_the_min_clip_objective(make_batch, close, delta):
     batch = make_batch(3)
     log_ratio = (2 * (batch.logprobs - batch.old_logprobs)).requires_grad_()
-    out = core.clipped_surrogate(
-        log_ratio, batch.advantages, batch.loss_mask, LOW, HIGH, delta=delta
-    )
+    out = core.clipped_surrogate(log_ratio, batch.advantages, batch.loss_mask, LOW, HIGH, delta=delta)
     (kept_grad,) = torch.autograd.grad(out.kept.sum(), log_ratio)
     # the textbook expression, through autograd
     w = log_ratio.exp()
@@ -169,8 +167,7 @@ def test_surrogate_off_mask_is_inert(make_batch, garbage):
             log_ratio, advantages, batch.loss_mask, LOW, HIGH, delta=DELTA, weights=weights
         )
         grads = [
-            torch.autograd.grad(x.sum(), log_ratio, retain_graph=True)[0]
-            for x in (out.kept, out.clipped)
+            torch.autograd.grad(x.sum(), log_ratio, retain_graph=True)[0] for x in (out.kept, out.clipped)
         ]
         return [*out[:4], *out.stats, *grads]
 
@@ -304,7 +301,5 @@ def test_a_width_of_one_or_more_clips_nothing_from_below():
     ("tokens", "ratios", "width"),
     [(44, 2, 0.2 / 22), (7, 7, 0.2), (3, 6, 0.2), (0, 0, 0.0), (600, 1, 1 / 3000)],
 )
-def test_the_default_clip_range_is_that_of_a_token_over_the_tokens_of_a_ratio(
-    tokens, ratios, width
-):
+def test_the_default_clip_range_is_that_of_a_token_over_the_tokens_of_a_ratio(tokens, ratios, width):
     assert core.default_cliprange(tokens, ratios) == pytest.approx(width, abs=1e-15)

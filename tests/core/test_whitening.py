@@ -122,9 +122,7 @@ def test_what_does_not_count_is_inert(device, make_batch, center, dtype, garbage
         (out * batch.values).sum().backward()
         return out.detach(), x.grad
 
-    clean, poisoned = (
-        run(x) for x in (batch.advantages, batch.advantages.masked_fill(~mask, garbage))
-    )
+    clean, poisoned = (run(x) for x in (batch.advantages, batch.advantages.masked_fill(~mask, garbage)))
     for a, b in zip(clean, poisoned, strict=True):
         assert torch.equal(a, b)
         assert (a[~mask] == 0).all()

@@ -31,9 +31,7 @@ def test_winners_see_nothing_off_the_mask_and_have_no_unit():
         assert weights.tolist() == expected
         assert not weights.requires_grad
     order = torch.randperm(20, generator=draw)
-    assert core.winner_weights(advantages[order], mask[order]).tolist() == [
-        expected[i] for i in order
-    ]
+    assert core.winner_weights(advantages[order], mask[order]).tolist() == [expected[i] for i in order]
 
 
 def test_winners_of_half_precision_come_out_wide():

@@ -68,9 +68,7 @@ def documented() -> set[str]:
 
 
 def test_everything_that_is_logged_is_documented(logged):
-    generic = {
-        name.replace("polite", "<function>").replace("Room", "<function>") for name in logged
-    }
+    generic = {name.replace("polite", "<function>").replace("Room", "<function>") for name in logged}
     reasons = {name for name in generic if name.startswith("stop_reason/")}
     environment = {"rewards/environment/mean", "rewards/environment/std"}
     assert generic - reasons - environment - documented() == set()

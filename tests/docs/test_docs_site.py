@@ -22,9 +22,7 @@ def site(tmp_path_factory):
         line.split() for line in (ROOT / "Makefile").read_text().splitlines() if "-m sphinx" in line
     )
     words = command[command.index("-m") : -1]
-    result = subprocess.run(
-        [sys.executable, *words, str(folder)], cwd=ROOT, capture_output=True, text=True
-    )
+    result = subprocess.run([sys.executable, *words, str(folder)], cwd=ROOT, capture_output=True, text=True)
     # Sphinx repeats itself for every page.
     said = "\n".join(dict.fromkeys(result.stderr.splitlines()))
     assert result.returncode == 0, said[-4000:]
@@ -36,9 +34,7 @@ def test_every_own_field_has_a_row(site, name):
     config = getattr(trl_stppo, name)
     page = (site / "api" / "configurations.html").read_text()
     own = [
-        field.name
-        for field in dataclasses.fields(config)
-        if field.name in vars(config)["__annotations__"]
+        field.name for field in dataclasses.fields(config) if field.name in vars(config)["__annotations__"]
     ]
     assert len(own) > 3
     for field in own:

@@ -25,9 +25,7 @@ def commands_of(path: Path) -> list[list[str]]:
     text = path.read_text().replace("\\\n#", "")
     words = [
         shlex.split(line)
-        for line in re.findall(
-            r"^#   (?:trl-stppo|accelerate .+ -m trl_stppo) train (.+)", text, re.M
-        )
+        for line in re.findall(r"^#   (?:trl-stppo|accelerate .+ -m trl_stppo) train (.+)", text, re.M)
     ]
     found = [w[w.index("--config") + 1 :] for w in words]
     return [w[1:] for w in found if ROOT / w[0] == path] or [[]]

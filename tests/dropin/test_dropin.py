@@ -40,17 +40,13 @@ def test_a_ppo_script_trains_evaluates_saves_and_prints(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("kind", [STPPOTrainer, STGRPOTrainer], ids=lambda k: k._name)
 def test_a_script_with_tools_trains(kind, tmp_path, monkeypatch):
-    asks = [
-        call("query", command=f"select * from genes where name = '{n}'") for n in ("abc", "xyz")
-    ]
+    asks = [call("query", command=f"select * from genes where name = '{n}'") for n in ("abc", "xyz")]
     model = agent_model(tmp_path / "model", [*asks, "yes", "no"])
     save_split(tmp_path / "genes", "train", {"name": ["abc", "tp53"], "partner": ["tp53", "abc"]})
     asked = [f"Is {i} bound to abc?" for i in range(20)] + ["What is it?"]
     answers = {"question": asked, "answer": ["Yes", "No"] * 10 + ["No"]}
     save_split(tmp_path / "genes_qa", "train", answers)
-    words = (
-        f"--model_name_or_path {model} --dataset_name genes --output_dir out --max_steps 2".split()
-    )
+    words = f"--model_name_or_path {model} --dataset_name genes --output_dir out --max_steps 2".split()
     ours = with_ours(kind.__name__.removesuffix("Trainer"))
     trainer = run(SCRIPTS / "grpo_lookup.py", words, tmp_path, monkeypatch, ours, **SHORT)
     assert type(trainer) is kind

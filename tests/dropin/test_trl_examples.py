@@ -68,9 +68,7 @@ def test_gspo_with_the_flags_of_its_docstring(kind, tmp_path, monkeypatch):
     for split in ("train", "test"):
         rows = {"problem": texts(400), "solution": texts(400), "messages": texts(400)}
         save_split(tmp_path / "AI-MO" / "NuminaMath-TIR", split, rows)
-    monkeypatch.setattr(
-        "trl.rewards.accuracy_reward", lambda completions, **_: [1.0] * len(completions)
-    )
+    monkeypatch.setattr("trl.rewards.accuracy_reward", lambda completions, **_: [1.0] * len(completions))
     words = f"""
         --model_name_or_path {model} --output_dir out --learning_rate 1e-5 --dtype float32
         --max_completion_length 16 --use_peft --lora_target_modules q_proj v_proj --log_completions
@@ -92,9 +90,7 @@ def test_a_vision_model_with_the_flags_of_its_docstring(kind, tmp_path, monkeypa
     seen = [picture(number, 24, 16) for number in range(116)]
     rows = {"problem": texts(116), "solution": texts(116), "image": seen}
     save_split(tmp_path / "lmms-lab" / "multimodal-open-r1-8k-verified", "train", rows)
-    monkeypatch.setattr(
-        "trl.rewards.accuracy_reward", lambda completions, **_: [1.0] * len(completions)
-    )
+    monkeypatch.setattr("trl.rewards.accuracy_reward", lambda completions, **_: [1.0] * len(completions))
     words = f"""
         --model_name_or_path {tmp_path / "model"} --output_dir out --learning_rate 1e-5 --dtype float32
         --max_completion_length 16 --use_peft --lora_target_modules q_proj v_proj --log_completions

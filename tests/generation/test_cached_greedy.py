@@ -49,9 +49,7 @@ def test_any_schedule_equals_generate(kind: str, attention: str, capacity: int |
 PREFILLS = [(kind, tokens) for kind in ("gpt2", "llama") for tokens in (1, 7, 40)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "prefill_tokens"), quick(PREFILLS, ("gpt2", 1), ("llama", 7), ("gpt2", 40))
-)
+@pytest.mark.parametrize(("kind", "prefill_tokens"), quick(PREFILLS, ("gpt2", 1), ("llama", 7), ("gpt2", 40)))
 def test_prefill_in_pieces_changes_nothing(kind: str, prefill_tokens: int) -> None:
     backend = backend_of(model_of(kind, "sdpa"))
     backend.PREFILL_TOKENS = prefill_tokens

@@ -43,9 +43,7 @@ def test_draws_follow_the_warped_distribution(settings: SamplingSettings) -> Non
     logits = torch.tensor([[1.0, 0.2, -0.5, 2.0, -2.0]], dtype=torch.float64)
     ids = torch.tensor([[3, 0, 0]])
     count = 20000
-    tokens, logprobs = Sampler(settings)(
-        logits.expand(count, -1), uniforms(count), ids.expand(count, -1)
-    )
+    tokens, logprobs = Sampler(settings)(logits.expand(count, -1), uniforms(count), ids.expand(count, -1))
     counts = tokens.bincount(minlength=5)
     assert chi_square(counts, warped(settings, ids, logits)[0]) < 6
     tempered = (logits[0] / settings.temperature).log_softmax(-1)

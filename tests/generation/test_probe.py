@@ -41,9 +41,7 @@ def llama(rope: dict | None = None, **options):
 
 
 def windowed(kind, **options):
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, sliding_window=8, **LAYERS, **options)
-    )
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, sliding_window=8, **LAYERS, **options))
 
 
 WRONG = {
@@ -52,9 +50,7 @@ WRONG = {
     "two sets of frequencies": lambda: llama(
         {**LONG, "original_max_position_embeddings": 64}, max_position_embeddings=512
     ),
-    "positions from the padding": lambda: RobertaForCausalLM(
-        RobertaConfig(is_decoder=True, **LAYERS)
-    ),
+    "positions from the padding": lambda: RobertaForCausalLM(RobertaConfig(is_decoder=True, **LAYERS)),
     "an encoder": lambda: BertLMHeadModel(BertConfig(**LAYERS)),
 }
 RIGHT = {

@@ -143,9 +143,7 @@ def speaking(saved, template):
     return agent
 
 
-def test_its_prompts_are_those_of_episodes_where_the_template_drops_earlier_thoughts(
-    saved, monkeypatch
-):
+def test_its_prompts_are_those_of_episodes_where_the_template_drops_earlier_thoughts(saved, monkeypatch):
     """Training uses another template then, one that grows."""
     agent = speaking(saved, TEMPLATE.with_name("qwen3.jinja"))
     turns = ("<think>\nhm\n</think>\n\na", "<think>\noh\n</think>\n\nb", "c")

@@ -86,13 +86,9 @@ LOADS = {
     "tokenizer": lambda name, lora, c: load_tokenizer(name),
     "tokenizer, adapter": lambda name, lora, c: load_tokenizer(lora),
     "critic": lambda name, lora, c: critic_from_checkpoint(name, **setup_models.loading_options(c)),
-    "policy to go on with": lambda name, lora, c: setup_models.policy_to_go_on_with(
-        lora, None, c, None
-    ),
+    "policy to go on with": lambda name, lora, c: setup_models.policy_to_go_on_with(lora, None, c, None),
     "reward model": lambda name, lora, c: build(c.output_dir, arguments={"reward_funcs": [name]}),
-    "turn reward model": lambda name, lora, c: build(
-        c.output_dir, arguments={"turn_reward_funcs": [name]}
-    ),
+    "turn reward model": lambda name, lora, c: build(c.output_dir, arguments={"turn_reward_funcs": [name]}),
     "command line": lambda name, lora, c: check_agent(Path(name), "models", False),
     "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig(), {}),
 }

@@ -93,9 +93,7 @@ def test_a_download_that_fails_for_good_names_the_repository(published, pattern,
     assert Agent.from_pretrained(REPO).run(CountEnv, letters()[0]).turns
 
 
-@pytest.mark.skipif(
-    not loading.INCOMPLETE, reason="this huggingface_hub does not tell the case apart"
-)
+@pytest.mark.skipif(not loading.INCOMPLETE, reason="this huggingface_hub does not tell the case apart")
 def test_a_published_critic_that_is_missing_offline_is_an_error_not_a_new_critic(monkeypatch):
     raised = [loading.INCOMPLETE("in part", "/cache"), LocalEntryNotFoundError("nothing")]
 

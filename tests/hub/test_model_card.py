@@ -44,9 +44,7 @@ def test_a_card_has_results_and_settings_and_nothing_of_rows_and_episodes(evalua
     assert html.count("<table>") == 2
     cells = [line.split("|")[1:4] for line in card.text.splitlines() if line[:3] in ("| e", "| h")]
     assert [name.strip() for name, *_ in cells] == ["easy", "hard"]
-    assert all(
-        re.fullmatch(r" [\d.]+ \([\d.]+ to [\d.]+\) ", cell) for _, *rest in cells for cell in rest
-    )
+    assert all(re.fullmatch(r" [\d.]+ \([\d.]+ to [\d.]+\) ", cell) for _, *rest in cells for cell in rest)
     for option in ("variant</code></td>\n<td><code>s-ppo", "seed</code></td>\n<td><code>"):
         assert option in html
     assert "critic_learning_rate" in html

@@ -35,9 +35,7 @@ class StopAt(TrainerCallback):
     ("strategy", "folders"),
     [("end", ()), ("every_save", ()), ("all_checkpoints", ("checkpoint-2", "checkpoint-4"))],
 )
-def test_each_strategy_uploads_the_agent_and_run_state_only_in_checkpoints(
-    hub, tmp_path, strategy, folders
-):
+def test_each_strategy_uploads_the_agent_and_run_state_only_in_checkpoints(hub, tmp_path, strategy, folders):
     trainer = run(tmp_path / "run", hub_strategy=strategy, hub_always_push=True, **STEPS)
     trainer.train()
     files = hub.repos[REPO].files

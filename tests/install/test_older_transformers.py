@@ -9,9 +9,7 @@ from tests.kit.scripted import LEARNS, scripted_trainer, weights
 LORA = LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM")
 
 
-def test_the_policys_adapter_is_resumed_though_the_critics_lies_in_a_subfolder(
-    tmp_path, monkeypatch
-):
+def test_the_policys_adapter_is_resumed_though_the_critics_lies_in_a_subfolder(tmp_path, monkeypatch):
     options = {**LEARNS, "peft_config": LORA, "save_strategy": "steps", "save_steps": 2}
     trainer, _ = scripted_trainer(tmp_path, **{**options, "max_steps": 2})
     trainer.train()

@@ -25,9 +25,7 @@ LIMITS = {"max_turns": 3, "max_turn_tokens": 6, "max_completion_length": 60}
 
 def quick_config(folder: Any, config: type[PPOConfig] = STPPOConfig, **options: Any) -> PPOConfig:
     """A configuration whose training takes a second."""
-    quick = {
-        k: v for k, v in QUICK.items() if config.trainer_name != "STGRPOTrainer" or k != CRITICS
-    }
+    quick = {k: v for k, v in QUICK.items() if config.trainer_name != "STGRPOTrainer" or k != CRITICS}
     return with_estimator(config, {"output_dir": str(folder), **quick, **options})
 
 

@@ -98,9 +98,7 @@ def seen(trainer: Any) -> dict[str, Any]:
             {k: v for k, v in entry.items() if "_seconds" not in k and "per_second" not in k}
             for entry in trainer.state.log_history
         ],
-        "weights": [
-            p.detach().clone() for m in (trainer.model, trainer.critic) for p in m.parameters()
-        ],
+        "weights": [p.detach().clone() for m in (trainer.model, trainer.critic) for p in m.parameters()],
         "columns": [[e.columns["name"] for e in trainer.episodes]],
     }
 

@@ -7,9 +7,7 @@ import torch
 from tests.kit.scripted import play_script
 
 
-def cut_script(
-    prompts: list[str], trainer: Any = None, *, all_turns: bool = False
-) -> dict[str, Any]:
+def cut_script(prompts: list[str], trainer: Any = None, *, all_turns: bool = False) -> dict[str, Any]:
     """The episodes of `play_script`; some turns begin a context of their own, or all of them do.
 
     The number of a prompt decides, so that processes have other numbers of contexts.

@@ -119,9 +119,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
         )  # fmt: skip
         if ragged:
             ids, mask, _ = full_sequence(recorder.batches[0])
-            assert len(trainer._forward.parts(ids, mask, None)) > 1, (
-                "the case should be interesting"
-            )
+            assert len(trainer._forward.parts(ids, mask, None)) > 1, "the case should be interesting"
             assert bool(quiet) is (world > 1 and case.startswith("groups"))
     assert trainer.accelerator.num_processes == world
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)

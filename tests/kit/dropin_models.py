@@ -32,9 +32,7 @@ def plain_tokenizer() -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet
-    )
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
     core.train_from_iterator([" ".join(WORDS)], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|endoftext|>", unk_token="<|endoftext|>"

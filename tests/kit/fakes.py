@@ -69,9 +69,7 @@ def float64_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> GPT2LMH
     return GPT2LMHeadModel(_float64_config(tokenizer)).double()
 
 
-def float64_value_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int = 1
-) -> GPT2ForSequenceClassification:
+def float64_value_model(tokenizer: PreTrainedTokenizerFast, seed: int = 1) -> GPT2ForSequenceClassification:
     """The sequence-classification model to go with it."""
     torch.manual_seed(seed)
     return GPT2ForSequenceClassification(_float64_config(tokenizer, num_labels=1)).double()

@@ -16,9 +16,7 @@ HANG_SECONDS = 60.0
 def found(query: str, top_k: int) -> list[Any]:
     """What a search finds here."""
     hits = [f'"{query}"\npassage {i}' for i in range(top_k)]
-    return [
-        {"document": {"id": str(i), "contents": hit}, "score": 1.0} for i, hit in enumerate(hits)
-    ]
+    return [{"document": {"id": str(i), "contents": hit}, "score": 1.0} for i, hit in enumerate(hits)]
 
 
 class FaultyServer(ThreadingHTTPServer):

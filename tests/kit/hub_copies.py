@@ -18,9 +18,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def flashrag(
-    folder: Path, name: str, split: str, rows: list[tuple[str, Any]], **columns: Any
-) -> None:
+def flashrag(folder: Path, name: str, split: str, rows: list[tuple[str, Any]], **columns: Any) -> None:
     """One file of FlashRAG's collection: questions with their golden answers."""
     lines = [
         {"id": f"{split}_{i}", "question": question, "golden_answers": answers, **columns}

@@ -82,9 +82,7 @@ class MarkedTrainer(STPPOTrainer):
     def _generate_and_score_completions(self, *args, **kwargs):
         inner = super()._generate_and_score_completions
         return (
-            self._marked("rollout", inner, *args, **kwargs)
-            if self.model.training
-            else inner(*args, **kwargs)
+            self._marked("rollout", inner, *args, **kwargs) if self.model.training else inner(*args, **kwargs)
         )
 
     def _save_checkpoint(self, *args, **kwargs):
@@ -109,9 +107,7 @@ async def rewriting(client, row):
 
 def build(folder: Path, kind: str) -> MarkedTrainer:
     tokenizer = char_tokenizer()
-    rows = [
-        {"prompt": [{"role": "user", "content": f"{i}"}], "letter": "abc"[i % 3]} for i in range(48)
-    ]
+    rows = [{"prompt": [{"role": "user", "content": f"{i}"}], "letter": "abc"[i % 3]} for i in range(48)]
     torch.manual_seed(5)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     settings = {**SETTINGS, "gradient_accumulation_steps": 4 // world}

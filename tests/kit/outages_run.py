@@ -50,8 +50,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     trainer = build(
         folder,
         lambda trainer, n: (
-            (fails and trainer.state.global_step >= since)
-            or (case.endswith("too many") and n % BATCH == 0)
+            (fails and trainer.state.global_step >= since) or (case.endswith("too many") and n % BATCH == 0)
         ),
         arguments={"callbacks": [watches]},
         **{**OPTIONS, **CASES[case]},

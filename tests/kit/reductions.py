@@ -17,9 +17,7 @@ def on_processes(function: Callable[..., Tensor], shards: Sequence[tuple], **opt
         for shard in shards:
             calls = iter(range(2))
 
-            def reduce(
-                t: Tensor, calls: Any = calls, sent: list = sent, call: int = call
-            ) -> Tensor:
+            def reduce(t: Tensor, calls: Any = calls, sent: list = sent, call: int = call) -> Tensor:
                 n = next(calls)
                 if n == call:
                     sent.append(t)

@@ -91,9 +91,7 @@ class ScriptedBackend:
         row, turn = request.seed[-2:]
         said = ids(self.script(row, turn))[: request.max_new_tokens]
         known = self.logprobs(row, turn)
-        return TurnResult(
-            request.key, said, [-1.0 - i for i in range(len(said))] if known else None
-        )
+        return TurnResult(request.key, said, [-1.0 - i for i in range(len(said))] if known else None)
 
 
 def says(*rows: Sequence[str]) -> Script:

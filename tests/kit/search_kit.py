@@ -10,9 +10,7 @@ class ScriptedRetriever:
     """Returns what it was given and remembers what it was asked."""
 
     def __init__(self, *texts: str) -> None:
-        self.passages = [
-            text if isinstance(text, Passage) else Passage("T", text) for text in texts
-        ]
+        self.passages = [text if isinstance(text, Passage) else Passage("T", text) for text in texts]
         self.asked: list[tuple[str, int]] = []
 
     def search(self, query: str, top_k: int) -> list[Passage]:

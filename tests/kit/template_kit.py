@@ -62,9 +62,7 @@ def _source(name: str) -> str:
     if name == "qwen2_audio":
         return processing_qwen2_audio.Qwen2AudioProcessor.default_chat_template.fget(None)
     if name == "llama4":
-        source = (
-            Path(transformers.__file__).parent / "models/llama4/processing_llama4.py"
-        ).read_text()
+        source = (Path(transformers.__file__).parent / "models/llama4/processing_llama4.py").read_text()
         (value,) = (
             node.value
             for node in ast.parse(source).body

@@ -254,6 +254,4 @@ def vision_model(family: str, seed: int = 0) -> tuple[Any, Any]:
 
 def picture(seed: int, width: int = 16, height: int = 16) -> Image.Image:
     """An image of noise."""
-    return Image.frombytes(
-        "RGB", (width, height), random.Random(seed).randbytes(3 * width * height)
-    )
+    return Image.frombytes("RGB", (width, height), random.Random(seed).randbytes(3 * width * height))

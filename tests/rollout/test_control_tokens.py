@@ -105,9 +105,7 @@ def test_text_without_control_tokens_has_the_ids_that_it_always_had(name):
         assert observed(kind, text) == tokenizer(text)["input_ids"]
         return
     messages = [{"role": "user", "content": "Look: " + text}]
-    expected = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert opened(kind, text) == expected
     assert kind.renderer.control.split(text) is text
 
@@ -239,9 +237,7 @@ def test_control_tokens_that_eat_blanks_leave_those_of_the_text():
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken("<|x|>", special=True, lstrip=True, rstrip=True)]}
     )
-    ids = ChatRenderer(tokenizer, [2]).observation_ids(
-        user("a  <|x|>  b"), last=0, conversational=False
-    )
+    ids = ChatRenderer(tokenizer, [2]).observation_ids(user("a  <|x|>  b"), last=0, conversational=False)
     assert tokenizer.decode(ids) == "a  <|x|>  b"
 
 
@@ -279,9 +275,7 @@ def hostile_text(kind: Kind, draw: random.Random) -> str:
     for _ in range(draw.randint(1, 8)):
         token = draw.choice(kind.controls)
         cut = draw.randint(1, len(token) - 1)
-        parts.append(
-            draw.choice([token, token, token[:cut], token[cut:], token[0], token * 2, *OTHERS])
-        )
+        parts.append(draw.choice([token, token, token[:cut], token[cut:], token[0], token * 2, *OTHERS]))
     return "".join(parts)
 
 

@@ -38,9 +38,7 @@ def told(episode):
 
 def play_batch(engine, rows):
     first = rows[0]["n"]
-    backend = ScriptedBackend(
-        lambda row, turn: say(rows[row - first], turn), logprobs=lambda row, turn: True
-    )
+    backend = ScriptedBackend(lambda row, turn: say(rows[row - first], turn), logprobs=lambda row, turn: True)
     started = time.monotonic()
     played = play(engine, backend, rows, [PROMPT] * len(rows), seed=(3,), first_row=first)
     return played, time.monotonic() - started
@@ -155,9 +153,7 @@ def test_failures_for_long_end_the_run_saying_what_happened(caplog):
     for _ in range(3):
         assert outcomes(engine, *[False] * 20) == ["env_error"] * 20
     assert outcomes(engine, *[False] * 3) == ["env_error"] * 3
-    expected = (
-        r"The last 64 episodes all .* The newest: ConnectionError: nobody there \(.*\)\. Try "
-    )
+    expected = r"The last 64 episodes all .* The newest: ConnectionError: nobody there \(.*\)\. Try "
     with pytest.raises(RuntimeError, match=expected):
         outcomes(engine, False)
 

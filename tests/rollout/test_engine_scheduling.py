@@ -119,9 +119,7 @@ class Releasing(ScriptedBackend):
             self.over.set()
 
 
-@pytest.mark.parametrize(
-    ("kind", "whole"), [(Counting, False), (CountingAsync, False), (Counting, True)]
-)
+@pytest.mark.parametrize(("kind", "whole"), [(Counting, False), (CountingAsync, False), (Counting, True)])
 def test_one_slow_environment_holds_nobody_up(kind, whole):
     engine = build(kind)
     over = threading.Event()
@@ -188,10 +186,7 @@ def schedule(number, engine):
         dice.random = lambda: 0.0
     names = [*"abt"] * 4
     pauses = [[dice.random() * 0.004 for _ in range(6)] for _ in range(12)]
-    rows = [
-        {"environment": names[n], "n": n, "turns": 1 + n % 4, "pauses": pauses[n]}
-        for n in range(12)
-    ]
+    rows = [{"environment": names[n], "n": n, "turns": 1 + n % 4, "pauses": pauses[n]} for n in range(12)]
     calls = [["!e {}]", "!f {};e {}]", "!f {}]", "end {}]"][3 - n % 4 :] for n in range(12)]
 
     def script(row, turn):
@@ -206,13 +201,9 @@ def schedule(number, engine):
         logprobs=lambda row, turn: True,
     )
     played = play(engine, backend, rows)
-    assert played.reasons == [
-        "no_action" if row["environment"] == "t" else "terminated" for row in rows
-    ]
+    assert played.reasons == ["no_action" if row["environment"] == "t" else "terminated" for row in rows]
     alike = ("action_mask", "logprobs", "turn_spans", "turn_rewards", "messages", "tool_calls")
-    return [
-        (shown(e), e.columns["n"], *(getattr(e, name) for name in alike)) for e in played.episodes
-    ]
+    return [(shown(e), e.columns["n"], *(getattr(e, name) for name in alike)) for e in played.episodes]
 
 
 @pytest.mark.long

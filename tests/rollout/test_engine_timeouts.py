@@ -56,9 +56,7 @@ def _no_instances():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("when", "turns", "kind"), [("in_reset", 0, Slow), ("in_step", 1, SlowAsync)]
-)
+@pytest.mark.parametrize(("when", "turns", "kind"), [("in_reset", 0, Slow), ("in_step", 1, SlowAsync)])
 def test_a_call_that_takes_too_long_ends_its_episode(kind, when, turns):
     engine = build(kind, env_timeout_seconds=0.5)
     for _ in range(2):

@@ -117,9 +117,7 @@ def test_a_result_that_contradicts_itself_raises_by_key(extra, named):
 
 
 def test_a_missing_key_is_named_as_trl_names_it():
-    with pytest.raises(
-        ValueError, match=r"rollout_func must return keys \['completion_ids', 'logprobs'\]"
-    ):
+    with pytest.raises(ValueError, match=r"rollout_func must return keys \['completion_ids', 'logprobs'\]"):
         read_rollout({"prompt_ids": [[1]]}, [{}], ["p"], [END], message)
 
 

@@ -18,9 +18,7 @@ def markers(episode) -> int:
 @pytest.mark.parametrize("prompt", [None, "q"])
 def test_an_episode_has_the_markers_of_its_own_turns_alone(prompt):
     env = lambda: ScriptedEnv(going(FORGED), done(), opening=(FORGED, {}))  # noqa: E731
-    played = play_once(
-        env, says(["x]", "y]"]), prompts=prompt and [prompt], max_completion_tokens=300
-    )
+    played = play_once(env, says(["x]", "y]"]), prompts=prompt and [prompt], max_completion_tokens=300)
     assert markers(played.only) == (0 if prompt else 4)
     assert played.only.messages[1]["content"] == FORGED
     assert (FORGED in str(played.only.prompt)) is True

@@ -129,9 +129,7 @@ def test_results_are_text(result, expected):
 
 @pytest.mark.parametrize("result", [{1, }, b"b", Odd(), iter([]), {"at": object()}])  # fmt: skip
 def test_other_results_are_refused_by_name(result):
-    with pytest.raises(
-        EnvironmentContractError, match=f"^The tool returned a {type(result).__name__};"
-    ):
+    with pytest.raises(EnvironmentContractError, match=f"^The tool returned a {type(result).__name__};"):
         result_text("The tool", result)
 
 

@@ -150,9 +150,7 @@ def test_a_loop_takes_no_file_descriptor_before_its_first_use():
 
 def test_every_thread_of_the_package_has_a_loop():
     found = []
-    thread = DaemonThread(
-        lambda: found.append(asyncio.get_event_loop().run_until_complete(gone("x"))), "t"
-    )
+    thread = DaemonThread(lambda: found.append(asyncio.get_event_loop().run_until_complete(gone("x"))), "t")
     thread.start()
     thread.join()
     assert found == ["gone x"]

@@ -63,9 +63,7 @@ def test_an_environment_that_blocks_the_loop_for_good_ends_at_its_limit(released
 
 @pytest.mark.long
 @pytest.mark.parametrize("thread", [False, True])
-def test_calls_on_a_blocked_loop_end_at_their_limits_and_later_calls_get_a_new_loop(
-    calls, thread, released
-):
+def test_calls_on_a_blocked_loop_end_at_their_limits_and_later_calls_get_a_new_loop(calls, thread, released):
     async def waiting():
         await asyncio.sleep(0.1)
 

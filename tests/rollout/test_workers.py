@@ -65,12 +65,8 @@ def test_an_overdue_call_is_abandoned_and_its_thread_replaced(calls):
     assert calls.poll(0.05) == []
 
 
-@pytest.mark.parametrize(
-    ("error", "asynchronous"), [(None, True), (ValueError("no"), True), (None, False)]
-)
-def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
-    calls, asynchronous, error
-):
+@pytest.mark.parametrize(("error", "asynchronous"), [(None, True), (ValueError("no"), True), (None, False)])
+def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(calls, asynchronous, error):
     def answer():
         time.sleep(0.1)
         if error is not None:

@@ -102,9 +102,7 @@ def test_a_cell_with_a_record_is_not_missing_and_may_not_change(script, study, t
 
 
 def test_a_run_that_died_counts_as_zero_from_there_on(script):
-    died = record_of(
-        curves={"success": [0.75]}, evaluation={"before": 0.5, "after": 0.5}, error="nan"
-    )
+    died = record_of(curves={"success": [0.75]}, evaluation={"before": 0.5, "after": 0.5}, error="nan")
     (line,) = script("_report").lines([died], base=None)
     assert (line["finals"], line["alls"], line["drops"], line["died"]) == ([0.0], [0.25], [0.75], 1)
     (line,) = script("_report").lines([record_of(curves={}, error="nan")], base=None)

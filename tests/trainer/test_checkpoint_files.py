@@ -194,6 +194,4 @@ def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):
     paths = [tmp_path / str(number) for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
-    assert [disk.checksum(path) for path in paths] == [
-        f"{zlib.crc32(content):08x}" for content in contents
-    ]
+    assert [disk.checksum(path) for path in paths] == [f"{zlib.crc32(content):08x}" for content in contents]

@@ -29,9 +29,7 @@ SINGLE = {**ONE_BATCH, "num_generations": 1, "variant": "rebn"}
 
 
 @pytest.mark.parametrize("variant", ["grpo", "rloo"])
-def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_paid(
-    variant, tmp_path
-):
+def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_paid(variant, tmp_path):
     """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 once rounded."""
     orders = [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]
 
@@ -168,19 +166,14 @@ def test_scores_of_reward_functions_are_paid_on_the_last_turn_and_hidden_episode
 ):
     """An episode that was cut off has no turn; the others are those that end in time."""
     options = {**SINGLE, "mask_truncated_completions": True, "max_completion_length": 80}
-    trainer = build(
-        tmp_path, KeptGroups, arguments={"reward_funcs": letters}, **options, max_steps=1
-    )
+    trainer = build(tmp_path, KeptGroups, arguments={"reward_funcs": letters}, **options, max_steps=1)
     trainer.train()
     _, batch, turns, scores, _ = trainer.kept[-1]
     lasts = (turns.turn_index >= 0).sum(dim=1)
     assert 0 < (lasts == 0).sum() < 7
     paid = scores[lasts > 0].double()
     expected = (paid - paid.mean()) / (paid.std(correction=0) + 1e-9)
-    found = [
-        row[mask].unique()
-        for row, mask in zip(batch["advantages"], batch["loss_mask"], strict=True)
-    ]
+    found = [row[mask].unique() for row, mask in zip(batch["advantages"], batch["loss_mask"], strict=True)]
     torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -210,9 +203,7 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
     ({"variant": "rebn", **TURNS}, "turn", [], "batch"),
     ({**TURNS, "stabilizers": "none"}, "turn", [], "group"),
 ])  # fmt: skip
-def test_a_variant_is_a_ratio_a_correction_and_an_estimator(
-    options, level, stabilizers, estimator, tmp_path
-):
+def test_a_variant_is_a_ratio_a_correction_and_an_estimator(options, level, stabilizers, estimator, tmp_path):
     args = quick_config(tmp_path, STGRPOConfig, num_generations=4, **options)
     assert args.advantage_estimator == estimator
     assert (args.importance_sampling_level, args.stabilizers) == (level, stabilizers)

@@ -101,17 +101,13 @@ def test_the_hooks_reach_an_optimizer_with_8_bit_state(optim, tmp_path, monkeypa
     trainer, _ = build(tmp_path, optim, save_strategy="no")
     seen = Seen()
     for kind in (Optimizer1State, Optimizer2State):
-        monkeypatch.setattr(
-            kind, "update_step", lambda self, group, p, gindex, pindex: seen(group, p)
-        )
+        monkeypatch.setattr(kind, "update_step", lambda self, group, p, gindex, pindex: seen(group, p))
     trainer.train()
     critic = set(trainer.critic.parameters())
     policy = set(policy_parameters(trainer).values())
     # The schedule is linear over two steps.
     rates = [1e-2, 0.5e-2]
-    for step, scale, rate in zip(
-        seen.steps, logged(trainer, "clip_bias/scale"), rates, strict=True
-    ):
+    for step, scale, rate in zip(seen.steps, logged(trainer, "clip_bias/scale"), rates, strict=True):
         assert set(step) == policy | critic
         assert 0 < scale < 1
         for parameter, (lr, grad) in step.items():

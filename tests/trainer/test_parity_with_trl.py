@@ -24,9 +24,7 @@ class Replay:
 
     def __init__(self, oracle: Oracle, models: OracleModels) -> None:
         t = oracle.tensors
-        self.prompts = [
-            ids[mask].tolist() for ids, mask in zip(t["query_ids"], t["query_mask"], strict=True)
-        ]
+        self.prompts = [ids[mask].tolist() for ids, mask in zip(t["query_ids"], t["query_mask"], strict=True)]
         self.responses = t["response_ids"].tolist()
         self.scores = t["scores"].tolist()
         texts = [models.tokenizer.decode(ids) for ids in self.prompts]

@@ -53,10 +53,7 @@ REFUSED = [
     *({name: value} for name, value in ADAPTERS.items()),
     # dictionaries
     {"generation_kwargs": {"temperature": 0.5}},
-    *(
-        {"generation_kwargs": {name: 3}}
-        for name in ("max_new_tokens", "max_tokens", "eos_token_id")
-    ),
+    *({"generation_kwargs": {name: 3}} for name in ("max_new_tokens", "max_tokens", "eos_token_id")),
     *(
         {"generation_kwargs": {name: 3}}
         for name in ("stop", "stop_strings", "stop_token_ids", "logit_bias", "seed", "n")

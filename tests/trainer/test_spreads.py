@@ -87,13 +87,9 @@ def test_equal_rewards_are_logged_without_a_deviation(kind, text, tmp_path):
     arguments = {"train_dataset": data, "eval_dataset": data}
     arguments |= {**TEXT, "environment_factory": Alike} if text else {"reward_funcs": alike}
     groups = {"num_generations": 4} if kind is STGRPOTrainer else {}
-    trainer = train(
-        tmp_path, kind, arguments=arguments, max_steps=1, **groups, **(LIMITS if text else {})
-    )
+    trainer = train(tmp_path, kind, arguments=arguments, max_steps=1, **groups, **(LIMITS if text else {}))
     found = logs(trainer) | trainer.evaluate()
-    spreads = {
-        name: value for name, value in found.items() if name.endswith(("reward_std", "/std"))
-    }
+    spreads = {name: value for name, value in found.items() if name.endswith(("reward_std", "/std"))}
     assert {"reward_std", "eval_reward_std"} <= spreads.keys()
     assert ("rewards/alike/std" in spreads) is (not text)
     if not groups:
@@ -123,9 +119,7 @@ def test_equal_advantages_deviate_by_nothing(reward, length, tmp_path):
 
 
 @pytest.mark.parametrize(("scale", "length"), [(1e6, 5), (1e3, 13)])
-def test_equal_returns_have_no_variance_to_explain_whatever_the_critic_says(
-    scale, length, tmp_path
-):
+def test_equal_returns_have_no_variance_to_explain_whatever_the_critic_says(scale, length, tmp_path):
     figures = figures_of_equal_rewards(123.4, length, tmp_path, scale)
     assert figures["advantage/std"] > 100, "the case should be interesting"
     assert figures["value/explained_variance"] == 0.0

@@ -137,9 +137,7 @@ def test_a_copied_adapter_as_reference_brings_no_dropout(tmp_path):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     arguments = {"model": policy, "processing_class": tokenizer, **TEXT}
-    trainer = build(
-        tmp_path, STGRPOTrainer, arguments=arguments, **GROUP, **LIMITS, beta=0.1, max_steps=1
-    )
+    trainer = build(tmp_path, STGRPOTrainer, arguments=arguments, **GROUP, **LIMITS, beta=0.1, max_steps=1)
     trainer.train()
     assert logs(trainer)["kl"] == pytest.approx(0.0, abs=1e-6)
 

@@ -27,9 +27,7 @@ def test_an_episode_that_is_hidden_has_no_turns():
 
 def test_a_padding_row_belongs_to_no_episode():
     """Sharded processes make equally many passes, so one with fewer contexts has padding rows."""
-    turns = build(
-        mask=torch.cat([MASK, torch.zeros(1, 6, dtype=MASK.dtype)]), rewards=[[1.0, 2.0], [3.0]]
-    )
+    turns = build(mask=torch.cat([MASK, torch.zeros(1, 6, dtype=MASK.dtype)]), rewards=[[1.0, 2.0], [3.0]])
     assert turns.episodes.tolist() == [0, 1, -1]
     assert turns.row_index[2].tolist() == [-1] * 6
     assert turns.turn_index.tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]

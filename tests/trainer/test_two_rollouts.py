@@ -41,8 +41,7 @@ def test_figures_are_those_of_all_processes_together(ranks, case, environment, t
 
     def rows(result):
         return [
-            ids[mask.bool()].tolist()
-            for ids, mask in zip(result["ids"][0], result["masks"][0], strict=True)
+            ids[mask.bool()].tolist() for ids, mask in zip(result["ids"][0], result["masks"][0], strict=True)
         ]
 
     assert rows(alone) == [*rows(halves[0]), *rows(halves[1])]

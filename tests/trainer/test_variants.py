@@ -23,9 +23,7 @@ def test_a_variant_sets_ratio_level_and_stabilizers(variant, level, stabilizers)
     args = config(variant=variant)
     assert (args.importance_sampling_level, args.stabilizers) == (level, stabilizers)
     assert not args.takes_second_gradient
-    repeated = config(
-        variant=variant, importance_sampling_level=level, stabilizers=stabilizers or "none"
-    )
+    repeated = config(variant=variant, importance_sampling_level=level, stabilizers=stabilizers or "none")
     assert (repeated.importance_sampling_level, repeated.stabilizers) == (level, stabilizers)
 
 
@@ -89,8 +87,6 @@ def test_each_optimizer_of_transformers_has_been_decided_on():
     known = (*ACCEPTED, *REFUSED)
     families = ("adamw", "rmsprop", "lion", "ademamix", "adagrad")
     undecided = {
-        o.value
-        for o in OptimizerNames
-        if o not in known and not any(f in o.value for f in families)
+        o.value for o in OptimizerNames if o not in known and not any(f in o.value for f in families)
     }
     assert undecided == set()

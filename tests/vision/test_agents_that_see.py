@@ -41,9 +41,7 @@ def test_an_adapter_is_an_agent_that_sees_with_its_base(tmp_path):
     processor.save_pretrained(tmp_path / "base")
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     adapted = tmp_path / "adapted"
-    trainer = vision_trainer(
-        adapted, "LLaVA", model=str(tmp_path / "base"), peft_config=lora, **OPTIONS
-    )
+    trainer = vision_trainer(adapted, "LLaVA", model=str(tmp_path / "base"), peft_config=lora, **OPTIONS)
     trainer.train()
     trainer.save_model()
     first = Agent.from_pretrained(str(adapted)).run(Pictures, rows(1)[0])

@@ -27,7 +27,5 @@ def test_the_grid_shows_agent_and_goal(monkeypatch):
 @pytest.mark.long
 def test_the_demo_trains(tmp_path):
     words = ["train_grid.py", "--rollouts", "1", "--output_dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=SCRIPTS, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, *words], cwd=SCRIPTS, capture_output=True, text=True, check=True)
     assert "seeing, seed 1: 0." in done.stdout

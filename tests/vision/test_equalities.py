@@ -194,10 +194,7 @@ def test_a_shared_critic_reads_images_by_its_adapter(family, tmp_path):
     assert whole._forward.why_padded is None
     assert whole._player.sampler._is_cached
     mask, data = whole.data["loss_mask"], whole.data
-    assert (
-        float((data["sampling_per_token_logps"] - data["old_per_token_logps"])[mask].abs().max())
-        < NATS
-    )
+    assert float((data["sampling_per_token_logps"] - data["old_per_token_logps"])[mask].abs().max()) < NATS
     largest = max(float(move.abs().max()) for move in whole.moved.values())
     gaps = [float((move - halves.moved[name]).abs().max()) for name, move in whole.moved.items()]
     assert max(gaps) < 1e-4 * largest
@@ -207,10 +204,7 @@ def test_a_shared_critic_reads_images_by_its_adapter(family, tmp_path):
     "family",
     [
         "Gemma 3",
-        *(
-            pytest.param(each, marks=pytest.mark.long)
-            for each in ("Gemma 4", "Qwen3.5", "Qwen2.5-VL")
-        ),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("Gemma 4", "Qwen3.5", "Qwen2.5-VL")),
     ],
 )
 def test_turns_through_generate_train_on_the_same_images(family, tmp_path, monkeypatch):
@@ -265,9 +259,7 @@ def test_rows_with_images_without_a_critic_are_trls_grpo(family, tmp_path, monke
                 "images": [[picture(i + shift, 16, 24)] for i in range(8)],
             }
         )
-        own = (
-            {"variant": "grpo"} if kind is STGRPOTrainer else {"importance_sampling_level": "token"}
-        )
+        own = {"variant": "grpo"} if kind is STGRPOTrainer else {"importance_sampling_level": "token"}
         trainer = kind(
             model=model,
             reward_funcs=paid_by_letters,

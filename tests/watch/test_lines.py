@@ -163,9 +163,7 @@ def test_upstreams_displays_are_replaced_and_lines_can_be_taken_out(tmp_path, ca
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_long_rollout_tells_its_progress_while_there_are_lines(
-    removed, tmp_path, capsys, monkeypatch
-):
+def test_a_long_rollout_tells_its_progress_while_there_are_lines(removed, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 0.0)
     trainer = builders.build(tmp_path, arguments=builders.TEXT, **builders.LIMITS)
     if removed:

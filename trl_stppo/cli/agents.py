@@ -47,9 +47,7 @@ def load_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[]
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
-def load_eval_environment(
-    args: AgentArguments, count_tokens: Counter
-) -> Callable[[], object] | None:
+def load_eval_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], object] | None:
     """Return the evaluation's environment factory, or None if evaluation uses the training's factory."""
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
@@ -83,9 +81,7 @@ def load_splits(args: AgentArguments) -> tuple[Dataset | IterableDataset, Rows]:
     else:
         args.dataset_name = name = args.dataset_name or next(iter(offered), None)
         if name is None:
-            raise UsageError(
-                f"`dataset_name` is not set; environment={args.environment} has no rows."
-            )
+            raise UsageError(f"`dataset_name` is not set; environment={args.environment} has no rows.")
         if rows := offered.get(name):
             return rows("train"), rows("test")
         check_name("dataset_name", name)
@@ -126,9 +122,7 @@ def drawn(rows: Dataset | IterableDataset, number: int) -> Dataset:
     return few if hasattr(few, "__len__") else Dataset.from_list(list(few))
 
 
-def model_options(
-    model_args: ModelConfig, init_kwargs: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def model_options(model_args: ModelConfig, init_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a model's loading options: `init_kwargs`, overridden by flags that are not at their default."""
     options, unset = dict(init_kwargs or {}), ModelConfig()
     for flag in ("model_revision", "attn_implementation", "dtype"):

@@ -300,8 +300,7 @@ def resolved(run: Plan) -> dict[str, str]:
         "forward passes": passes(run),
         "images": run.images or "none in the first row",
         "processes": str(run.processes),
-        "environment": args.agent
-        or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
+        "environment": args.agent or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
         "reward functions": ", ".join(args.reward_funcs or []) or "none",
         "rows": f"{args.rows_name}, {len(run.train):,}" if hasattr(run.train, "__len__") else "?",
         "rollout batch": f"{episodes} episodes ({prompts}), {config.steps_per_generation} "

@@ -181,9 +181,7 @@ def play_agent(
             whole = 200, completion(f"chatcmpl-{number}", message, "stop", 0, None, 0)
             if number > steps:
                 session.over = StopReason.TOKEN_BUDGET
-            session.pending.answer.set_result(
-                whole if session.over is None else EPISODE_OVER.response
-            )
+            session.pending.answer.set_result(whole if session.over is None else EPISODE_OVER.response)
             event = await session.next()
         outcome_of(SimpleNamespace(env=session, num_turns=session.turns), event)
         return event

@@ -64,9 +64,7 @@ UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 RECORDED = ("seed", "eval_generation_kwargs", "bf16")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
-    **{
-        name: name for name in ("max_turns", "max_turn_tokens", "max_images", "env_timeout_seconds")
-    },
+    **{name: name for name in ("max_turns", "max_turn_tokens", "max_images", "env_timeout_seconds")},
     "max_tool_calling_iterations": "max_tool_rounds",
 }
 
@@ -154,16 +152,12 @@ def settings_for(folder: Path, config: PPOConfig, chosen: set[str]) -> dict[str,
     return {**kept, "sampling": own.sampling | of_flags}
 
 
-def load_agent(
-    folder: Path, config: PPOConfig, model_args: ModelConfig, settings: dict[str, Any]
-) -> Agent:
+def load_agent(folder: Path, config: PPOConfig, model_args: ModelConfig, settings: dict[str, Any]) -> Agent:
     """Load an agent as a trainer with these flags would use it in evaluation."""
     # TRL loads models in float32.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
     # Drop `model_revision`, which is the agent's; an adapter names the revision of its base model.
-    options |= agents.model_options(
-        replace(model_args, model_revision=None), config.model_init_kwargs
-    )
+    options |= agents.model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
     with unpartitioned():
@@ -299,9 +293,7 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):
-        logger.warning(
-            "The agents play with different limits or sampling, as their runs did: %s.", settings
-        )
+        logger.warning("The agents play with different limits or sampling, as their runs did: %s.", settings)
     results: Results = {}
     outcomes: dict[str, Outcomes] = {}
     is_main, repetitions = config.process_index == 0, config.num_generations_eval or 1

@@ -20,9 +20,7 @@ Results = dict[str, dict[str, Figures]]
 # Success and score of each episode, in the order of the rows.
 Outcomes = list[tuple[bool | None, float]]
 MEAN = "mean of data sets"
-BOUNDS = {
-    f"{column} {end}": (column, end) for column in ("success", "score") for end in ("low", "high")
-}
+BOUNDS = {f"{column} {end}": (column, end) for column in ("success", "score") for end in ("low", "high")}
 
 
 def figures_of(
@@ -88,9 +86,7 @@ def print_differences(outcomes: Mapping[str, Outcomes], repetitions: int) -> Non
     judged = all(success is not None for each in outcomes.values() for success, _ in each)
     column, index = ("success", 0) if judged else ("score", 1)
     for label, own in others:
-        gains = [
-            float(a[index] or 0) - float(b[index] or 0) for a, b in zip(own, base, strict=True)
-        ]
+        gains = [float(a[index] or 0) - float(b[index] or 0) for a, b in zip(own, base, strict=True)]
         totals = [sum(gains[at : at + repetitions]) for at in range(0, len(gains), repetitions)]
         bounds = mean_interval(totals, [repetitions] * len(totals))
         interval = "" if bounds is None else f" [{bounds[0]:+.3f}, {bounds[1]:+.3f}]"

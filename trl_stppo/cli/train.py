@@ -45,9 +45,7 @@ def make_trainer(
     if held_out is not None and args.eval_episodes:
         held_out = agents.drawn(held_out, args.eval_episodes)
         held_out.info.dataset_name = args.rows_name
-    training_args.model_init_kwargs = agents.model_options(
-        model_args, training_args.model_init_kwargs
-    )
+    training_args.model_init_kwargs = agents.model_options(model_args, training_args.model_init_kwargs)
     counter = agents.token_counter(model_args.model_name_or_path, model_args.model_revision)
     return trainer_class(
         model=model_args.model_name_or_path,
@@ -70,9 +68,7 @@ class FirstEvaluation(TrainerCallback):
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
 
-    def on_train_begin(
-        self, args: PPOConfig, state: TrainerState, control: object, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: PPOConfig, state: TrainerState, control: object, **kwargs: object) -> None:
         """Set `eval_on_start` for a new run. transformers reads this setting after the callback."""
         args.eval_on_start = state.global_step == 0
         if args.eval_on_start and state.is_world_process_zero:

@@ -112,9 +112,7 @@ def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
     return max(1, part.input_ids.size(1) - max(0, first))
 
 
-def put_back(
-    parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
-) -> Tensor:
+def put_back(parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int) -> Tensor:
     """Put the parts' outputs back in batch order: the last `num_tokens` columns, [B, N], with 0 at padding.
 
     `parts` hold every row once. `tails` are the outputs of each part's last K columns, [b, K]. Gradients flow

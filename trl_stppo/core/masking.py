@@ -20,9 +20,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 def check_shape(name: str, tensor: Tensor, expected: Sequence[int], like: str) -> None:
     """Raise ValueError unless `tensor` has the shape `expected`. The error explains that shape by `like`."""
     if tuple(tensor.shape) != tuple(expected):
-        raise ValueError(
-            f"{name} has shape {list(tensor.shape)}, but {list(expected)} is needed ({like})"
-        )
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, but {list(expected)} is needed ({like})")
 
 
 def check_float(**tensors: Tensor) -> None:

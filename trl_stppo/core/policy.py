@@ -130,9 +130,7 @@ def sampler_correction(
     if not low <= high:
         raise ValueError(f"clip_min must not exceed clip_max, got {low!r} and {high!r}")
     # Check the shapes first, because `where` would broadcast them.
-    check_like(
-        "turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs
-    )
+    check_like("turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs)
     known = torch.where(sampling_logprobs.isnan(), old_logprobs, sampling_logprobs)
     product, mask = level == "product", turn_index >= 0
     log_ratio = log_importance_ratio(old_logprobs, known, turn_index, "token" if product else level)
@@ -257,9 +255,7 @@ def clipped_surrogate(
         if not value >= 0.0:
             raise ValueError(f"cliprange_{name} must be at least 0, got {value!r}")
     if delta is not None and not delta > 1.0 + cliprange_high:
-        raise ValueError(
-            f"delta must exceed 1 + cliprange_high = {1.0 + cliprange_high}, got {delta!r}"
-        )
+        raise ValueError(f"delta must exceed 1 + cliprange_high = {1.0 + cliprange_high}, got {delta!r}")
     check_mask("loss_mask", loss_mask)
     check_float(log_ratio=log_ratio, advantages=advantages)
     check_like("loss_mask", loss_mask, log_ratio=log_ratio, advantages=advantages)

@@ -82,9 +82,7 @@ class Region:
         """Take in the spread of a rollout whose update trains the policy."""
         spreads = (*self.spreads, spread)[-AVERAGED:]
         mean = math.fsum(spreads) / AVERAGED if len(spreads) == AVERAGED else 0.0
-        return replace(
-            self, spreads=spreads, largest=max(self.largest * 0.5 ** (1 / HALF_LIFE), mean)
-        )
+        return replace(self, spreads=spreads, largest=max(self.largest * 0.5 ** (1 / HALF_LIFE), mean))
 
     def gain(self, spread: float) -> float:
         """Return the share of `desired_kl` that an update may use, within [0.01, 1].

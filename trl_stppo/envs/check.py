@@ -227,13 +227,9 @@ class _Check:
         if is_text:
             for played in (played for _, played in episodes if played):
                 if any("valid_action" not in step.info for step in played):
-                    self.found.append(
-                        f"{name}.step returns no info['valid_action'] (bool) for the metrics."
-                    )
+                    self.found.append(f"{name}.step returns no info['valid_action'] (bool) for the metrics.")
                 if played[-1].ended and played[-1].info.get("success") is None:
-                    self.found.append(
-                        f"{name}.step ends an episode without info['success'] (bool)."
-                    )
+                    self.found.append(f"{name}.step ends an episode without info['success'] (bool).")
             ended = True
             for odd in ODD_ACTIONS:
                 if ended:
@@ -247,9 +243,7 @@ class _Check:
             self.found.append(f"{name}.reset returns another text for the same row.")
         elif _results(again) != _results(first):
             method = f"{name}.step" if is_text else f"A tool of {name}"
-            self.found.append(
-                f"{method} returns other results for the same actions in another episode."
-            )
+            self.found.append(f"{method} returns other results for the same actions in another episode.")
         elif self.several:
             one, other = self.player.make(self.source), self.player.make(self.source)
             opening = self.player.reset(one, row)

@@ -356,9 +356,7 @@ class CachedBackend(Backend):
         )
         return output.logits[:, -1]
 
-    def _sample(
-        self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache
-    ) -> list[TurnResult]:
+    def _sample(self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache) -> list[TurnResult]:
         """Sample one token per row from logits [rows, vocabulary]. Return the turns that ended."""
         uniforms = None
         if self.sampling.do_sample:

@@ -37,18 +37,14 @@ class _Recorder(CachedBackend):
 
     seen: defaultdict[int, dict[int, Tensor]]
 
-    def _sample(
-        self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache
-    ) -> list[TurnResult]:
+    def _sample(self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache) -> list[TurnResult]:
         for row, of_row in zip(rows, logits, strict=True):
             if row is not None:
                 self.seen[row.key][len(row.ids) - 1] = of_row
         return super()._sample(rows, logits, cache)
 
 
-def why_unlike(
-    model: nn.Module, pad_token_id: int, *, rough: bool = False, reader: Any = None
-) -> str | None:
+def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False, reader: Any = None) -> str | None:
     """Return why `CachedBackend` samples a supported model wrongly, or None if it samples correctly.
 
     A `CachedBackend` samples two turns for each of several rows of different lengths. Its log-probabilities

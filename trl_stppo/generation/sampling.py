@@ -47,9 +47,7 @@ _HARMLESS = {
 # Neutral values of the remaining fields; None is neutral for every field.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_implementation": ("dynamic", "hybrid"),
-    **dict.fromkeys(
-        ("is_assistant", "remove_invalid_values", "token_healing", "use_mtp"), (False,)
-    ),
+    **dict.fromkeys(("is_assistant", "remove_invalid_values", "token_healing", "use_mtp"), (False,)),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("min_length", "min_new_tokens"), (0,)),
     **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff"), (0.0,)),
@@ -165,9 +163,7 @@ class Sampler:
         self._processors = settings.processors()
         self._divisor = settings.temperature or 1.0
 
-    def __call__(
-        self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None) -> tuple[Tensor, Tensor]:
         """Draw tokens [rows] from logits [rows, vocabulary]. Logprobs ignore all settings except temperature.
 
         `uniforms`: [rows] in [0, 1), float64; None if the choice is greedy. `ids`: [rows, tokens] so far,
@@ -180,9 +176,7 @@ class Sampler:
         tokens, logprobs = zip(*map(self._draw, *parts), strict=True)
         return torch.cat(tokens), torch.cat(logprobs)
 
-    def _draw(
-        self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None) -> tuple[Tensor, Tensor]:
         raw = logits if logits.dtype == torch.float64 else logits.float()
         tempered = raw if self._divisor == 1.0 else raw / self._divisor
         plain = not self.settings.truncates

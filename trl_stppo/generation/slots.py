@@ -270,8 +270,7 @@ def attention_mask(model: nn.Module, attends: Tensor, distance: Tensor) -> Any:
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         blocked = torch.finfo(dtype).min
         masks = {
-            kind: torch.zeros_like(m, dtype=dtype).masked_fill_(~m, blocked)
-            for kind, m in masks.items()
+            kind: torch.zeros_like(m, dtype=dtype).masked_fill_(~m, blocked) for kind, m in masks.items()
         }
     kinds = set(getattr(config, "layer_types", None) or [SLIDING])
     return masks if len(kinds) > 1 else masks[kinds.pop()]

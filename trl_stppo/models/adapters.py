@@ -211,9 +211,7 @@ def load_in_place(model: PreTrainedModel) -> None:
     model.load_adapter = types.MethodType(_load_adapter, model)
 
 
-def _load_adapter(
-    model: PreTrainedModel, path: Any, adapter_name: str, *args: Any, **kwargs: Any
-) -> Any:
+def _load_adapter(model: PreTrainedModel, path: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
     if adapter_name in model.peft_config:
         kwargs["autocast_adapter_dtype"] = False
     return type(model).load_adapter(model, path, adapter_name, *args, **kwargs)

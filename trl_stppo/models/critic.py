@@ -92,9 +92,7 @@ class Critic:
     model: Any
     _base: PreTrainedModel
 
-    def values(
-        self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int, **images: Tensor
-    ) -> Tensor:
+    def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int, **images: Tensor) -> Tensor:
         """Return the values of the states before and after each of the last T = `num_tokens` tokens.
 
         Entry t of [B, T + 1] is the value before token t, the last entry the value after the final token.

@@ -70,9 +70,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
     with torch.device("meta"):
         trust = options["trust_remote_code"]
         causal = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
-    model, info = _class_like(causal).from_pretrained(
-        path, num_labels=1, output_loading_info=True, **options
-    )
+    model, info = _class_like(causal).from_pretrained(path, num_labels=1, output_loading_info=True, **options)
     if "score.weight" in info["missing_keys"]:
         saved = (model.config.architectures or [""])[0]
         if saved.endswith("ForSequenceClassification"):

@@ -258,9 +258,7 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
     # Skip tokenizers without this attribute, because other libraries may render without a template.
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
-        raise ValueError(
-            f"The prompts{rows} are messages, but the tokenizer {name!r} has no chat template."
-        )
+        raise ValueError(f"The prompts{rows} are messages, but the tokenizer {name!r} has no chat template.")
 
 
 def with_opening(prompt: list[Message] | str, opening: Content) -> list[Message] | str:

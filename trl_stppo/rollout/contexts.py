@@ -89,9 +89,7 @@ class AgentContexts:
         if not request.trains and prompt is None:
             # Copy the context, because a call that does not train must not become part of the row.
             prompt = context.prompt_ids + context.ids + more
-        row = Context(
-            prompt_ids=prompt or context.prompt_ids, ids=[] if prompt else context.ids + more
-        )
+        row = Context(prompt_ids=prompt or context.prompt_ids, ids=[] if prompt else context.ids + more)
         if row.turn_limit(self._limits) < 1:
             return False
         if prompt is None:

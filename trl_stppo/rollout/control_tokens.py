@@ -141,11 +141,7 @@ class ControlTokens:
         """Ids of a task's special tokens, such as `<answer>`: neither eos, pad etc. nor in the template."""
         named = {*self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES} if self._added else set()
         frame = {getattr(self.tokenizer, f"{name}_id", None) for name in named}
-        return {
-            id
-            for id, text in self.special.items()
-            if id not in frame and text not in self.template_text
-        }
+        return {id for id, text in self.special.items() if id not in frame and text not in self.template_text}
 
     @functools.cached_property
     def _contents(self) -> list[str]:

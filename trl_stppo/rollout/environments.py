@@ -37,9 +37,7 @@ def split_environments(
             raise ValueError(f"`environment_factory` is or holds {kind!r}; allowed: callables.")
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
-            raise ValueError(
-                f"`environment_factory` made a {type(probe).__name__} without a `reset` method."
-            )
+            raise ValueError(f"`environment_factory` made a {type(probe).__name__} without a `reset` method.")
         (text if is_text_environment(probe) else tools)[name] = factory
     return text, tools, probes
 

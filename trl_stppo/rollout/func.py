@@ -64,9 +64,7 @@ def read_rollout(
         if output.get("turn_rewards") is not None:
             rewards, name = output["turn_rewards"][row], f"turn_rewards[{row}]"
             if len(rewards) != len(context.turns):
-                raise ValueError(
-                    f"`{name}` has {len(rewards)} entries for {len(context.turns)} turns."
-                )
+                raise ValueError(f"`{name}` has {len(rewards)} entries for {len(context.turns)} turns.")
             for place, reward in enumerate(rewards):
                 checked = check_reward(reward, f"{name}[{place}]")
                 episode.turn_rewards[context.turns[place]] = checked

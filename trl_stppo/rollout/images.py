@@ -127,9 +127,7 @@ class ImageReader:
                 ids, fields = self._processed(picture)
                 grid = fields.get("image_grid_thw")
                 size = () if grid is None else tuple(grid[0].tolist())
-                known = Image(
-                    key, picture.size, file.getvalue(), tuple(ids), ids.count(self.image_id), size
-                )
+                known = Image(key, picture.size, file.getvalue(), tuple(ids), ids.count(self.image_id), size)
                 self._known[key] = known
                 self._keep(key, fields, newest=True)
         return known
@@ -213,9 +211,7 @@ class ImageReader:
             raise ValueError(f"a row has more image tokens than its {len(images)} image(s)")
         return found
 
-    def fitting(
-        self, ids: list[int], images: list[Image], room: int
-    ) -> tuple[list[int], list[Image]]:
+    def fitting(self, ids: list[int], images: list[Image], room: int) -> tuple[list[int], list[Image]]:
         """Cut a row to `room` tokens, before the first image that does not fit."""
         extents = self.extents(ids, images)
         room = min([room, *(start for start, end in extents if end > room)])

@@ -121,9 +121,7 @@ class IsolatedEnvironment:
         except BaseException as error:
             self.kill()
             if isinstance(error, _Late):
-                raise TimeoutError(
-                    f"no environment of `{name}` after {start_timeout:g} s"
-                ) from None
+                raise TimeoutError(f"no environment of `{name}` after {start_timeout:g} s") from None
             raise
         self.pid, self.env_type_name, self.methods = made
 

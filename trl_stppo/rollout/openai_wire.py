@@ -63,8 +63,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         "train": not isinstance(body.get("train", True), bool) and "give true or false",
         "n": (body.get("n") or 1) > 1 and "make several calls",
         "top_logprobs": (body.get("top_logprobs") or 0) > 0 and "leave it out",
-        "response_format": form.get("type", "text") != "text"
-        and "describe the format in a message",
+        "response_format": form.get("type", "text") != "text" and "describe the format in a message",
         "tool_choice": choice not in CHOICES and "leave it out",
         "functions": bool(body.get("functions")) and "use `tools`",
         "messages": not body.get("messages") and "give at least one",

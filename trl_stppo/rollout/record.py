@@ -37,9 +37,7 @@ USED_UP = (
 )
 
 
-def cut_off_as_failed(
-    episodes: Sequence[Any], reporting: Collection[str | None]
-) -> list[bool | None]:
+def cut_off_as_failed(episodes: Sequence[Any], reporting: Collection[str | None]) -> list[bool | None]:
     """Return each episode's `success`. None becomes False after a cut-off in a reporting environment.
 
     Otherwise an agent could raise its success rate by using up its turns. `reporting` are the environments

@@ -109,9 +109,7 @@ def checked(rewards: Any, func: RewardFunc, count: int) -> list[float | None]:
             values = list(rewards)
     if values is None:
         kind = type(rewards).__name__
-        raise ValueError(
-            f"`{name}` returned {rewards!r:.80} (a {kind}), not a list of {count} numbers."
-        )
+        raise ValueError(f"`{name}` returned {rewards!r:.80} (a {kind}), not a list of {count} numbers.")
     pairs = enumerate(values)
     return [None if value is None else check_reward(value, f"{name}()[{i}]") for i, value in pairs]
 
@@ -165,9 +163,7 @@ def unmatched(func: RewardFunc, arguments: Collection[str]) -> tuple[list[str], 
     return missing, [name for name in arguments if name not in named]
 
 
-def _select(
-    kwargs: dict[str, Any], episodes: Sequence[Episode]
-) -> tuple[list[int], dict[str, Any]]:
+def _select(kwargs: dict[str, Any], episodes: Sequence[Episode]) -> tuple[list[int], dict[str, Any]]:
     """Return the rows whose episodes can be scored, and the arguments for these rows."""
     rows, left_out = len(kwargs["completions"]), {i for i, e in enumerate(episodes) if e.failed}
     kept = [row for row in range(rows) if row not in left_out]
@@ -177,9 +173,7 @@ def _select(
     selected = kwargs | {name: [value[row] for row in kept] for name, value in columns.items()}
     if (log_extra := kwargs.get("log_extra")) is not None:
         # Spread the values, because a column of the completions table has an entry for every row.
-        selected["log_extra"] = lambda column, values: log_extra(
-            column, _spread(list(values), kept, kwargs)
-        )
+        selected["log_extra"] = lambda column, values: log_extra(column, _spread(list(values), kept, kwargs))
     return kept, selected
 
 

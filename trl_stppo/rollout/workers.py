@@ -184,10 +184,7 @@ class EnvironmentCalls:
                 except TimeoutError:
                     self._drop_loop(loop)
             # Without `close`, Python warns that the coroutine was never awaited.
-            if (
-                isinstance(work, Coroutine)
-                and inspect.getcoroutinestate(work) == inspect.CORO_CREATED
-            ):
+            if isinstance(work, Coroutine) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()
             raise
         if call is not None:

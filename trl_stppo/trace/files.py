@@ -230,9 +230,7 @@ def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
         raise TraceError(f"`{folder}` is no folder; must be the `output_dir` of a run.")
     found = _read_headers(folder / FOLDER) or _read_headers(folder)
     if not found:
-        raise TraceError(
-            f"`{folder}` holds no readable trace; the option `trace_episodes` records episodes."
-        )
+        raise TraceError(f"`{folder}` holds no readable trace; the option `trace_episodes` records episodes.")
     starts = {(update.start, update.first_step) for update, _ in found}
     latest = [entry for entry in found if not _is_superseded(entry[0], starts)]
 
@@ -287,9 +285,7 @@ def _read_headers(folder: Path) -> list[tuple[TracedUpdate, Path]]:
         except TraceError:
             raise
         except _DAMAGE as error:
-            logger.warning(
-                "%s is damaged and left out (%s: %s).", path, type(error).__name__, error
-            )
+            logger.warning("%s is damaged and left out (%s: %s).", path, type(error).__name__, error)
     return found
 
 
@@ -297,8 +293,7 @@ def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, int | None]
     """Return whether a later (resumed) training of the run has repeated this update."""
     step = update.global_step - (update.phase == "eval")
     return any(
-        start > update.start and first_step is not None and step >= first_step
-        for start, first_step in starts
+        start > update.start and first_step is not None and step >= first_step for start, first_step in starts
     )
 
 

@@ -116,9 +116,7 @@ def open_trackio(trainer: GRPOTrainer) -> None:
 
 
 @contextmanager
-def uploads_of(
-    chosen: Callable[[Path], list[str]], jobs: dict[Future[object], Path]
-) -> Iterator[None]:
+def uploads_of(chosen: Callable[[Path], list[str]], jobs: dict[Future[object], Path]) -> Iterator[None]:
     """Context manager in which upstream uploads only the files of a folder that `chosen` lists.
 
     Uploads in the background are added to `jobs`, with their folders. A failure, which upstream ignores, is

@@ -30,9 +30,7 @@ def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
             return original(**{**usual, **more})
         except Exception as error:
             if "enable_lora" in more:
-                error.add_note(
-                    "If it is about LoRA: vllm_engine_kwargs={'enable_lora': False} merges it."
-                )
+                error.add_note("If it is about LoRA: vllm_engine_kwargs={'enable_lora': False} merges it.")
             raise
 
     vllm_generation.LLM = make
@@ -58,9 +56,7 @@ def awake(vllm: Any) -> Iterator[None]:
         vllm._llm_weights_sleeping = True
 
 
-def turn_options(
-    vllm: Any, *, seeded: bool, adapter: object
-) -> Callable[[TurnRequest], dict[str, Any]]:
+def turn_options(vllm: Any, *, seeded: bool, adapter: object) -> Callable[[TurnRequest], dict[str, Any]]:
     """Return a function that makes the arguments of the engine's `add_request` for a turn."""
     structure = vllm.generation_kwargs.get("structured_outputs")
     if vllm.structured_outputs_regex is not None:
@@ -148,17 +144,13 @@ class TurnClient:
             raise failed("has lost the policy's weights", f"it has {present!r}, not {expected!r}")
         return ids, checked
 
-    def _checked(
-        self, request: TurnRequest, ids: list[int], logprobs: list[float | None]
-    ) -> list[Any]:
+    def _checked(self, request: TurnRequest, ids: list[int], logprobs: list[float | None]) -> list[Any]:
         """Check a turn's tokens; check and return its log-probabilities, with None for missing values."""
         vocabulary = self._vllm.model.config.get_text_config().vocab_size
         limited, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
         bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
         if bad or not ids:
-            raise ValueError(
-                f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}"
-            )
+            raise ValueError(f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}")
         if end in limited[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
             raise ValueError(f"tokens follow the end {end} of a turn")
         # The lower limit allows -9999, which vLLM writes for minus infinity.

@@ -150,9 +150,7 @@ class AgentTrainer(Bridge):
         self._build_run(run)
         self._build_loop(run)
 
-    def _build_players(
-        self, run: RunPlan, turn_funcs: Rewards | None, tokenizers: Tokenizers | None
-    ) -> None:
+    def _build_players(self, run: RunPlan, turn_funcs: Rewards | None, tokenizers: Tokenizers | None) -> None:
         self._turn_reward_funcs = TurnRewardFuncs(
             turn_funcs,
             tokenizers,
@@ -299,9 +297,7 @@ class AgentTrainer(Bridge):
 
     @profiling_decorator
     def _prepare_inputs(self, generation_batch: list[Row]) -> UpdateData:
-        return self._loop.micro_batch(
-            lambda: self._generate_and_score_completions(generation_batch)
-        )
+        return self._loop.micro_batch(lambda: self._generate_and_score_completions(generation_batch))
 
     def _compute_loss(self, model: nn.Module, inputs: UpdateData) -> torch.Tensor:
         return self._loop.loss(model, inputs)
@@ -438,9 +434,7 @@ class AgentTrainer(Bridge):
         self._run_state.postpone(self.control)
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._run_state.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
         # The next rollout sends the new weights to vLLM.
         self._last_loaded_step = -1

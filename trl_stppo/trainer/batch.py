@@ -249,9 +249,7 @@ def collate(
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
-        return pad(
-            tensors, padding_value=value, padding_side=side, pad_to_multiple_of=multiple_of
-        ).to(device)
+        return pad(tensors, padding_value=value, padding_side=side, pad_to_multiple_of=multiple_of).to(device)
 
     prompts, completions = [c.prompt_ids for c in contexts], [c.ids for c in contexts]
     shown = torch.tensor([not flag for flag in hidden], device=device).unsqueeze(1).int()
@@ -307,12 +305,8 @@ def build_turn_batch(
     if rows != len(episodes):
         hidden = (~completion_mask.bool()).all(dim=1).tolist()
         shown = [[] if hide else own for own, hide in zip(spans, hidden, strict=True)]
-        numbers = [
-            context.turns if own else [] for (_, context), own in zip(contexts, shown, strict=False)
-        ]
-        view = JoinedView(
-            shown, numbers, owners, num_episodes=len(episodes), length=length, device=device
-        )
+        numbers = [context.turns if own else [] for (_, context), own in zip(contexts, shown, strict=False)]
+        view = JoinedView(shown, numbers, owners, num_episodes=len(episodes), length=length, device=device)
     joined = index if view is None else view.turn_index
     rewards = None if turn_rewards is None else _padded(turn_rewards, joined, dtype)
     terminated = torch.tensor([episode.terminated for episode in episodes], device=device)
@@ -320,9 +314,7 @@ def build_turn_batch(
     return TurnBatch(joined, rewards, terminated, index, of_rows, view)
 
 
-def _padded(
-    turn_rewards: Sequence[Sequence[float]], turn_index: Tensor, dtype: torch.dtype
-) -> Tensor:
+def _padded(turn_rewards: Sequence[Sequence[float]], turn_index: Tensor, dtype: torch.dtype) -> Tensor:
     """Return turn rewards as a padded tensor, [B, K], with 0 for hidden episodes."""
     counts = (turn_index.amax(dim=1) + 1).tolist()
     table = torch.zeros(len(turn_rewards), max(1, *counts), dtype=dtype)

@@ -110,9 +110,7 @@ class Bridge(GRPOTrainer):
                 send()
             self._last_loaded_step = step
 
-    def generate_turns(
-        self, ids: Any, max_new_tokens: int, seeds: object, images: Any = None
-    ) -> Any:
+    def generate_turns(self, ids: Any, max_new_tokens: int, seeds: object, images: Any = None) -> Any:
         """Sample a turn per row by upstream's method or its override, which ignore the seeds."""
         training, shown, fields = self.model.training, None, {}
         if self.reader is not None:
@@ -126,9 +124,7 @@ class Bridge(GRPOTrainer):
             self.model.train(training)
         return result
 
-    def call_reward_funcs(
-        self, environments: list[Any] | None, *episodes: list[Any]
-    ) -> torch.Tensor:
+    def call_reward_funcs(self, environments: list[Any] | None, *episodes: list[Any]) -> torch.Tensor:
         """Call the reward functions, which see `environments`; return all processes' rewards, [W * B, F].
 
         `episodes`: rows, prompts, completions and completion ids.

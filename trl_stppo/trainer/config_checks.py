@@ -26,9 +26,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 # Key of `generation_kwargs` without effect, as limits and ends are set per turn -> the setting to use.
 OF_TURNS = {
-    **dict.fromkeys(
-        ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
-    ),
+    **dict.fromkeys(("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }
 # The same without vLLM, where texts that stop a turn would need the tokenizer.
@@ -110,9 +108,7 @@ def check_vllm(config: GRPOConfig) -> None:
             f"`vllm_mode='colocate'`). A server has flags of its own, such as `vllm serve --dtype`."
         )
     if kwargs.get("enable_lora"):
-        raise ValueError(
-            f"`vllm_engine_kwargs` has enable_lora={kwargs['enable_lora']!r}; allowed: False."
-        )
+        raise ValueError(f"`vllm_engine_kwargs` has enable_lora={kwargs['enable_lora']!r}; allowed: False.")
 
 
 def as_floats(settings: dict[str, Any]) -> dict[str, Any]:
@@ -126,9 +122,7 @@ def check_finite(config: GRPOConfig) -> None:
         value, kind = getattr(config, spec.name), str(spec.type)
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, str) and "str" not in kind and ("int" in kind or "float" in kind):
-                raise ValueError(
-                    f"`{spec.name}={value!r}`: must be a number; in YAML 1.0e-5, not 1e-5."
-                )
+                raise ValueError(f"`{spec.name}={value!r}`: must be a number; in YAML 1.0e-5, not 1e-5.")
             if not isinstance(number, float) or math.isfinite(number):
                 continue
             if spec.name in LIMITS and number == math.inf:
@@ -205,9 +199,7 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
     kwargs = config.eval_generation_kwargs or {}
     for name, value in kwargs.items():
         if name not in EVAL_RANGES:
-            raise ValueError(
-                f"`eval_generation_kwargs` has {name!r}: allowed are {', '.join(EVAL_RANGES)}."
-            )
+            raise ValueError(f"`eval_generation_kwargs` has {name!r}: allowed are {', '.join(EVAL_RANGES)}.")
         valid, rule = EVAL_RANGES[name]
         number = isinstance(value, int | float) and math.isfinite(value)
         if not number or not valid(value):
@@ -232,9 +224,7 @@ def _check_combinations(config: GRPOConfig) -> None:
                 f"`rollout_overlap=True` is not supported with `{option}`; allowed: `vllm_mode='server'`."
             )
     if config.save_best and config.rollout_staleness:
-        raise ValueError(
-            "`save_best=True` is not supported with `rollout_staleness` or `rollout_overlap`."
-        )
+        raise ValueError("`save_best=True` is not supported with `rollout_staleness` or `rollout_overlap`.")
     temperature = (config.generation_kwargs or {}).get("temperature", config.temperature)
     if temperature != config.temperature:
         raise ValueError(

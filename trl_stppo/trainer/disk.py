@@ -118,16 +118,12 @@ def read_manifest(folder: Path) -> Manifest:
             f"`resume_from_checkpoint={str(folder)!r}` is not a folder; allowed: a checkpoint's, or True."
         )
     if not path.is_file():
-        raise CheckpointError(
-            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it."
-        )
+        raise CheckpointError(f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it.")
     try:
         manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
         written = manifest["format"]
     except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"`{path}` is damaged ({error}). Resume from another checkpoint."
-        ) from error
+        raise CheckpointError(f"`{path}` is damaged ({error}). Resume from another checkpoint.") from error
     if written != FORMAT:
         raise CheckpointError(f"`{path}` has format {written!r}; this version reads {FORMAT}.")
     return manifest
@@ -147,9 +143,7 @@ def complaint(folder: Path) -> str | None:
         except OSError as error:
             return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
         if now != written:
-            return (
-                f"`{folder / name}` has changed since it was written: CRC-32 {now}, not {written}."
-            )
+            return f"`{folder / name}` has changed since it was written: CRC-32 {now}, not {written}."
     return None
 
 

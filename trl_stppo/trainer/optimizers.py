@@ -199,9 +199,7 @@ def policy_parameters(policy: nn.Module, critic: Critic) -> list[tuple[str, nn.P
 def check_apart(optimizer: Optimizer, critic: Sequence[nn.Parameter]) -> None:
     """Refuse a group with parameters of both, policy and critic."""
     ids = {id(parameter) for parameter in critic}
-    if any(
-        {id(p) in ids for p in group["params"]} == {True, False} for group in optimizer.param_groups
-    ):
+    if any({id(p) in ids for p in group["params"]} == {True, False} for group in optimizer.param_groups):
         raise ValueError(
             "`optimizers` has critic and policy in one group; `stabilizers` scale the policy's steps alone."
         )

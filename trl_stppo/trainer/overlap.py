@@ -144,9 +144,7 @@ class OverlappedSource(RolloutSource):
         # Reset only now, because `running` must find an unfinished rollout to interrupt it.
         self._flight = None
         if flight.rows != told_rows(rows):
-            raise RuntimeError(
-                "`rollout_overlap=True`: training reads other rows than were played ahead."
-            )
+            raise RuntimeError("`rollout_overlap=True`: training reads other rows than were played ahead.")
         raise_first(raw.failure)
         now = time.perf_counter()
         sums = {

@@ -158,10 +158,7 @@ class Speaker:
         )
         # Cut each turn at its end, because padding follows.
         turns = output[:, longest:].tolist()
-        ends = [
-            next((n for n, t in enumerate(turn, 1) if t in self.eos_token_ids), None)
-            for turn in turns
-        ]
+        ends = [next((n for n, t in enumerate(turn, 1) if t in self.eos_token_ids), None) for turn in turns]
         return [turn[:end] for turn, end in zip(turns, ends, strict=True)], None
 
 
@@ -212,9 +209,7 @@ class Player:
         agent_endpoint: bool = False,
     ) -> None:
         self.is_shared = not isinstance(factory, (type, dict)) and hasattr(factory, "reset")
-        text, tool_factories, probes = split_environments(
-            (lambda: factory) if self.is_shared else factory
-        )
+        text, tool_factories, probes = split_environments((lambda: factory) if self.is_shared else factory)
         self.rollout = RolloutPlan(text, tool_factories, probes, list(tools or []), agent=agent)
         if isinstance(getattr(speaker.tokenizer, "chat_template", None), dict):
             speaker = copy.copy(speaker)
@@ -270,9 +265,7 @@ class Player:
             raise raw.failure
         return Played(*raw[:3], seed, names=names)
 
-    def _scorer(
-        self, functions: Sequence[RewardFunc], missing_eos_penalty: float | None
-    ) -> EpisodeRewards:
+    def _scorer(self, functions: Sequence[RewardFunc], missing_eos_penalty: float | None) -> EpisodeRewards:
         """Return what scores episodes by functions, and by the environment's rewards.
 
         The last two columns are the environment's: the episode's reward, and the sum of its turn rewards.
@@ -331,9 +324,7 @@ class Player:
         try:
             for names in batches[state.process_index :: state.num_processes]:
                 seed_batch(seed, names)
-                rollout = self.play(
-                    [dict(rows[row]) for row, _ in names], sampling, seed, names=names
-                )
+                rollout = self.play([dict(rows[row]) for row, _ in names], sampling, seed, names=names)
                 scored = scorer.score(rollout, torch.tensor(factors), None)
                 has_rewards |= bool(scored.counts.any())
                 if on_rollout is not None:

@@ -66,9 +66,7 @@ class PPOConfig(GRPOConfig):
     num_generations_eval: int | None = option(
         None, "Episodes per row in evaluation; default num_generations."
     )
-    metric_for_best_model: str | None = option(
-        None, "A metric of evaluation; default 'episode/score'."
-    )
+    metric_for_best_model: str | None = option(None, "A metric of evaluation; default 'episode/score'.")
 
     # Inherited fields with other defaults.
     num_generations: int | None = option(1, "Episodes per prompt.")
@@ -79,17 +77,14 @@ class PPOConfig(GRPOConfig):
     )
 
     # Aliases: the user sets either name, and both get the value.
-    num_ppo_epochs: int | None = option(
-        None, "Passes over each rollout batch; alias of num_iterations."
-    )
+    num_ppo_epochs: int | None = option(None, "Passes over each rollout batch; alias of num_iterations.")
     cliprange: float | None = option(
         None,
         "Half-width of the clip interval; alias of epsilon. Unset: 0.2; turn ratios: 0.2 / tokens of a turn.",
     )
     response_length: int | None = option(
         None,
-        "Tokens of an episode after the prompt, observations included; alias of "
-        "max_completion_length.",
+        "Tokens of an episode after the prompt, observations included; alias of max_completion_length.",
     )
     total_episodes: int | None = option(
         None,
@@ -163,9 +158,7 @@ class PPOConfig(GRPOConfig):
         "of them.",
     )
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
-    generation_slots: int | None = option(
-        None, "Episodes in flight at once; default the whole batch."
-    )
+    generation_slots: int | None = option(None, "Episodes in flight at once; default the whole batch.")
     rollout_staleness: int = option(
         0,
         "Updates, of a rollout batch each, by which the playing policy is behind the trained "
@@ -200,9 +193,7 @@ class PPOConfig(GRPOConfig):
         "Settings of evaluation that differ from training: temperature (0 takes the likeliest "
         "token), top_p, top_k, max_completion_length (tokens of an episode).",
     )
-    trace_episodes: int = option(
-        8, "Episodes recorded of each update, all processes together; 0 for none."
-    )
+    trace_episodes: int = option(8, "Episodes recorded of each update, all processes together; 0 for none.")
 
     stop_token: str | None = option(None, "'eos' or None; EOS always ends.")
     stop_token_id: int | None = option(None, "Ends a turn, as EOS does.")
@@ -236,9 +227,7 @@ class PPOConfig(GRPOConfig):
         accelerated = is_torch_bf16_gpu_available() or is_torch_xla_available()
         if vars(self)["bf16"] is None and (self.use_cpu or not accelerated):
             self.bf16 = False
-            logger.warning(
-                "`bf16` is not set, and no accelerator computes: passes have the weights' dtype."
-            )
+            logger.warning("`bf16` is not set, and no accelerator computes: passes have the weights' dtype.")
         # A copy of a configuration has both, which upstream refuses.
         given = self.generation_batch_size
         if self.steps_per_generation is not None:
@@ -276,9 +265,7 @@ class PPOConfig(GRPOConfig):
         if not self.rollout_overlap:
             return
         if (given := self.rollout_staleness) not in (0, 1):
-            raise ValueError(
-                f"`rollout_staleness={given}` contradicts `rollout_overlap=True`; allowed: 1."
-            )
+            raise ValueError(f"`rollout_staleness={given}` contradicts `rollout_overlap=True`; allowed: 1.")
         self.rollout_staleness = 1
 
     @property

@@ -83,9 +83,7 @@ class PPOTrainer(AgentTrainer):
             rows = self.eval_dataset
             first = next(iter(rows)) if isinstance(rows, dict) else None
             self.model.eval()
-            batches = (
-                self.get_train_dataloader() if rows is None else self.get_eval_dataloader(first)
-            )
+            batches = self.get_train_dataloader() if rows is None else self.get_eval_dataloader(first)
             prompts, completions, scores = [], [], []
             for inputs in batches:
                 played, scored = self._evaluator.play(inputs)
@@ -128,8 +126,7 @@ class STPPOTrainer(PPOTrainer):
     _tag_names = ["trl", "stppo", "reinforcement-learning", "multi-turn"]  # noqa: RUF012
     _name = "ST-PPO"
     _paper = {  # noqa: RUF012
-        "title": "ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents "
-        "Training",
+        "title": "ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents Training",
         "id": "2511.20718",
         "citation": ST_PPO_CITATION,
     }

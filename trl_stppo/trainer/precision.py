@@ -45,9 +45,7 @@ def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | N
     for field, pairs in rated.items():
         weights = [weight for weight, _ in pairs]
         kinds = {str(w.dtype).removeprefix("torch.") for w in weights if w.dtype.itemsize == 2}
-        stays = [
-            (_sampled(w).float() + rate).to(w.dtype) == _sampled(w) for w, rate in pairs if kinds
-        ]
+        stays = [(_sampled(w).float() + rate).to(w.dtype) == _sampled(w) for w, rate in pairs if kinds]
         if stays and any(rate for _, rate in pairs) and (share := _share(weights, stays)) >= MANY:
             found.append(
                 f"a step of `{field}={pairs[0][1]:g}` does not move {share:.0%} of the {OWNERS[field]}'s "

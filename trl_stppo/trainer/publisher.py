@@ -33,9 +33,7 @@ class Publisher:
     Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     """
 
-    def __init__(
-        self, host: Bridge, checkpoints: Checkpoints, rollout: RolloutPlan, limits: Limits
-    ) -> None:
+    def __init__(self, host: Bridge, checkpoints: Checkpoints, rollout: RolloutPlan, limits: Limits) -> None:
         self._host, self._checkpoints = host, checkpoints
         self._rollout, self._limits = rollout, limits
         # Uploads in the background: job -> folder.
@@ -88,9 +86,7 @@ class Publisher:
         if self._host.args.push_to_hub:
             self._host.push_checkpoint(str(folder))
         uploading = {f for job, f in self._uploads.items() if not job.done()}
-        self._checkpoints.prune(
-            run_dir, self._host.state.best_model_checkpoint, {folder, *uploading}
-        )
+        self._checkpoints.prune(run_dir, self._host.state.best_model_checkpoint, {folder, *uploading})
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Push the agent and, if `hub_strategy` says so, the checkpoint, by upstream's method."""

@@ -78,9 +78,7 @@ def row_pieces(
     return pieces
 
 
-def thumbnails(
-    images: Sequence[Image], starts: Sequence[int], turns: Sequence[int]
-) -> list[list[str]]:
+def thumbnails(images: Sequence[Image], starts: Sequence[int], turns: Sequence[int]) -> list[list[str]]:
     """Return a row's images as `data:` URLs, by the number of turns before them; "" beyond the limit.
 
     `starts`: where the images begin in the row; `turns`: where the turns begin.

@@ -116,9 +116,7 @@ class RolloutSource:
         version = self.stale.version(step, self.args.steps_per_rollout)
         begins = None if version is None else step
         with self.stale.past_weights():
-            return self.player.play(
-                rows, self.seed(step), version=version, step=begins, training=True
-            )
+            return self.player.play(rows, self.seed(step), version=version, step=begins, training=True)
 
     def seed(self, step: int) -> tuple[int, int, int]:
         """Return the seed of the rollout whose training begins at optimizer step `step`."""

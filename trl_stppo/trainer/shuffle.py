@@ -25,9 +25,7 @@ def deal(batches: Sequence[UpdateData], count: int) -> list[UpdateData]:
     device = joined["loss_mask"].device
     order = torch.randperm(num_episodes([joined])).view(count, -1)
     owners = joined["episode"].cpu()
-    rows = [
-        torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
-    ]
+    rows = [torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order]
     # Padding rows train nothing, so put all of them into the first micro-batch.
     rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])
     return [take_rows(joined, own.to(device)) for own in rows]
@@ -49,9 +47,7 @@ def group_by_beginning(batches: list[UpdateData]) -> list[UpdateData]:
     return _regrouped(batches, order)
 
 
-def _regrouped(
-    batches: list[UpdateData], order: Callable[[UpdateData], Tensor]
-) -> list[UpdateData]:
+def _regrouped(batches: list[UpdateData], order: Callable[[UpdateData], Tensor]) -> list[UpdateData]:
     """Split the rows of batches into equally many batches by `order`; return a single batch unchanged."""
     if len(batches) == 1:
         return batches

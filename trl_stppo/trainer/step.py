@@ -73,9 +73,7 @@ class GradientBuffer:
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Add the gradient of a scalar loss to the buffer, without touching `.grad` or DDP's hooks."""
-        grads = torch.autograd.grad(
-            loss, self.parameters, retain_graph=retain_graph, allow_unused=True
-        )
+        grads = torch.autograd.grad(loss, self.parameters, retain_graph=retain_graph, allow_unused=True)
         for i, grad in enumerate(grads):
             if grad is None:
                 continue
@@ -384,9 +382,7 @@ class Step:
         device, region = self._accelerator.device, self.region
         parts = self.losses, [p.grad for _, p in policy], [self.critic_grads.norm()]
         weight = torch.ones((), device=device) if self._weight is None else self._weight
-        local = torch.stack(
-            [*(_broken(part, device).long() for part in parts), (weight == 0).long()]
-        )
+        local = torch.stack([*(_broken(part, device).long() for part in parts), (weight == 0).long()])
         *columns, weightless = self._accelerator.gather(local.unsqueeze(0)).T.tolist()
         faults = [fault for fault in map(_fault, KINDS, columns) if fault]
         sound = not faults

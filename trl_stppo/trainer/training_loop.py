@@ -100,9 +100,7 @@ class TrainingLoop:
             played, scored = self.source.next(rows, host.reward_weights, host.state)
             tokens = self.player.collate(played)
             dtype = torch.promote_types(host.model.dtype, torch.float32)
-            turns = build_turn_batch(
-                played.episodes, scored.turn_rewards, tokens["completion_mask"], dtype
-            )
+            turns = build_turn_batch(played.episodes, scored.turn_rewards, tokens["completion_mask"], dtype)
             with torch.no_grad():
                 passes = self.passes(tokens)
                 estimates = self.estimates(passes.of_episodes(turns), turns, scored)
@@ -266,9 +264,7 @@ class TrainingLoop:
         size, has_aux = self.args.per_device_train_batch_size, self.host.aux_loss_enabled
         *pieces, last = self.forward.pieces(inputs, size, has_aux=has_aux)
         # Upstream makes the last backward pass, so only the last piece keeps its graph.
-        done = [
-            self.step.accumulate(model, partial(self.piece_loss, model, each)) for each in pieces
-        ]
+        done = [self.step.accumulate(model, partial(self.piece_loss, model, each)) for each in pieces]
         loss = sum(done, self.piece_loss(model, last))
         if self.is_warming_up:
             return loss
@@ -314,9 +310,7 @@ class TrainingLoop:
         # Before the first step after a rollout the policy is the old one; then a batch may lack the column.
         old = inputs.get("old_per_token_logps", logprobs.detach())
         level = host.importance_sampling_level
-        log_ratio = log_importance_ratio(
-            logprobs, old, inputs["turn_index"], level, loss_mask=loss_mask
-        )
+        log_ratio = log_importance_ratio(logprobs, old, inputs["turn_index"], level, loss_mask=loss_mask)
         surrogate = clipped_surrogate(
             log_ratio,
             inputs["advantages"],

@@ -182,8 +182,7 @@ def _pace(history: list[Entry]) -> int | None:
     Each rollout logs `num_tokens`, so the distance between two such entries is the result.
     """
     steps, played = (
-        sorted({entry["step"] for entry in history if name in entry})
-        for name in ("loss", "num_tokens")
+        sorted({entry["step"] for entry in history if name in entry}) for name in ("loss", "num_tokens")
     )
     gaps = [min(map(operator.sub, at[1:], at), default=0) for at in (steps, played)]
     return gaps[1] if gaps[0] == 1 and gaps[1] else None

@@ -17,8 +17,7 @@ from trl_stppo.models.small import tiny_config, tiny_tokenizer
 NUMBERS, GUESSES = 7, 3
 PROMPT = "find a number from 1 to 7"
 ROWS = [
-    {"prompt": [{"role": "user", "content": PROMPT}], "number": number}
-    for number in range(1, NUMBERS + 1)
+    {"prompt": [{"role": "user", "content": PROMPT}], "number": number} for number in range(1, NUMBERS + 1)
 ]
 
 

@@ -69,9 +69,7 @@ def teach(folder: Path, most: int | None, number: int, steps: int) -> tuple[Any,
 
     def plays(share: float) -> list[Messages]:
         commands = (with_mistakes(row["walkthrough"], share, dice) for row in games)
-        return [
-            demonstration(row, env, played) for row, played in zip(games, commands, strict=True)
-        ]
+        return [demonstration(row, env, played) for row, played in zip(games, commands, strict=True)]
 
     right = plays(0.0)
     mixed = [messages for _ in range(PLAYS) for messages in plays(MISTAKES)]

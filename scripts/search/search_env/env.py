@@ -98,9 +98,7 @@ class SearchEnv:
         if self._count_tokens is not None:
             needed = max(map(self._count_tokens, (NOTHING_FOUND, TOLD_SO)))
             if needed > self._max_tokens:
-                raise ValueError(
-                    f"max_observation_tokens is {max_observation_tokens}; must be >= {needed}."
-                )
+                raise ValueError(f"max_observation_tokens is {max_observation_tokens}; must be >= {needed}.")
         elif max_observation_tokens is not None and max_observation_chars is None:
             self._max_chars = CHARS_PER_TOKEN * max_observation_tokens
         self._invalid_reward = float(invalid_reward)

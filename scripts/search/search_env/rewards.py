@@ -93,9 +93,7 @@ def letter_of(text: object, choices: Choices | None = None) -> str | None:
     return letter if comparable(found[2]) in ("", texts.get(letter, "")) else None
 
 
-def letter_match(
-    prediction: object, answers: Iterable[str], choices: Choices | None = None
-) -> bool:
+def letter_match(prediction: object, answers: Iterable[str], choices: Choices | None = None) -> bool:
     """Return whether the prediction gives one of the letters `answers`."""
     chosen = letter_of(prediction, choices)
     return chosen is not None and chosen in {letter_of(gold, choices) for gold in answers}
@@ -130,9 +128,7 @@ def exact_match_reward(
     Returns:
         One reward per completion; None for rows without answers and for rows with choices.
     """
-    return _scores(
-        completions, answers, choices, lambda answer, golds, _: exact_match(answer, golds)
-    )
+    return _scores(completions, answers, choices, lambda answer, golds, _: exact_match(answer, golds))
 
 
 def f1_reward(

@@ -22,9 +22,7 @@ def new_folder(target: str | Path) -> Iterator[Path]:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not an empty folder.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name}.building-", dir=target.parent
-    ) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.building-", dir=target.parent) as folder:
         # A folder inside, which other users may read.
         building = Path(folder) / "new"
         building.mkdir()

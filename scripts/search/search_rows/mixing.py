@@ -115,9 +115,7 @@ class _Mixer:
             }
         return rows
 
-    def _limited(
-        self, kept: list[Question], name: str, split: str, limit: int | None
-    ) -> list[Question]:
+    def _limited(self, kept: list[Question], name: str, split: str, limit: int | None) -> list[Question]:
         if limit is None or len(kept) <= limit:
             return kept
         # By name, so that what a data set gives does not depend on what else is loaded.

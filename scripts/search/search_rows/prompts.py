@@ -40,7 +40,5 @@ def user_text(question: Question, *, context: bool = True) -> str:
     lines = [question.question]
     if context and question.context:
         lines = [f"Context: {question.context}", "", f"Question: {question.question}"]
-    lines += [
-        f"{letter}) {text}" for letter, text in zip(ascii_uppercase, question.choices, strict=False)
-    ]
+    lines += [f"{letter}) {text}" for letter, text in zip(ascii_uppercase, question.choices, strict=False)]
     return "\n".join(lines)

@@ -75,9 +75,7 @@ def _flashrag(name: str, train: str | None, evaluation: str | None) -> Source:
     )
 
 
-def _parquet(
-    name: str, hub: str, train: str | None, evaluation: str | None, layout: Layout
-) -> Source:
+def _parquet(name: str, hub: str, train: str | None, evaluation: str | None, layout: Layout) -> Source:
     return Source(
         name,
         hub,
@@ -105,9 +103,7 @@ _CHOICE_SOURCES = [
         readers.MEDQA,
     ),
     # Its test split hides the answers.
-    _parquet(
-        "medmcqa", "openlifescienceai/medmcqa", "data/train", "data/validation", readers.MEDMCQA
-    ),
+    _parquet("medmcqa", "openlifescienceai/medmcqa", "data/train", "data/validation", readers.MEDMCQA),
     _parquet(
         "pubmedqa",
         "qiaojin/PubMedQA",

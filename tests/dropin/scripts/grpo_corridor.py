@@ -6,9 +6,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer, RichProgressCallback
 
-PROMPT = (
-    "You are in a corridor. Use the tool `move` with left or right until you stand at the door."
-)
+PROMPT = "You are in a corridor. Use the tool `move` with left or right until you stand at the door."
 
 
 class CorridorEnv:

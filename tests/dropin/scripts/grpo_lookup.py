@@ -44,9 +44,7 @@ def query(command: str) -> list[tuple]:
 def correctness(completions, answer, **kwargs):
     """The last message says the right word."""
     said = [completion[-1]["content"].lower() for completion in completions]
-    return [
-        0.6 if right.lower() in words else -0.5 for words, right in zip(said, answer, strict=True)
-    ]
+    return [0.6 if right.lower() in words else -0.5 for words, right in zip(said, answer, strict=True)]
 
 
 def evidence(completions, **kwargs):

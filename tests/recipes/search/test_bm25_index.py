@@ -33,9 +33,7 @@ def zipf(count: int, seed: int = 0) -> list[Passage]:
     words = [f"w{i}" for i in range(400)]
     weights = [1 / (i + 1) for i in range(400)]
     return [
-        Passage(
-            f"t{dice.randrange(50)}", " ".join(dice.choices(words, weights, k=dice.randrange(30)))
-        )
+        Passage(f"t{dice.randrange(50)}", " ".join(dice.choices(words, weights, k=dice.randrange(30))))
         for _ in range(count)
     ]
 
@@ -63,9 +61,7 @@ def test_it_scores_and_ranks_as_bm25s_does(large) -> None:
     dice = random.Random(1)
     for number in range(300):
         # Frequent words alone, rare ones alone, both, and words that come twice.
-        ranks = [
-            dice.choice([dice.randrange(5), dice.randrange(400)]) for _ in range(number % 7 + 1)
-        ]
+        ranks = [dice.choice([dice.randrange(5), dice.randrange(400)]) for _ in range(number % 7 + 1)]
         query = [f"w{rank}" for rank in ranks]
         scores = reference.get_scores(query)
         k = dice.choice([1, 3, 10, 2000])
@@ -95,9 +91,7 @@ def test_blocks_make_no_difference(tmp_path, large) -> None:
     build_bm25(passages, tmp_path / "one", stop_words_name="none")
     for name in os.listdir(tmp_path / "one"):
         if name != "index.json":
-            assert (tmp_path / "one" / name).read_bytes() == (index.folder / name).read_bytes(), (
-                name
-            )
+            assert (tmp_path / "one" / name).read_bytes() == (index.folder / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("spoil", [

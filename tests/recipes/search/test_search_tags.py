@@ -62,9 +62,7 @@ def test_the_environment_and_the_rewards_agree(row):
             if ended:
                 break
         columns = {"answers": [["A"]], "choices": [row.get("choices")]}
-        total = [
-            f([said], **columns)[0] or 0.0 for f in (exact_match_reward, multiple_choice_reward)
-        ]
+        total = [f([said], **columns)[0] or 0.0 for f in (exact_match_reward, multiple_choice_reward)]
         assert sum(total) == paid, said
         seen["right"] += paid > 0
     assert min(seen.values()) > 100, seen

@@ -48,9 +48,7 @@ def server():
 
 def ask(server, body, path="/retrieve", method="POST", connection=None, headers=None):
     """Status and content of the answer."""
-    connection = connection or http.client.HTTPConnection(
-        *server.server_address[:2], timeout=PATIENCE
-    )
+    connection = connection or http.client.HTTPConnection(*server.server_address[:2], timeout=PATIENCE)
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection.request(method, path, data, headers or {})
     response = connection.getresponse()
@@ -62,9 +60,7 @@ def url(server) -> str:
 
 
 def test_it_answers_in_search_r1s_form(server) -> None:
-    status, content = ask(
-        server, {"queries": ["heap", "zebra", " "], "topk": 1, "return_scores": True}
-    )
+    status, content = ask(server, {"queries": ["heap", "zebra", " "], "topk": 1, "return_scores": True})
     assert status == 200
     (hit,), nothing, blank = content["result"]
     assert hit["document"] == {"contents": '"The "Heap""\na tree\nwith order'}

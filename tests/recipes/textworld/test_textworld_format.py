@@ -52,9 +52,7 @@ def test_the_splits_share_no_game(rows, folder):
     assert {name: len(split) for name, split in rows.items()} == {"train": 2, "test": 1}
     games = [*rows["train"]["game"], *rows["test"]["game"]]
     assert len({*games}) == 3
-    openings = {
-        demonstration(row, TextWorldEnv())[1]["content"] for s in rows.values() for row in s
-    }
+    openings = {demonstration(row, TextWorldEnv())[1]["content"] for s in rows.values() for row in s}
     assert len(openings) == 3
 
 
@@ -88,9 +86,7 @@ def test_a_demonstration_has_the_tokens_of_play(rows, show, monkeypatch):
     speaker = Speaker(lambda _, turn: row["walkthrough"][turn])
     played = rollout_kit.play(engine, speaker, [row], [row["prompt"]]).only
     engine.close()
-    learnt = tokenizer.apply_chat_template(
-        messages, return_dict=True, return_assistant_tokens_mask=True
-    )
+    learnt = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
     assert played.success
     assert played.prompt_ids + played.ids == learnt["input_ids"]
     assert [*map(int, played.action_mask)] == learnt["assistant_masks"][len(played.prompt_ids) :]

@@ -33,9 +33,7 @@ def manifest(folder):
 
 
 def test_a_folder_has_a_row_per_game_and_no_game_is_made_twice(folder, made, monkeypatch):
-    assert [row["game"] for row in manifest(folder)] == [
-        f"w2-o3-q3-points-basic-s{s}.z8" for s in range(3)
-    ]
+    assert [row["game"] for row in manifest(folder)] == [f"w2-o3-q3-points-basic-s{s}.z8" for s in range(3)]
     assert {path.suffix for path in folder.iterdir()} == {".z8", ".json", ".jsonl"}
     monkeypatch.setattr(adventures, "_make", lambda *_: pytest.fail("made again"))
     assert make_games(folder, KIND, [2, 0]) == [made[2], made[0]]

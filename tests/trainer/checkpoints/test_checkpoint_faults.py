@@ -171,9 +171,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_pat
         save(model, trial)
 
     trainer._save_checkpoint = full_at_six
-    with pytest.raises(
-        CheckpointWriteError, match="checkpoint of step 6 could not be written"
-    ) as e:
+    with pytest.raises(CheckpointWriteError, match="checkpoint of step 6 could not be written") as e:
         trainer.train()
     assert "No space left on device" in str(e.value)
     assert "newest complete checkpoint is " + str(folder / "checkpoint-4") in str(e.value)
@@ -211,9 +209,7 @@ def terminated(after):
 @pytest.mark.long
 def test_the_last_checkpoint_is_kept_beside_the_best_one(tmp_path):
     """Upstream deletes all but the best one at the end, where only one is to be kept."""
-    trainer = build(
-        tmp_path, **BEST, eval_dataset=numbered_rows(), save_total_limit=1, max_steps=12
-    )
+    trainer = build(tmp_path, **BEST, eval_dataset=numbered_rows(), save_total_limit=1, max_steps=12)
     trainer.add_callback(terminated(after=5))
     trainer.train()
     names = [folder.name for folder in disk.checkpoints(tmp_path)]
@@ -237,8 +233,7 @@ def test_the_manifest_names_the_settings_of_the_algorithm_and_no_others(tmp_path
     settings = disk.read_manifest(folder)["settings"]
     assert {"kl_coef", "variant", "learning_rate", "gamma"} <= settings.keys()
     assert not any(
-        "token" in n and n not in ("stop_token", "stop_token_id", "max_turn_tokens")
-        for n in settings
+        "token" in n and n not in ("stop_token", "stop_token_id", "max_turn_tokens") for n in settings
     )
     assert not {"output_dir", "save_total_limit", "run_name"} & settings.keys()
     kept = torch.load(folder / "training_args.bin", weights_only=False)

@@ -86,8 +86,7 @@ def test_it_holds_from_the_checkpoint_on_and_is_said(case, stopped, tmp_path, ca
     assert f"goes on with new settings: {first}: {RUN.get(first, 0.9)!r} -> " in caplog.text
     assert all(f"; {name}: " in caplog.text for name in others)
     mine, theirs = (
-        [e["learning_rate"] for e in t.state.log_history if "learning_rate" in e]
-        for t in (trainer, expected)
+        [e["learning_rate"] for e in t.state.log_history if "learning_rate" in e] for t in (trainer, expected)
     )
     assert mine == pytest.approx(theirs[-len(mine) :])
 
@@ -127,9 +126,7 @@ def test_norms_and_biases_of_the_critic_do_not_decay(shared, tmp_path):
     trainer.create_optimizer()
     critic = trainer.critic
     named = {id(p): n for m in (critic.model, critic.head) for n, p in m.named_parameters()}
-    decayed, bare = (
-        [named[id(p)] for p in g["params"]] for g in trainer.optimizer.param_groups[CRITIC:]
-    )
+    decayed, bare = ([named[id(p)] for p in g["params"]] for g in trainer.optimizer.param_groups[CRITIC:])
     assert trainer.optimizer.param_groups[BARE_CRITIC]["weight_decay"] == 0.0
     assert len(decayed) + len(bare) == len(critic.parameters())
     assert all("norm" in name or "bias" in name for name in bare)

@@ -112,9 +112,7 @@ def test_a_copied_adapter_comes_from_the_checkpoint(tmp_path):
     (tmp_path / "base").mkdir()
     policy().save_pretrained(tmp_path / "base")
     char_tokenizer().save_pretrained(tmp_path / "base")
-    random = LoraConfig(
-        r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False
-    )
+    random = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     whole = run(tmp_path / "run", str(tmp_path / "base"), arguments={"peft_config": random})[1]
     folder = tmp_path / "run" / "checkpoint-2"
     assert run(tmp_path / "resumed", str(folder), folder)[1] == whole

@@ -23,9 +23,7 @@ from trl_stppo.hub.settings import AgentSettings
 def test_batch_size_changes_no_episode_and_no_figure(case, tmp_path):
     one, first = evaluated(tmp_path, case, per_device_eval_batch_size=16)
     assert len(first.facts) == (10 if case == "text" else 5)
-    assert len({(fact.tokens, fact.score) for fact in first.facts}) > 1, (
-        "the case should be interesting"
-    )
+    assert len({(fact.tokens, fact.score) for fact in first.facts}) > 1, "the case should be interesting"
     for size in (1, 4):
         other, second = evaluated(tmp_path, case, per_device_eval_batch_size=size)
         assert second.facts == first.facts
@@ -71,9 +69,7 @@ def test_a_run_with_evaluations_is_the_run_without(case, tmp_path):
             options |= {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True,
                         "eval_generation_kwargs": None if case == "script" else {"temperature": 0.5},
                         "per_device_eval_batch_size": 2}  # fmt: skip
-        trainer = build(
-            tmp_path, Watched, arguments=given, num_ppo_epochs=2, max_steps=8, **options
-        )
+        trainer = build(tmp_path, Watched, arguments=given, num_ppo_epochs=2, max_steps=8, **options)
         trainer.train()
         ends.append((weights(trainer), torch.rand(2), random.random(), np.random.rand(), trainer))
     # One before the training and one after each of two updates, although each step asks for one.
@@ -83,9 +79,7 @@ def test_a_run_with_evaluations_is_the_run_without(case, tmp_path):
         assert torch.equal(plain, other)
     assert torch.equal(ends[0][1], ends[1][1])
     assert ends[0][2:4] == ends[1][2:4]
-    plain, other = (
-        comparable([e for e in end[4].state.log_history if "loss" in e]) for end in ends
-    )
+    plain, other = (comparable([e for e in end[4].state.log_history if "loss" in e]) for end in ends)
     assert plain == other
 
 
@@ -178,9 +172,7 @@ def test_an_agent_plays_the_episodes_of_a_trainers_evaluation(generation, tmp_pa
         "environment_factory": CountEnv, "reward_funcs": watched("trainer"), "eval_dataset": rows
     }  # fmt: skip
     sizes = {"per_device_eval_batch_size": 4, "num_generations_eval": 2}
-    trainer = build(
-        tmp_path, arguments=arguments, generation_kwargs=generation, seed=3, **sizes, **LIMITS
-    )
+    trainer = build(tmp_path, arguments=arguments, generation_kwargs=generation, seed=3, **sizes, **LIMITS)
     trainer.evaluate()
     limits = AgentSettings(
         max_turns=LIMITS["max_turns"], max_turn_tokens=LIMITS["max_turn_tokens"],

@@ -112,7 +112,5 @@ def test_the_best_model_is_chosen_by_score_unless_told_otherwise(tmp_path):
     trainer = build(tmp_path, arguments={"eval_dataset": {"easy": prompts(2)}}, eval_steps=1,
                     save_steps=1, metric_for_best_model=metric, **options)  # fmt: skip
     trainer.train()
-    scores = [
-        e["eval_easy_episode/score"] for e in trainer.state.log_history if f"eval_{metric}" in e
-    ]
+    scores = [e["eval_easy_episode/score"] for e in trainer.state.log_history if f"eval_{metric}" in e]
     assert trainer.state.best_metric == max(scores)

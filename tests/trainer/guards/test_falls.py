@@ -89,13 +89,9 @@ def test_a_fall_is_told_once_with_the_checkpoint_before_it(tmp_path, caplog):
     trainer = build(tmp_path, [8, 8, 8, 8, 0, 0], **save)
     with caplog.at_level(logging.WARNING, "trl_stppo"):
         trainer.train()
-    lines = [
-        r.getMessage() for r in caplog.records if "Last checkpoint before the fall" in r.message
-    ]
+    lines = [r.getMessage() for r in caplog.records if "Last checkpoint before the fall" in r.message]
     assert len(lines) == 1
-    assert f"{tmp_path}/checkpoint-6." in lines[0], (
-        "the policy of step 6 played the last good rollout"
-    )
+    assert f"{tmp_path}/checkpoint-6." in lines[0], "the policy of step 6 played the last good rollout"
     assert logged(trainer, "guard/falls") == [0] * 8 + [1] * 4
 
 

@@ -84,9 +84,7 @@ def test_the_next_rollout_is_not_played_with_them(engine, tmp_path):
         spoil(2)(trainer, None)
     else:
         trainer, _ = build(tmp_path, spoil(2), **one_step)
-    with pytest.raises(
-        NonFiniteError, match=r"after step 2, first in the policy.*checkpoint is none"
-    ):
+    with pytest.raises(NonFiniteError, match=r"after step 2, first in the policy.*checkpoint is none"):
         trainer.train()
 
 

@@ -131,9 +131,7 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
         **RUN, "eval_dataset": numbered_rows(), "per_device_eval_batch_size": 8,
         "eval_strategy": "steps", "eval_steps": 2,
     }  # fmt: skip
-    due, _ = train(
-        tmp_path / "due", callbacks=[sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
-    )
+    due, _ = train(tmp_path / "due", callbacks=[sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options)
     assert due.state.global_step == 3
     assert not any(n.startswith("eval_") for entry in due.state.log_history for n in entry)
 

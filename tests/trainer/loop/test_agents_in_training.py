@@ -185,11 +185,7 @@ def elsewhere(client: Any, row: dict[str, Any]) -> float:
 def here(client: Any, row: dict[str, Any]) -> float:
     messages = list(row["prompt"])
     for _ in range(2):
-        text = (
-            client.chat.completions.create(model="policy", messages=messages)
-            .choices[0]
-            .message.content
-        )
+        text = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
     return float(len(text))
 

@@ -99,9 +99,7 @@ def test_gae_goes_on_where_a_context_was_rewritten(level, tmp_path):
     assert min(counts) == 1 < max(counts), "the case should be interesting"
     expected = loop_gae(trainer, 0.7, 0.9, level == "turn")
     batch = trainer.batch
-    found = {
-        tuple(at): batch["advantages"][*at].item() for at in batch["loss_mask"].nonzero().tolist()
-    }
+    found = {tuple(at): batch["advantages"][*at].item() for at in batch["loss_mask"].nonzero().tolist()}
     assert found.keys() == expected.keys(), "each sampled token trains once"
     for at, value in expected.items():
         assert found[at] == pytest.approx(value, rel=1e-9, abs=1e-12), at
@@ -145,9 +143,7 @@ def test_the_same_turns_have_the_same_advantages_however_they_are_cut(options, t
 @pytest.mark.parametrize(("loss_type", "wins"), [
     ("grpo", False), ("bnpo", False), ("dr_grpo", False), ("grpo", True),
 ])  # fmt: skip
-def test_the_gradient_is_that_of_a_plain_sum_in_which_an_episode_weighs_as_one(
-    loss_type, wins, tmp_path
-):
+def test_the_gradient_is_that_of_a_plain_sum_in_which_an_episode_weighs_as_one(loss_type, wins, tmp_path):
     options = {"loss_type": loss_type, "max_completion_length": 40, "variant": "ppo"}
     if wins:
         options |= {"variant": "s-ppo", "stabilizers": ["winners"], "clip_bias_estimator": None}
@@ -220,9 +216,7 @@ def test_episodes_are_dealt_in_equal_numbers_with_all_of_their_contexts(tmp_path
 
 def test_groups_compare_episodes(tmp_path):
     trainer, _ = trained(tmp_path, KeptGroups, variant="st-grpo", num_generations=4)
-    earned = torch.tensor(
-        [sum(e.turn_rewards) for e in trainer.rollout.episodes], dtype=torch.float64
-    )
+    earned = torch.tensor([sum(e.turn_rewards) for e in trainer.rollout.episodes], dtype=torch.float64)
     groups = earned.view(-1, 4)
     expected = ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
     batch = trainer.batch

@@ -124,9 +124,7 @@ def parts(before: dict, after: dict) -> tuple[bool, bool]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "halves", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}]
-)
+@pytest.mark.parametrize("halves", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}])
 def test_without_a_winner_the_critic_alone_steps(halves, tmp_path):
     trainer, moments = run(tmp_path, losing(1), max_steps=9, **WINNERS, **halves)
     after = moments.by_step

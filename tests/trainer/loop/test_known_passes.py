@@ -40,9 +40,7 @@ def weights(trainer):
 
 
 @pytest.mark.parametrize(("epochs", "kl_coef", "passes"), [(1, 0.0, 0), (1, 0.05, 2), (3, 0.0, 2)])
-def test_old_log_probabilities_are_computed_if_something_reads_them(
-    tmp_path, epochs, kl_coef, passes
-):
+def test_old_log_probabilities_are_computed_if_something_reads_them(tmp_path, epochs, kl_coef, passes):
     trainer = trained(tmp_path, Loop, kl_coef=kl_coef, num_ppo_epochs=epochs, max_steps=2 * epochs)
     assert trainer._loop.olds == passes
     assert ("old_per_token_logps" in trainer._buffered_inputs[0]) == (passes > 0)
@@ -51,7 +49,5 @@ def test_old_log_probabilities_are_computed_if_something_reads_them(
 
 
 def test_later_mini_batches_need_the_old_ones_before_the_update(tmp_path):
-    trainer = trained(
-        tmp_path, Loop, kl_coef=0.0, num_mini_batches=2, num_ppo_epochs=1, max_steps=4
-    )
+    trainer = trained(tmp_path, Loop, kl_coef=0.0, num_mini_batches=2, num_ppo_epochs=1, max_steps=4)
     assert trainer._loop.olds == 2

@@ -65,9 +65,7 @@ def test_every_micro_batch_is_weighted_with_its_mini_batchs_counts(finished):
     for i, totals in enumerate(finished.totals):
         first = i - i % 2
         episodes = [n for rows in finished.dealt[first : first + 2] for n in rows]
-        turns, tokens = (
-            sum(each[n] for n in episodes) for each in (list(map(len, spans)), lengths)
-        )
+        turns, tokens = (sum(each[n] for n in episodes) for each in (list(map(len, spans)), lengths))
         assert totals == [4, turns, tokens, tokens]
 
 

@@ -164,9 +164,7 @@ def test_old_logprobs_and_values_are_those_of_single_episodes(tmp_path):
             expected = logits.gather(1, ids[0, 1:, None]).squeeze(1)[len(prompt) - 1 :]
             values = critic.score(critic.hidden_states(ids, torch.ones_like(ids)))[0]
         count = len(completion)
-        torch.testing.assert_close(
-            batch["old_per_token_logps"][b, :count], expected, rtol=0, atol=1e-12
-        )
+        torch.testing.assert_close(batch["old_per_token_logps"][b, :count], expected, rtol=0, atol=1e-12)
         torch.testing.assert_close(
             batch["values"][b, :count], values[len(prompt) - 1 : -1], rtol=0, atol=1e-12
         )

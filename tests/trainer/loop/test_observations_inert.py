@@ -31,8 +31,7 @@ def poisoned(batch, poison):
     assert outside.any(dim=1).all()
     assert outside.sum() > (batch["completion_mask"] == 0).sum(), "observations, not only padding"
     return {
-        key: value.masked_fill(outside, poison) if key in PER_TOKEN else value
-        for key, value in batch.items()
+        key: value.masked_fill(outside, poison) if key in PER_TOKEN else value for key, value in batch.items()
     }
 
 

@@ -125,9 +125,7 @@ def test_the_samplers_correction_multiplies_kept_and_clipped_terms_alike(shape, 
 def test_the_samplers_correction_reaches_the_clipping_bias(tmp_path):
     trainer, batch = captured(tmp_path, variant="s-ppo")
     seen = []
-    trainer._loop.step.exact = type(
-        "Spy", (), {"add": lambda self, terms: seen.append(terms.surrogate)}
-    )()
+    trainer._loop.step.exact = type("Spy", (), {"add": lambda self, terms: seen.append(terms.surrogate)})()
     for factor in (1.0, 0.25):
         batch["importance_sampling_ratio"] = torch.full((8, 1), factor, dtype=torch.float64)
         loss_and_gradient(trainer, batch)
@@ -170,20 +168,14 @@ def test_the_router_loss_of_a_mixture_of_experts_is_added(tmp_path):
     by_router = gradient(trainer, router)
     for coefficient, used in ((None, 0.5), (2.0, 2.0)):
         added = losses[coefficient][0] - losses[0.0][0]
-        torch.testing.assert_close(
-            added.double(), used * router.detach().double(), rtol=1e-4, atol=1e-6
-        )
+        torch.testing.assert_close(added.double(), used * router.detach().double(), rtol=1e-4, atol=1e-6)
     assert by_router.norm() > 0
-    torch.testing.assert_close(
-        losses[2.0][1] - losses[None][1], 1.5 * by_router, rtol=1e-3, atol=1e-5
-    )
+    torch.testing.assert_close(losses[2.0][1] - losses[None][1], 1.5 * by_router, rtol=1e-3, atol=1e-5)
 
 
 def test_a_lora_policy_gives_the_same_loss(tmp_path):
     """Its reference and old logprobs come by another way; the loss does not."""
-    config = LoraConfig(
-        r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
-    )
+    config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
     trainer, batch = captured(tmp_path, peft_config=config, beta=0.3)
     assert (batch["ref_per_token_logps"] - batch["old_per_token_logps"]).abs().max() > 1e-3
     check(trainer, batch, beta=0.3, corrected=True)

@@ -310,9 +310,7 @@ def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_p
     assert own
     assert own == {n for n in policy if "lora_" in n and ".default." in n}
     assert copied.model.active_adapters == ["default"]
-    assert all(
-        p.requires_grad == policy[n].requires_grad for n, p in copied.model.named_parameters()
-    )
+    assert all(p.requires_grad == policy[n].requires_grad for n, p in copied.model.named_parameters())
 
 
 @pytest.fixture

@@ -144,9 +144,7 @@ def test_packed_values_equal_padded_ones(with_critic, monkeypatch, case):
         with critic.active():
             values = forward.values(batch)
             parameters = critic.parameters()
-            parts = torch.autograd.grad(
-                values[counts].square().sum(), parameters, allow_unused=True
-            )
+            parts = torch.autograd.grad(values[counts].square().sum(), parameters, allow_unused=True)
         return values.detach(), torch.cat([p.flatten() for p in parts if p is not None])
 
     packed, padded = both(forward, compute)
@@ -156,16 +154,13 @@ def test_packed_values_equal_padded_ones(with_critic, monkeypatch, case):
 
 def test_any_split_gives_the_same_numbers(tmp_path):
     draw = random.Random(0)
-    rows = [
-        ([3, 4, 5, 6], [draw.randrange(3, 9) for _ in range(draw.randint(1, 9))]) for _ in range(8)
-    ]
+    rows = [([3, 4, 5, 6], [draw.randrange(3, 9) for _ in range(draw.randint(1, 9))]) for _ in range(8)]
     trainer = trainer_of(tmp_path, policy())
     forward, batch = trainer._forward, batch_of(rows)
     whole = forward.policy(trainer.model, batch)[0]
     assert forward.was_packed
     parts = [
-        forward.policy(trainer.model, take_rows(batch, part))[0]
-        for part in torch.arange(8).split([1, 2, 5])
+        forward.policy(trainer.model, take_rows(batch, part))[0] for part in torch.arange(8).split([1, 2, 5])
     ]
     torch.testing.assert_close(whole, torch.cat(parts), rtol=0, atol=1e-5)
     limited = forward.policy(trainer.model, batch, 2)[0]
@@ -186,9 +181,7 @@ def test_a_training_by_packs_is_the_padded_one(tmp_path, monkeypatch):
         if name == "padded":
             trainer._forward.why_padded = "of the test"
         trainer.train()
-        shares = [
-            entry["perf/packed_share"] for entry in trainer.state.log_history if "loss" in entry
-        ]
+        shares = [entry["perf/packed_share"] for entry in trainer.state.log_history if "loss" in entry]
         runs.append((shares, torch.cat([p.detach().flatten() for p in trainer.model.parameters()])))
     assert (min(runs[0][0]), max(runs[1][0])) == (1.0, 0.0)
     moved = (runs[1][1] - start).norm()
@@ -277,9 +270,7 @@ def test_a_compiled_model_goes_padded(tmp_path):
 def test_who_counts_passes_gets_one_pack(tmp_path):
     """DDP that searches for unused weights counts its last pass alone."""
     forward = trainer_of(tmp_path, policy())._forward
-    rows = Rows(
-        batch := batch_of([([3, 4], [5] * 40), ([6], [7])]), batch["completion_mask"].bool()
-    )
+    rows = Rows(batch := batch_of([([3, 4], [5] * 40), ([6], [7])]), batch["completion_mask"].bool())
     costs = Costs(quadratic=1.0, head=0.0, pass_=0.0)
     assert len(rows.plan(costs, None)) == 2
     assert len(rows.plan(costs, None, equal=True)) == 1

@@ -180,9 +180,7 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
 
 
 @pytest.mark.long
-def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
-    tmp_path, monkeypatch
-):
+def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     modes = []
     original = GRPOTrainer._generate_single_turn
 

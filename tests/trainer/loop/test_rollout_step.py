@@ -111,9 +111,7 @@ def test_collate_by_hand():
 def test_hidden_episodes_have_had_turns(tmp_path):
     """`mask_truncated_completions` keeps them from training, not out of the figures."""
     options = {**ONE, **LIMITS, "max_turns": 2, "mask_truncated_completions": True}
-    trainer = train(
-        tmp_path, Kept, arguments={"environment_factory": lambda: CountEnv(turns=3)}, **options
-    )
+    trainer = train(tmp_path, Kept, arguments={"environment_factory": lambda: CountEnv(turns=3)}, **options)
     assert (trainer.kept[0][1]["completion_mask"].sum(dim=1) == 0).any()
     assert logs(trainer)["turns/mean"] == sum(e.num_turns for e in trainer.episodes) / 4
     tokens = sum(sum(e.action_mask) for e in trainer.episodes)

@@ -192,9 +192,7 @@ def alone(agent, tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("slots", "batch"), [(1, 5), (3, 12), (None, 1)])
-def test_batch_slots_and_arrival_order_change_nothing(
-    agent, alone, tmp_path, monkeypatch, slots, batch
-):
+def test_batch_slots_and_arrival_order_change_nothing(agent, alone, tmp_path, monkeypatch, slots, batch):
     monkeypatch.setattr(NotesEnv, "pause", 0.02)
     trainer = our_trainer(tmp_path, agent, generation_slots=slots)
     tasks = [(7 * i) % 4 for i in range(batch)]

@@ -40,9 +40,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"), [("windows", True), *((kind, False) for kind in MODELS)]
-)
+@pytest.mark.parametrize(("kind", "named"), [("windows", True), *((kind, False) for kind in MODELS)])
 def test_each_episode_is_what_its_model_says_alone(
     tmp_path, monkeypatch, caplog, kind: str, named: bool
 ) -> None:
@@ -52,9 +50,7 @@ def test_each_episode_is_what_its_model_says_alone(
     model = MODELS[kind]()
     alone = copy.deepcopy(model).eval()
     rows = prompts(16)
-    rows = rows.map(
-        lambda row, i: {"prompt": "say a thing or two "[: 5 + i] * 2}, with_indices=True
-    )
+    rows = rows.map(lambda row, i: {"prompt": "say a thing or two "[: 5 + i] * 2}, with_indices=True)
     arguments = {"model": model, "train_dataset": rows}
     options = {"top_k": 1, "max_steps": 4, "max_completion_length": 40, "kl_coef": 0.0}
     options |= {"learning_rate": 0.0, "critic_learning_rate": 0.0}

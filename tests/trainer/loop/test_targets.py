@@ -62,9 +62,7 @@ def test_whitened_rewards_keep_their_mean(tmp_path):
 def test_an_unset_lambda_is_0_9_per_turn(tmp_path, level):
     options = {"variant": "st-ppo", "advantage_level": level}
     kept = trained(tmp_path / "unset", lam=None, **options)
-    steps = (
-        kept.turns.action_mask.sum() if level == "token" else num_turns(kept.turns.turn_index).sum()
-    )
+    steps = kept.turns.action_mask.sum() if level == "token" else num_turns(kept.turns.turn_index).sum()
     lam = 0.9 ** float(num_turns(kept.turns.turn_index).sum() / steps)
     assert (lam > 0.91) == (level == "token"), "the case should be interesting"
     given = trained(tmp_path / "given", lam=lam, **options)

@@ -36,18 +36,14 @@ def test_tools_are_rendered_by_the_template_for_tools(several, tmp_path, monkeyp
     assert "<tool_response>\n" in text
 
 
-def test_an_agents_results_are_rendered_by_the_template_of_its_tools(
-    several, tmp_path, monkeypatch
-):
+def test_an_agents_results_are_rendered_by_the_template_of_its_tools(several, tmp_path, monkeypatch):
     spec = {"type": "function", "function": {"name": "search", "description": "", "parameters": {
         "type": "object", "properties": {"q": {"type": "string"}}}}}  # fmt: skip
 
     async def agent(client, row):
         said = [*USER]
         for _ in range(2):
-            answer = await client.chat.completions.create(
-                model="policy", messages=said, tools=[spec]
-            )
+            answer = await client.chat.completions.create(model="policy", messages=said, tools=[spec])
             message = answer.choices[0].message
             said.append(message.model_dump(exclude_none=True))
             calls = message.tool_calls or []
@@ -96,9 +92,7 @@ def test_a_column_of_tools_is_said_to_have_no_effect_once(tmp_path, monkeypatch,
     assert "`train_dataset`" in said[0]
 
 
-def test_a_template_whose_control_tokens_the_tokenizer_splits_is_named(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_template_whose_control_tokens_the_tokenizer_splits_is_named(tmp_path, monkeypatch, caplog):
     def other(template):
         tokenizer = tokenizer_of(template)
         tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<start_of_turn>")

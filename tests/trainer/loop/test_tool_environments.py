@@ -77,9 +77,7 @@ def said_by(says, number_of):
 scripted_turn = said_by(lambda number: SCRIPTS[number % 4][0], r"say (\d)")
 
 
-def tool_trainer(
-    folder, monkeypatch, environment, given=None, *, kind=Kept, turn=scripted_turn, **options
-):
+def tool_trainer(folder, monkeypatch, environment, given=None, *, kind=Kept, turn=scripted_turn, **options):
     """A trainer whose model is a script."""
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
     monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "A script answers.")

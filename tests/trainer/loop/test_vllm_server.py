@@ -116,9 +116,7 @@ def test_the_server_gets_the_weights_of_every_step(trained):
     trainer, server, client = trained
     assert server.resets == client.syncs == 2, "prefixes of running turns are forgotten too"
     assert len(largest_gaps(trainer)) == 2
-    assert max(largest_gaps(trainer)) < 1e-4, (
-        "the second rollout was sampled with the second weights"
-    )
+    assert max(largest_gaps(trainer)) < 1e-4, "the second rollout was sampled with the second weights"
 
 
 @pytest.mark.long

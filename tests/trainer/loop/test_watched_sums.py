@@ -28,9 +28,7 @@ def effective(log_ratios: list[float]) -> float:
 @pytest.mark.parametrize(
     ("tokens", "mean", "spread"), [(1000, -0.03, 0.1), (4000, -0.02, 0.2), (120, 0.01, 0.1)]
 )
-def test_the_effective_sample_size_of_long_episodes_is_exact_over_two_processes(
-    tokens, mean, spread
-):
+def test_the_effective_sample_size_of_long_episodes_is_exact_over_two_processes(tokens, mean, spread):
     generator = torch.Generator().manual_seed(tokens)
     shape = (64, tokens)
     per_token = mean + spread * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -46,9 +44,7 @@ def test_the_effective_sample_size_of_long_episodes_is_exact_over_two_processes(
     expected = effective(per_token.sum(1).tolist())
     assert expected < 0.99
     assert figures["policy/episode_ess"] == pytest.approx(expected, rel=1e-9)
-    assert figures["policy/turn_ess"] == pytest.approx(
-        effective(per_token.mean(1).tolist()), rel=1e-9
-    )
+    assert figures["policy/turn_ess"] == pytest.approx(effective(per_token.mean(1).tolist()), rel=1e-9)
 
 
 def test_without_an_episode_that_counts_the_effective_sample_size_is_whole():

@@ -104,9 +104,7 @@ def test_columns_that_somebody_takes_may_not_be_removed(columns, arguments, refu
         build(tmp_path, arguments=given, remove_unused_columns=True, **options)
         return
     for data in (given["train_dataset"], given["train_dataset"].to_iterable_dataset()):
-        with pytest.raises(
-            ValueError, match=f"`remove_unused_columns=True`.*`{next(iter(columns))}`"
-        ):
+        with pytest.raises(ValueError, match=f"`remove_unused_columns=True`.*`{next(iter(columns))}`"):
             build(
                 tmp_path,
                 arguments={**given, "train_dataset": data},
@@ -172,9 +170,7 @@ TWICE = {"prompt": [USER, USER]}
 
 
 @pytest.mark.parametrize(("bad", "arguments"), [(LONG, {}), (TWICE, TEXT)], ids=["long", "refused"])
-def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(
-    bad, arguments, tmp_path, caplog
-):
+def test_what_only_rendering_shows_costs_the_episode_and_names_the_row(bad, arguments, tmp_path, caplog):
     limits = LIMITS if arguments else {}
     trainer = played(tmp_path, rows(bad, 16, at=11), arguments=arguments, **limits)
     assert trainer.state.global_step == 2

@@ -49,9 +49,7 @@ def test_named_environments_are_each_looked_at_without_the_column_that_names_the
     factories = {"one": CountEnv, "two": Named}
     rows = prompts(environment=["one", "two"] * 4)
     with pytest.raises(EnvironmentContractError, match=r"`Named.reset` needs `environment`"):
-        build(
-            tmp_path, arguments={"environment_factory": factories, "train_dataset": rows}, **LIMITS
-        )
+        build(tmp_path, arguments={"environment_factory": factories, "train_dataset": rows}, **LIMITS)
 
 
 @pytest.mark.parametrize("kind", quick(["row", "reward", "observation"], "row", "reward"))

@@ -186,10 +186,7 @@ REFUSED = [
     ("rollout_func", {**COUNT, "rollout_func": rollout}),
     ("tools", {**COUNT, "tools": [rollout]}),
     ("agent", {"agent": "my_agent"}),
-    *(
-        ("agent", {"agent": rollout, **other})
-        for other in ({"tools": [len]}, {"rollout_func": len}, COUNT)
-    ),
+    *(("agent", {"agent": rollout, **other}) for other in ({"tools": [len]}, {"rollout_func": len}, COUNT)),
     *((name, {name: 2}) for name in NEED_TURNS),
     ("max_turn_tokens", {"rollout_func": rollout, "max_turn_tokens": 2}),
     ("max_images", {"agent": rollout, "max_images": 2}),
@@ -284,9 +281,7 @@ def start(folder, given, **settings):
 def names(caught, name):
     """Whether the error has the name in backticks, alone or within an expression, in few words."""
     message = str(caught.value)
-    return (
-        re.search(rf"`[\w.]*{re.escape(name)}\b|`{re.escape(name)}", message) and len(message) < 900
-    )
+    return re.search(rf"`[\w.]*{re.escape(name)}\b|`{re.escape(name)}", message) and len(message) < 900
 
 
 @pytest.mark.parametrize(("name", "given"), REFUSED)

@@ -31,9 +31,7 @@ def states(trainer):
 
 @pytest.mark.long
 @pytest.mark.parametrize("checkpointing", quick([False, True], True))
-def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(
-    checkpointing, tmp_path
-):
+def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(checkpointing, tmp_path):
     arguments, base = shared(tmp_path, gradient_checkpointing=checkpointing)
     trainer, recorder = scripted_trainer(**arguments)
     assert trainer.uses_shared_critic

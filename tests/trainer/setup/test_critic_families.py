@@ -105,9 +105,7 @@ def values(critic) -> torch.Tensor:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["Cohere2", "Glm4Moe"])
 def test_every_family_trains_and_is_saved(name, tmp_path):
-    trainer, _ = scripted_trainer(
-        tmp_path / "run", model=policy(name), trainer_class=STPPOTrainer, **OPTIONS
-    )
+    trainer, _ = scripted_trainer(tmp_path / "run", model=policy(name), trainer_class=STPPOTrainer, **OPTIONS)
     start = weights(trainer)
     trainer.train()
     end = weights(trainer)
@@ -141,9 +139,7 @@ def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     assert names == ("", ""), "what a model is called stays"
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), zip(CONFIGS, ["float32", "bfloat16", "bfloat16"], strict=True)
-)
+@pytest.mark.parametrize(("name", "dtype"), zip(CONFIGS, ["float32", "bfloat16", "bfloat16"], strict=True))
 def test_the_backbone_is_the_policys_bit_by_bit(name, dtype):
     causal = policy(name, getattr(torch, dtype))
     model = critic_from_policy(causal)
@@ -181,9 +177,7 @@ def test_loading_options_go_through(tmp_path):
     assert model.dtype is torch.bfloat16
     assert model.config._attn_implementation == "eager"
     assert model.config.logit_scale == 0.5
-    packed = critic_from_checkpoint(
-        str(tmp_path), quantization_config=BitsAndBytesConfig(load_in_4bit=True)
-    )
+    packed = critic_from_checkpoint(str(tmp_path), quantization_config=BitsAndBytesConfig(load_in_4bit=True))
     kinds = {type(m).__name__ for m in packed.modules()}
     assert "Linear4bit" in kinds
     assert type(packed.score) is torch.nn.Linear, "a head in four bits could not be trained"

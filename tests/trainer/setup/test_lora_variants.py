@@ -115,9 +115,7 @@ def test_all_that_policy_and_critic_train_moves_and_nothing_else(run):
     for name, weight in run.recorder.before.items():
         assert torch.isfinite(last[name]).all(), name
         assert not torch.equal(last[name], weight), name
-    trained = {n.removeprefix("policy/") for n in run.policy} | set(
-        run.trainer.critic.parameter_names
-    )
+    trained = {n.removeprefix("policy/") for n in run.policy} | set(run.trainer.critic.parameter_names)
     for name, weight in run.trainer.model.named_parameters():
         if name not in trained:
             assert torch.equal(weight, run.named[name]), name

@@ -93,9 +93,7 @@ def by_name(quantization, **settings):
 
 
 WAYS = {
-    "double, bfloat16": by_name(
-        in_4_bits(torch.bfloat16, bnb_4bit_use_double_quant=True), bf16=True
-    ),
+    "double, bfloat16": by_name(in_4_bits(torch.bfloat16, bnb_4bit_use_double_quant=True), bf16=True),
     "8 bits": by_name(BitsAndBytesConfig(load_in_8bit=True)),
     "given": lambda path: {"model": given(path), "peft_config": LoraConfig(**LORA, use_dora=True)},
     "prepared": lambda path: {
@@ -138,8 +136,7 @@ def test_every_way_trains_both_adapters_on_untouched_weights(run):
     packed = {p.dtype for name, p in named.items() if "base_layer" in name}
     assert packed & {torch.uint8, torch.int8}
     policy, critic = (
-        {p.dtype for name, p in named.items() if f".{adapter}." in name}
-        for adapter in ("default", "critic")
+        {p.dtype for name, p in named.items() if f".{adapter}." in name} for adapter in ("default", "critic")
     )
     assert policy == critic, "as TRL has it for adapters of quantised models"
     assert {p.dtype for p in trainer.critic.head.parameters()} == {torch.float32}

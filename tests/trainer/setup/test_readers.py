@@ -30,9 +30,7 @@ SCORERS = ("reward_model", "reward_funcs", "turn_reward_funcs")
 
 def model(kind=GPT2ForSequenceClassification, rows=SIZE, context=256, **options):
     options = {"pad_token_id": TOKENIZER.pad_token_id, "num_labels": 1, **options}
-    return kind(
-        GPT2Config(vocab_size=rows, n_embd=16, n_layer=1, n_head=2, n_positions=context, **options)
-    )
+    return kind(GPT2Config(vocab_size=rows, n_embd=16, n_layer=1, n_head=2, n_positions=context, **options))
 
 
 def given(role, one):
@@ -61,9 +59,7 @@ def test_too_few_rows_are_refused(role, tmp_path):
 def test_a_shorter_context_limits_the_episodes(role, tmp_path, caplog):
     options = {"max_steps": 1, "max_completion_length": 200, "max_turns": 40}
     with caplog.at_level(logging.WARNING):
-        trainer = train(
-            tmp_path, STPPOTrainer, arguments=given(role, fitting(role, context=64)), **options
-        )
+        trainer = train(tmp_path, STPPOTrainer, arguments=given(role, fitting(role, context=64)), **options)
     limit = 48 if role in SCORERS else 64
     assert trainer._player.engine.limits.max_context_tokens == limit
     assert trainer._player.eval_engine.limits.max_context_tokens == limit
@@ -101,9 +97,7 @@ def test_a_model_without_a_head_for_scores_is_refused(kind, options, named, role
 def test_a_named_scorer_is_taken(role, tmp_path):
     model().save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
-    train(
-        tmp_path / "run", STPPOTrainer, arguments=given(role, str(tmp_path / "model")), max_steps=1
-    )
+    train(tmp_path / "run", STPPOTrainer, arguments=given(role, str(tmp_path / "model")), max_steps=1)
 
 
 def other_words(folder):

@@ -180,9 +180,7 @@ def test_where_vllm_cannot_have_the_adapter_weights_are_merged(tmp_path, engine,
     model = tiny_policy(char_tokenizer()) if case.startswith("a model") else saved
     arguments = {"model": model, "peft_config": LoraConfig(**{**LORA, **lora})}
     arguments["environment_factory"] = lambda: CountEnv(2)
-    trainer = build(
-        tmp_path, arguments=arguments, **{**LIMITS, "kl_coef": 0.0, "use_vllm": True, **options}
-    )
+    trainer = build(tmp_path, arguments=arguments, **{**LIMITS, "kl_coef": 0.0, "use_vllm": True, **options})
     (llm,) = engine
     assert not llm.options.get("enable_lora")
     if case in ("a model of one's own", "no room"):

@@ -151,9 +151,7 @@ def test_options_work_with_engines(engine, case, everything):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "case"), engines("resumed", "resumed, LoRA", "resumed, LoRA, shared")
-)
+@pytest.mark.parametrize(("engine", "case"), engines("resumed", "resumed, LoRA", "resumed, LoRA, shared"))
 def test_save_model_writes_the_whole_policy(engine, case, everything):
     if (engine, case) in REFUSED_OPTIONS:
         return

@@ -96,9 +96,7 @@ def test_the_best_critic_is_loaded_into_pieces(job, saved):
     for rank in saved:
         result = rank[job]
         assert result["step"] < 3, "the case should be interesting"
-        assert not all(
-            torch.equal(a, b) for a, b in zip(result["end"], result["then"], strict=True)
-        )
+        assert not all(torch.equal(a, b) for a, b in zip(result["end"], result["then"], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(result["last"], result["then"], strict=True))
 
 
@@ -106,9 +104,7 @@ def test_a_shared_critic_is_saved_beside_the_policy_and_pushed_nowhere(saved):
     for rank in saved:
         result = rank["shared"]
         assert result["pushed"], "the policy is"
-        assert not [
-            n for n in result["pushed"] if "critic" in n or "head" in n.replace("lm_head", "")
-        ]
+        assert not [n for n in result["pushed"] if "critic" in n or "head" in n.replace("lm_head", "")]
         assert not [n for n in result["policy"] if "critic" in n or "head" in n]
         trained = {n.replace(".critic.", "."): t for n, t in result["trained"].items()}
         assert result["adapter"].keys() == trained.keys()

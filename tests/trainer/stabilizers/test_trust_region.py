@@ -324,9 +324,7 @@ def test_the_spread_is_that_of_raw_advantages_and_of_unwhitened_rewards(tmp_path
 
 
 def test_groups_have_one_too_and_their_spread_is_unscaled(tmp_path):
-    arguments = {
-        "reward_funcs": lambda completions, **_: [8.0 * len(c[-1]["content"]) for c in completions]
-    }
+    arguments = {"reward_funcs": lambda completions, **_: [8.0 * len(c[-1]["content"]) for c in completions]}
     trainer = build(
         tmp_path, STGRPOTrainer, arguments=arguments, stabilizers=["trust_region", "share"],
         num_generations=4, num_ppo_epochs=2, max_steps=8, desired_kl=1e-7,

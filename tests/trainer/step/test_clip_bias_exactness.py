@@ -117,9 +117,7 @@ def test_before_the_first_step_the_bias_is_exactly_zero_and_the_step_is_ppos(tmp
     # The second epoch is off-policy, and there the two part.
     assert result["norm"][1] > 0.0
     assert result["scale"][1] < 1.0
-    assert not torch.equal(
-        one.after[1]["policy/lm_head.weight"], other.after[1]["policy/lm_head.weight"]
-    )
+    assert not torch.equal(one.after[1]["policy/lm_head.weight"], other.after[1]["policy/lm_head.weight"])
 
 
 @pytest.mark.parametrize("level", quick(["token", "turn"], "turn"))

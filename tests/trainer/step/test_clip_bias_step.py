@@ -59,9 +59,7 @@ def test_scaled_update_comes_after_the_gradient_clip(plain, tmp_path):
 def test_triggered_makes_the_step_of_the_formula(size, limit, tmp_path):
     """g min(1/||C||, m/||g||), g clipped to m alone where nothing is clipped."""
     options = {"staleness": size, "max_grad_norm": 0.0}
-    plain, recorder = train(
-        tmp_path / "plain", variant="ppo", clip_bias_estimator="exact", **options
-    )
+    plain, recorder = train(tmp_path / "plain", variant="ppo", clip_bias_estimator="exact", **options)
     g, bias = last(plain, "grad_norm"), last(plain, "norm")
     options |= {"max_grad_norm": limit, "stabilizers": ["triggered"]}
     _, corrected = train(tmp_path / "triggered", **options)
@@ -91,8 +89,7 @@ def adam_steps(tmp_path_factory):
         "update": {},
     }
     return {
-        name: train(tmp_path_factory.mktemp(name), **options, **target)
-        for name, target in targets.items()
+        name: train(tmp_path_factory.mktemp(name), **options, **target) for name, target in targets.items()
     }
 
 
@@ -111,9 +108,7 @@ def test_adam_cannot_undo_a_scale_on_the_update(adam_steps):
     assert_same(scaled_run.moved("policy"), scaled(plain_run.moved("policy"), s), 1e-12 / s)
     # Where no gradient arrives the decay is the whole step.
     decayed = -1e-3 * 0.5 * s * scaled_run.before["policy/transformer.wte.weight"][1]
-    torch.testing.assert_close(
-        scaled_run.moved("policy")["policy/transformer.wte.weight"][1], decayed
-    )
+    torch.testing.assert_close(scaled_run.moved("policy")["policy/transformer.wte.weight"][1], decayed)
 
 
 def test_moments_of_adam_are_not_scaled_with_the_update(adam_steps):

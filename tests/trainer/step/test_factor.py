@@ -19,9 +19,7 @@ def test_a_factor_multiplies_the_policys_rate_in_one_step_alone():
     groups = [{"params": [policy], "lr": 1.0}, {"params": [critic], "lr": 10.0}]
     optimizer = torch.optim.SGD(groups)
     args = SimpleNamespace(takes_second_gradient=False, measures_clip_bias=False)
-    accelerator = SimpleNamespace(
-        state=None, reduce=lambda x: x, device=torch.device("cpu"), num_processes=1
-    )
+    accelerator = SimpleNamespace(state=None, reduce=lambda x: x, device=torch.device("cpu"), num_processes=1)
     stabilizers, seen = [Half(SimpleNamespace(desired_kl=0.1, steps_per_rollout=2))], []
     step = Step(args, accelerator, [critic], stabilizers)
     step.attach(optimizer)

@@ -24,9 +24,7 @@ class McpEnv:
     subclass may define `reset`, which returns a text or None, and `get_reward`.
     """
 
-    def __init__(
-        self, command: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         server = _Server(command, list(args), None if env is None else dict(env))
         # An attribute, because a method would be a tool. It also runs when the environment is deleted.
         self.close = weakref.finalize(self, server.end)

@@ -36,9 +36,7 @@ Result = TypeVar("Result")
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
     """Refuse a checkpoint that cannot be resumed from; warn if its batches will be split differently."""
     if not saved["resumable"]:
-        raise CheckpointError(
-            f"`{folder}` was written with save_only_model=True and has no optimizer state."
-        )
+        raise CheckpointError(f"`{folder}` was written with save_only_model=True and has no optimizer state.")
     for field, now in present["identity"].items():
         was = saved["identity"].get(field)
         if was != now:
@@ -123,9 +121,7 @@ class Checkpoints:
         self._is_stream = not hasattr(rows, "__len__")
         self.staging: Path | None = None
 
-    def train(
-        self, wrapped: Wrapped, wanted: str | bool | None, *args: object, **kwargs: object
-    ) -> Any:
+    def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: object, **kwargs: object) -> Any:
         """Implement `AgentTrainer.train`: find the checkpoint to resume from, and run upstream's `train`."""
         folder, run_dir = None, Path(self._args.output_dir)
         accelerator, lock = self._accelerator, RunLock(run_dir)

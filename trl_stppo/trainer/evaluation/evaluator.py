@@ -157,9 +157,7 @@ class Evaluator:
     def _score(self, rollout: Played) -> Scored:
         return self.rewards.score(rollout, self.host.reward_weights, self.host.state)
 
-    def _count(
-        self, run: EvaluationRun, rollout: Played, scored: Scored, names: list[EpisodeKey]
-    ) -> None:
+    def _count(self, run: EvaluationRun, rollout: Played, scored: Scored, names: list[EpisodeKey]) -> None:
         """Add the results of a played batch to the evaluation, without repeated padding episodes."""
         host, weight = self.host, len(names) - len(rollout.repeated)
         for metric, values in self.host.pending_metrics.items():
@@ -190,9 +188,7 @@ def named_rows(dataset: Dataset | IterableDataset, repetitions: int) -> NamedRow
         return NamedRows(dataset, repetitions)
 
     def repeated(columns: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
-        result = {
-            key: [v for v in values for _ in range(repetitions)] for key, values in columns.items()
-        }
+        result = {key: [v for v in values for _ in range(repetitions)] for key, values in columns.items()}
         result[COLUMN] = [[row, number] for row in indices for number in range(repetitions)]
         return result
 

@@ -250,9 +250,7 @@ class Ending(TrainerCallback):
             # A resumed run counts failures from zero.
             self.failures.clear()
             self._save_as_before()
-            end = (
-                f"The run ends after step {self.state.global_step}. {self._saved('these episodes')}"
-            )
+            end = f"The run ends after step {self.state.global_step}. {self._saved('these episodes')}"
             if not ours:
                 logger.error("%s", end)
                 raise
@@ -325,9 +323,7 @@ class Ending(TrainerCallback):
         if self.before is None:
             self.before = random_states(self._accelerator.device)
 
-    def on_step_end(
-        self, _: object, state: object, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, _: object, state: object, control: TrainerControl, **kwargs: object) -> None:
         """Save and end the run after an optimizer step if there is a reason, without a due evaluation."""
         self._stepped = self.unsaved = True
         self.before = None
@@ -339,9 +335,7 @@ class Ending(TrainerCallback):
             control.should_training_stop = control.should_save = True
             control.should_evaluate = False
 
-    def on_evaluate(
-        self, args: PPOConfig, state: object, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_evaluate(self, args: PPOConfig, state: object, control: TrainerControl, **kwargs: object) -> None:
         """End the run after an evaluation if there is a reason, before a long rollout begins."""
         # With "best", upstream decides on saving after this callback, so do not stop here.
         outside = not self.training or not self._stepped
@@ -351,9 +345,7 @@ class Ending(TrainerCallback):
         if self.is_due():
             control.should_training_stop = control.should_save = True
 
-    def on_epoch_end(
-        self, _: object, state: object, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_epoch_end(self, _: object, state: object, control: TrainerControl, **kwargs: object) -> None:
         """Prevent a second checkpoint and evaluation at the end of a run that ends early."""
         if self.reason is not None:
             control.should_evaluate = control.should_save = False
@@ -374,9 +366,7 @@ class Ending(TrainerCallback):
         """Log the reason of a run that ended early without an error."""
         if self.reason is not None and self._accelerator.is_main_process:
             last = self.last_checkpoint
-            saved = (
-                f'`resume_from_checkpoint="auto"` goes on from {last}' if last else "No checkpoint"
-            )
+            saved = f'`resume_from_checkpoint="auto"` goes on from {last}' if last else "No checkpoint"
             logger.warning(
                 "Training stopped after step %d of %d: %s. %s.",
                 state.global_step, state.max_steps, self.reason, saved,

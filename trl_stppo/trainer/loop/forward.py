@@ -79,9 +79,7 @@ class ForwardPasses:
     @torch.no_grad()
     def _difference(self, policy: Any) -> str | None:
         """Return what differs between packed and padded passes of the probe's rows, or None."""
-        contexts = [
-            Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE
-        ]
+        contexts = [Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE]
         if self.reader is not None:
             # Rows that differ only in their image, and a row that shares it.
             one, other = self.reader.samples()
@@ -137,9 +135,7 @@ class ForwardPasses:
         self.was_packed = False
         if self.why_padded is None and not self._is_overridden:
             rows = self._rows(batch)
-            plan = rows.plan(
-                self._costs(model), batch_size, equal=self._engine.counts_passes(model)
-            )
+            plan = rows.plan(self._costs(model), batch_size, equal=self._engine.counts_passes(model))
             self.was_packed = bool(plan)
             if plan:
                 logprobs, entropies = self._packed_logprobs(model, rows, plan)

@@ -119,9 +119,7 @@ def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict
     result |= {name: sum(flags) / len(flags) for name, flags in optional.items() if flags}
     reasons = [e.stop_reason for e in every]
     if any(reasons):
-        result |= {
-            f"stop_reason/{r.value}": reasons.count(r.value) / len(every) for r in StopReason
-        }
+        result |= {f"stop_reason/{r.value}": reasons.count(r.value) / len(every) for r in StopReason}
     if uses_tools:
         calls = sum(e.tool_calls for e in every)
         result["tools/call_frequency"] = calls / len(every)
@@ -189,15 +187,11 @@ class RolloutLog:
         pending = self.pending_metrics
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
-        figures = rollout_metrics(
-            played, scored, estimates, seconds, gather, values=self.has_critic
-        )
+        figures = rollout_metrics(played, scored, estimates, seconds, gather, values=self.has_critic)
         self.add(figures)
         return figures
 
-    def _episodes(
-        self, rollout: Played, scored: Scored, weights: Tensor, state: TrainerState
-    ) -> None:
+    def _episodes(self, rollout: Played, scored: Scored, weights: Tensor, state: TrainerState) -> None:
         """Add the metrics of episodes and their rewards, and the number of tokens seen."""
         names = [(number, 0) for number in range(len(rollout.episodes))]
         own = played_episodes(rollout, scored, names, self.end_ids, weights.tolist())

@@ -80,9 +80,7 @@ class MiniBatchMetrics:
                     result.pop(f"_{name}_{kind}") for kind in ("count", "ratio", "square")
                 )
                 empty = square == -math.inf
-                result[f"policy/{name}_ess"] = (
-                    1.0 if empty else math.exp(2 * ratio - square - count)
-                )
+                result[f"policy/{name}_ess"] = 1.0 if empty else math.exp(2 * ratio - square - count)
         if "_minus_lowest_weight" in result:
             result["policy/episode_weight_min"] = -result.pop("_minus_lowest_weight")
         tokens, self._tokens = int(self._tokens), 0

@@ -172,9 +172,7 @@ def mask_of(pack: Pack, model: Any) -> Any:
     return attention_mask(model, pack.attends, distance)
 
 
-def pack_logprobs(
-    model: Any, causal: Any, pack: Pack, places: Tensor, labels: Tensor, **inputs: Any
-) -> Any:
+def pack_logprobs(model: Any, causal: Any, pack: Pack, places: Tensor, labels: Tensor, **inputs: Any) -> Any:
     """Run a pack through a policy with TRL's fused head; return the head's outputs, [1, M] each.
 
     `model` wraps `causal`; `places` are positions of the states that predict the tokens `labels`, [M] each;

@@ -73,9 +73,7 @@ class Played:
     @property
     def contexts(self) -> list[tuple[int, Context]]:
         """Return all contexts, each with the index of its episode, in the order of batch rows."""
-        return [
-            (n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts
-        ]
+        return [(n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts]
 
     def rows_of_episodes(self) -> list[Row]:
         """Return the dataset row of each episode."""

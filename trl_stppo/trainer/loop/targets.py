@@ -148,8 +148,6 @@ def group_targets(
     return _without_critic(own[0], mask, deviation(own[1], mask, accelerator.reduce), figures)
 
 
-def _without_critic(
-    advantages: Tensor, mask: Tensor, width: float, figures: dict[str, float]
-) -> Targets:
+def _without_critic(advantages: Tensor, mask: Tensor, width: float, figures: dict[str, float]) -> Targets:
     nothing, off = torch.zeros_like(advantages), torch.zeros_like(mask)
     return Targets(nothing, advantages, advantages, nothing, nothing, off, width, figures)

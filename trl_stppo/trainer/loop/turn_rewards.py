@@ -48,9 +48,7 @@ class Turn:
 def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> list[Turn]:
     """Return the turns of all episodes that train, each with its context."""
     turns = []
-    for i, (episode, row) in enumerate(
-        zip(rollout.episodes, rollout.rows_of_episodes(), strict=True)
-    ):
+    for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.rows_of_episodes(), strict=True)):
         if not episode.trains:
             continue
         prompt, messages = with_pictures(episode.prompt), with_pictures(episode.messages)
@@ -58,9 +56,7 @@ def turns_in_context(tokenizer: PreTrainedTokenizerBase, rollout: Played) -> lis
         # The result of a rollout_func is one message, independent of its number of turns.
         knows_turns = episode.conversational and rollout.seed is not None
         places = [
-            (c, n, *span)
-            for c in episode.contexts
-            for n, span in zip(c.turns, c.turn_spans, strict=True)
+            (c, n, *span) for c in episode.contexts for n, span in zip(c.turns, c.turn_spans, strict=True)
         ]
         context: Prompt
         completion: Prompt

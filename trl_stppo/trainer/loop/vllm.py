@@ -80,9 +80,7 @@ class VLLM:
         folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
         policy = self._accelerator.unwrap_model(self._generation.model)
         # `save_embedding_layers` is off, because PEFT's default queries the Hub for the vocabulary's size.
-        policy.save_pretrained(
-            folder.name, selected_adapters=["default"], save_embedding_layers=False
-        )
+        policy.save_pretrained(folder.name, selected_adapters=["default"], save_embedding_layers=False)
         self._adapter = _trl_vllm.adapter(next(self._numbers), folder.name)
         if self._folder is not None:
             self._folder.cleanup()

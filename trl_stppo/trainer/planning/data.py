@@ -111,9 +111,7 @@ def plan_data(
     parts = [("train_dataset", rows), *_parts(evaluation)]
     unread = [n for n, part in parts if "tools" in (getattr(part, "column_names", None) or ())]
     if unread and not (rollout.owns_prompts or rollout.user_func):
-        logger.warning(
-            "The column `tools` of `%s` has no effect: pass `tools` to the trainer.", unread[0]
-        )
+        logger.warning("The column `tools` of `%s` has no effect: pass `tools` to the trainer.", unread[0])
     images = next(filter(None, (_images_in(name, part) for name, part in parts)), None)
     if rollout.user_func is not None:
         return DataPlan(rows, evaluation, None, None, None, images)
@@ -180,9 +178,7 @@ def _parts(dataset: EvaluationRows) -> list[tuple[str, Rows]]:
     return [("eval_dataset", dataset)]
 
 
-def _check_rows(
-    dataset: Dataset, name: str, rollout: RolloutPlan, evaluation_plan: RolloutPlan
-) -> None:
+def _check_rows(dataset: Dataset, name: str, rollout: RolloutPlan, evaluation_plan: RolloutPlan) -> None:
     """Refuse a dataset that lacks usable prompts or has columns that do not fit the environments."""
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")

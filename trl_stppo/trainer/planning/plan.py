@@ -23,18 +23,14 @@ ENGINE_LIMITS = ("max_turns", "max_turn_tokens", "max_images", "generation_slots
 def check_arguments(args: PPOConfig, config_class: type[PPOConfig], data_collator: object) -> None:
     """Refuse arguments that cannot work, before any model is loaded."""
     if not isinstance(args, config_class) or args.trainer_name != config_class.trainer_name:
-        raise TypeError(
-            f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
-        )
+        raise TypeError(f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}.")
     if data_collator is not None and not hasattr(data_collator, "tokenizer"):
         raise ValueError(
             f"`data_collator` is a {type(data_collator).__name__}; allowed are padding collators."
         )
 
 
-def check_models(
-    model: object, ref_model: object, reward_model: object, value_model: object
-) -> None:
+def check_models(model: object, ref_model: object, reward_model: object, value_model: object) -> None:
     """Refuse the name of a missing folder, a reference by name, and one model object in two roles."""
     check_name("model", model)
     if isinstance(ref_model, str):
@@ -120,25 +116,19 @@ def plan_rollout(
         raise ValueError("`rollout_func` was given beside `environment_factory` or `tools`.")
     if text and tools:
         raise ValueError("`tools` and a text `environment_factory` were both given.")
-    plan = RolloutPlan(
-        text, tool_environments, probes, list(tools or []), rollout_func, agent=agent
-    )
+    plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func, agent=agent)
     # An agent chooses the images of its requests itself.
     without = ("max_images",) if plan.agent else ()
     for name in without if plan.plays_environment else ENGINE_LIMITS:
         if getattr(args, name) is not None:
-            raise ValueError(
-                f"`{name}={getattr(args, name)}` is for episodes with an environment or tools."
-            )
+            raise ValueError(f"`{name}={getattr(args, name)}` is for episodes with an environment or tools.")
     return plan
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
     """Plan the rollouts of evaluation; return training's plan if `factory` is None."""
     if rollout.user_func is not None and args.eval_settings:
-        raise ValueError(
-            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."
-        )
+        raise ValueError(f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`.")
     if factory is None:
         return rollout
     text, tools, probes = split_environments(factory)
@@ -159,9 +149,7 @@ def _scores(environment: object) -> bool:
     return callable(getattr(type(environment), "get_reward", None))
 
 
-def fitted_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, rollout: RolloutPlan
-) -> PreTrainedTokenizerBase:
+def fitted_tokenizer(tokenizer: PreTrainedTokenizerBase, rollout: RolloutPlan) -> PreTrainedTokenizerBase:
     """Return the tokenizer, or a copy with one of its named chat templates, which must render the tools."""
     tools = bool(rollout.tools or rollout.standalone_tools)
     if isinstance(named := getattr(tokenizer, "chat_template", None), dict):

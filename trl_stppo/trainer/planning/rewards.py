@@ -43,9 +43,7 @@ class RewardPlan:
         """Append a weight of 1 per added function to the caller's weights; None stays None."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
-    def with_environments(
-        self, funcs: Sequence[RewardFunc], names: Sequence[str]
-    ) -> list[RewardFunc]:
+    def with_environments(self, funcs: Sequence[RewardFunc], names: Sequence[str]) -> list[RewardFunc]:
         """Replace GRPOTrainer's `get_reward` functions by functions that return the engine's results."""
         own = len(self.funcs)
         return [*funcs[:own], *(final_rewards_of(name, self.current) for name in names[own:])]
@@ -63,9 +61,7 @@ def check_scores(model: Any, name: str, *, trust: bool) -> None:
     if config is None:
         return
     # A configuration without labels reports two, but a model is loaded by name with one.
-    labels = (
-        config.to_diff_dict().get("id2label", [0]) if named else getattr(config, "id2label", [0])
-    )
+    labels = config.to_diff_dict().get("id2label", [0]) if named else getattr(config, "id2label", [0])
     other = "SequenceClassification" not in kind and hasattr(transformers, kind)
     if other or kind.endswith(GENERATE) or len(labels) != 1:
         raise ValueError(

@@ -52,9 +52,7 @@ def make_reader(model: nn.Module, processor: Any) -> ImageReader:
     kinds = next((name for name in KINDS if name in known), None)
     reader = ImageReader(processor, token, base.dtype, rope_index, kinds)
     if any(not image.tokens for image in reader.samples()):
-        raise ValueError(
-            f"`processing_class` is a {kind} of another model: it writes no token {token}."
-        )
+        raise ValueError(f"`processing_class` is a {kind} of another model: it writes no token {token}.")
     return reader
 
 

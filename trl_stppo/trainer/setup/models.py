@@ -186,9 +186,7 @@ def plan_reference(
         if isinstance(model, str):
             return ReferencePlan(by_upstream=True)
         if any(map(runtime.is_in_pieces, model.parameters())):
-            raise ValueError(
-                "A policy sharded by ZeRO-3 cannot be copied: pass its name, or `ref_model`."
-            )
+            raise ValueError("A policy sharded by ZeRO-3 cannot be copied: pass its name, or `ref_model`.")
         return ReferencePlan(model=copy.deepcopy(model))
     config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
     adapters.check_untouched_base(
@@ -233,9 +231,7 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
     add_fused_lm_head(reference, temperature=host.temperature, cast_lm_head_to_fp32=in_float32)
     host.ref_model = engine_of(host.accelerator).prepare_frozen(reference)
     if args.sync_ref_model:
-        host.add_callback(
-            SyncRefModelCallback(ref_model=host.ref_model, accelerator=host.accelerator)
-        )
+        host.add_callback(SyncRefModelCallback(ref_model=host.ref_model, accelerator=host.accelerator))
 
 
 def build_critic(host: Bridge, given: GivenCritic) -> Critic:

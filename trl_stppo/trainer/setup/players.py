@@ -159,9 +159,7 @@ def build_engines(
         )  # fmt: skip
     engine = assemble(rollout, reader, limits, agent_endpoint=endpoint)
     if "max_completion_length" in held_out:
-        limits = dataclasses.replace(
-            limits, max_completion_tokens=held_out["max_completion_length"]
-        )
+        limits = dataclasses.replace(limits, max_completion_tokens=held_out["max_completion_length"])
     others = rollout is not evaluation
     eval_engine = assemble(evaluation, reader, limits, probes_play=others, agent_endpoint=endpoint)
     eval_engine.warned = engine.warned

@@ -54,9 +54,7 @@ def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> 
     return shortest
 
 
-def _check_rows(
-    field: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, host: Bridge
-) -> None:
+def _check_rows(field: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, host: Bridge) -> None:
     """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
     rows = getattr(model.config.get_text_config(), "vocab_size", len(tokenizer))
     text = _written(host) if len(tokenizer) > rows else ""
@@ -85,9 +83,7 @@ def _check_words(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> N
             )
 
 
-def _check_length(
-    field: str, context: int, module: nn.Module, args: object, inputs: dict[str, Any]
-) -> None:
+def _check_length(field: str, context: int, module: nn.Module, args: object, inputs: dict[str, Any]) -> None:
     """Refuse a row that is longer than its reward model can read."""
     if (tokens := inputs["input_ids"].shape[1]) > context:
         raise ValueError(

@@ -114,9 +114,7 @@ class RunPlan:
     def upstream_arguments(self) -> dict[str, Any]:
         """Return the arguments for GRPOTrainer's constructor that the plan determines."""
         data = self.data
-        tokenizer = tokenizer_of(
-            self.model, self.processing_class, self.args, data.messages, data.plain
-        )
+        tokenizer = tokenizer_of(self.model, self.processing_class, self.args, data.messages, data.plain)
         self._check_images(tokenizer)
         return {
             "args": self.args,

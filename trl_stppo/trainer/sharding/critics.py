@@ -86,9 +86,7 @@ class EngineOptimizer(CriticOptimizer):
     def load(self, folder: Path) -> None:
         """Restore the shards that `save` wrote."""
         if not (folder / FOLDER).is_dir():
-            raise CheckpointError(
-                f"`{folder}` has no {FOLDER!r}: a run without DeepSpeed wrote it."
-            )
+            raise CheckpointError(f"`{folder}` has no {FOLDER!r}: a run without DeepSpeed wrote it.")
         self.engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
 
 
@@ -123,9 +121,7 @@ def prepare_deepspeed(
         model=_Entry(critic), optimizer=make(critic.parameters()), config=config
     )
 
-    def values(
-        input_ids: Tensor, attention_mask: Tensor, num_tokens: int, **images: Tensor
-    ) -> Tensor:
+    def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int, **images: Tensor) -> Tensor:
         # Autocast is off, because the engine has already cast the weights.
         with torch.autocast(device, enabled=False):
             return engine(input_ids, attention_mask, num_tokens)

@@ -42,9 +42,7 @@ class CriticOptimizer:
     def save(self, folder: Path, *, writes: bool) -> None:
         """Save the optimizer's state to a checkpoint; all processes must call this, and one writes."""
         state = self.optimizer.state_dict()
-        moments = {
-            i: {k: whole(v, writes) for k, v in kept.items()} for i, kept in state["state"].items()
-        }
+        moments = {i: {k: whole(v, writes) for k, v in kept.items()} for i, kept in state["state"].items()}
         if writes:
             torch.save({**state, "state": moments}, folder / CRITIC_OPTIMIZER)
 
@@ -57,9 +55,7 @@ class CriticOptimizer:
             for groups in (state["param_groups"], self.optimizer.param_groups)
         )
         own = dict(zip(ids, parameters, strict=True))
-        moments = {
-            i: {k: cut(v, own[i]) for k, v in kept.items()} for i, kept in state["state"].items()
-        }
+        moments = {i: {k: cut(v, own[i]) for k, v in kept.items()} for i, kept in state["state"].items()}
         self.optimizer.load_state_dict({**state, "state": moments})
 
 
@@ -77,9 +73,7 @@ def whole(value: Any, keep: bool) -> Any:
         return full.detach().cpu() if keep else None
 
 
-def gathered(
-    parameters: Sequence[Tensor], writer: int | None = None
-) -> AbstractContextManager[None]:
+def gathered(parameters: Sequence[Tensor], writer: int | None = None) -> AbstractContextManager[None]:
     """Context manager that gathers ZeRO-3's parameters; it keeps only changes by the process `writer`."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()

@@ -25,7 +25,7 @@ NAMES = (
     *("num_ppo_epochs", "learning_rate", "critic_learning_rate", "cliprange", "kl_coef"),
     *("gamma", "lam", "num_generations"),
     *("max_turns", "max_turn_tokens", "max_completion_length"),
-    *("use_vllm", "eval_steps", "save_steps", "save_best", "seed"),
+    *("use_vllm", "eval_steps", "save_steps", "seed"),
 )
 # Of upstream's settings, whose own texts are about something else or say too much.
 UPSTREAM = {

@@ -13,7 +13,7 @@ from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 SMALL = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2,
     "max_turns": 2, "max_turn_tokens": 4, "max_completion_length": 24, "logging_steps": 1,
-    "target_kl": 10.0, "stabilizers": ["winners", "share"], "use_cpu": True, "bf16": False,
+    "stabilizers": ["winners", "share"], "use_cpu": True, "bf16": False,
     "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
     "disable_tqdm": True, "rollout_overlap": True, "num_ppo_epochs": 1,
 }  # fmt: skip

@@ -27,7 +27,6 @@ CASES: dict[str, dict[str, Any]] = {
     "signal to rank 1 in a rollout": {},
     "signal to rank 1 at an update's end": {},
     "rank 0 never finite": {},
-    "target_kl": {"target_kl": 1e-3},
     "the folder of another run": {},
 }  # fmt: skip
 AT = 2
@@ -75,7 +74,6 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     return {
         "weights": [recorder.before, *recorder.after],
         "skipped_steps": logged(trainer, "guard/skipped_steps"),
-        "kl_stopped_steps": logged(trainer, "guard/kl_stopped_steps"),
         "what": what[0] if what else None,
         "stop_reason": trainer.stop_reason,
         "stop_signal": trainer.stop_signal,

@@ -48,7 +48,6 @@ REFUSED = [
     {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
     {"optim": "lomo"},
     {"metric_for_best_model": "eval_loss"},
-    {"save_best": True, "rollout_staleness": 1},
     {"rollout_staleness": 2, "use_vllm": True},
     *({name: value} for name, value in ADAPTERS.items()),
     # dictionaries
@@ -84,7 +83,6 @@ REFUSED = [
     {"num_ppo_epochs": 0},
     *({name: 0} for name in ("max_turns", "max_turn_tokens", "max_images", "generation_slots")),
     {"env_timeout_seconds": 0.0},
-    {"target_kl": 0.0},
     # names
     {"kl_estimator": "k2"},
     {"advantage_level": "sequence"},

@@ -121,7 +121,7 @@ def test_a_score_stands_beside_a_success_of_0_for_the_whole_run(solved, capsys):
 
 @pytest.mark.parametrize("main", [True, False])
 def test_only_the_main_process_prints(main, capsys):
-    entry = {"policy/clip_fraction": 0.5, "guard/kl_stopped_steps": 2}
+    entry = {"policy/clip_fraction": 0.5, "guard/empty_steps": 2}
     lines, args, state = two_rollouts([entry, entry], main)
     lines.on_evaluate(args, state, None, metrics={"eval_runtime": 1.0})
     lines.on_train_end(args, state, None)
@@ -129,7 +129,7 @@ def test_only_the_main_process_prints(main, capsys):
     if not main:
         assert printed == ""
         return
-    assert printed.count("! 2 optimizer steps left out beyond target_kl\n") == 1, "a running total"
+    assert printed.count("! 2 optimizer steps skipped, no episode to learn from\n") == 1, "a running total"
     assert printed.splitlines()[-1].startswith("stopped after rollout 2/4, step 2/4, in ")
 
 

@@ -42,7 +42,7 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 # Upper bounds; infinity means no limit, like None, and is passed on unchanged.
 LIMITS = {
     *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
-    *("target_kl", "off_policy_mask_threshold"),
+    "off_policy_mask_threshold",
     *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
 }
 AMOUNTS = ("kl_coef", "critic_warmup_steps", "rollout_staleness", "trace_episodes")
@@ -51,7 +51,7 @@ OPTIONAL_COUNTS = (
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "stop_token_id")
-POSITIVE = ("cliprange_value", "target_kl", "env_timeout_seconds")
+POSITIVE = ("cliprange_value", "env_timeout_seconds")
 Ranges = dict[str, tuple[Callable[[Any], bool], str]]
 SAMPLING: Ranges = {
     "temperature": (lambda v: v > 0, "temperature > 0"),
@@ -223,8 +223,6 @@ def _check_combinations(config: GRPOConfig) -> None:
             raise ValueError(
                 f"`rollout_overlap=True` is not supported with `{option}`; allowed: `vllm_mode='server'`."
             )
-    if config.save_best and config.rollout_staleness:
-        raise ValueError("`save_best=True` is not supported with `rollout_staleness` or `rollout_overlap`.")
     temperature = (config.generation_kwargs or {}).get("temperature", config.temperature)
     if temperature != config.temperature:
         raise ValueError(

@@ -129,16 +129,6 @@ class PPOConfig(GRPOConfig):
     )
 
     # Guards (docs/reliability.md).
-    target_kl: float | None = option(
-        None,
-        "If policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
-        "rest of its rollout batch moves the weights.",
-    )
-    save_best: bool = option(
-        False,
-        "Save the policy that played the most successful rollout so far (by the score if nothing reports a "
-        "success), and keep that checkpoint beyond save_total_limit.",
-    )
     enable_jit_checkpoint: bool = option(
         True,
         "On SIGTERM or the first SIGINT, finish the optimizer step, save a checkpoint and "

@@ -120,8 +120,6 @@ class TrainingLoop:
         seconds: float,
     ) -> None:
         """Tell guards, log, trace and trust region of a rollout, played and estimated in `seconds`."""
-        # Save before logging, so that the checkpoint has no metrics of this rollout.
-        self.guards.keep_best(played.episodes, scored.totals)
         figures = self.log.rollout(played, scored, estimates, seconds, self.host)
         exact = self.player.sampler.is_exact
         if played.step is not None and exact is not None:
@@ -220,7 +218,7 @@ class TrainingLoop:
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
             self.mini_batch = self.open_mini_batch(regroup(window))
             self.metrics = MiniBatchMetrics()
-            self.step.begin(rests=self.guards.has_stopped or self.mini_batch.is_empty)
+            self.step.begin(rests=self.mini_batch.is_empty)
         return without_padding(self.mini_batch.parts[step % accumulation])
 
     def open_mini_batch(self, parts: list[UpdateData]) -> MiniBatch:

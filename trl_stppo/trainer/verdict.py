@@ -17,19 +17,16 @@ class Verdict(StrEnum):
     CRITIC_ONLY    keeps its weights             steps             guard/empty_steps, not in a warm-up
     NOT_FINITE     keeps its weights             keeps its weights guard/skipped_steps
     REFUSED        keeps its weights             steps             step/refused
-    TARGET_KL      keeps its weights             keeps its weights guard/kl_stopped_steps
     EMPTY          keeps its weights             keeps its weights guard/empty_steps
     ```
 
-    REFUSED: the policy's KL is above the limit of `trust_region`. TARGET_KL also holds for the rest of the
-    rollout batch.
+    REFUSED: the policy's KL is above the limit of `trust_region`.
     """
 
     TAKEN = "taken"
     CRITIC_ONLY = "critic_only"
     NOT_FINITE = "not_finite"
     REFUSED = "refused"
-    TARGET_KL = "target_kl"
     EMPTY = "empty"
 
 

@@ -40,7 +40,6 @@ NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std":
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
     "guard/empty_steps": "skipped, no episode to learn from",
-    "guard/kl_stopped_steps": "left out beyond target_kl",
 }
 
 

@@ -90,7 +90,7 @@ def test_an_overlapped_run_is_the_run_with_episodes_one_update_old(kind, tmp_pat
     {"stabilizers": ["winners"]},
     {"kl_coef": 0.0, "beta": 0.1, "shuffle_dataset": False},
     {"generation_slots": 3},
-    {"max_grad_norm": 0.0, "target_kl": 1e-4, "num_ppo_epochs": 3, "max_steps": 15},
+    {"max_grad_norm": 0.0, "num_ppo_epochs": 3, "max_steps": 15},
     {"gradient_checkpointing": True, "critic_warmup_steps": 2},
 ], {"stabilizers": ["winners"]}))  # fmt: skip
 def test_it_is_so_with_other_settings(options, tmp_path):

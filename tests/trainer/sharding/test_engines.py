@@ -40,7 +40,6 @@ EXPECTED = {
 }
 OPTIONS = [case for case in CASES if case not in COLUMNS]
 REFUSED_OPTIONS = {
-    *((engine, "stopped early") for engine in DEEPSPEED),
     ("ZeRO-3", "trained adapter, its copy as reference"),
     *((engine, "quantised, LoRA") for engine in ("ZeRO-3", "FSDP2")),
     *(("ZeRO-3", case) for case in CASES if "shared" in case),
@@ -234,7 +233,6 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "adapter": (zero(3), {"copies_adapter": True}, "adapter"),
     "reward model": (zero(3), {"rewards": [torch.nn.Linear(1, 1)]}, "A reward model is not"),
     "turn reward model": (zero(3), {"rewards": ["some/model"]}, "A reward model is not"),
-    "target KL": (zero(2), {"args.target_kl": 0.1}, "`target_kl=0.1` is not supported with ZeRO-2"),
 }
 
 
@@ -243,7 +241,7 @@ def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     args = {
         "optim": "adamw_torch", "takes_second_gradient": False, "sync_ref_model": False,
         "rollout_staleness": 0, "rollout_overlap": False, "ds3_gather_for_generation": True,
-        "use_transformers_continuous_batching": False, "use_vllm": False, "target_kl": None,
+        "use_transformers_continuous_batching": False, "use_vllm": False,
     }  # fmt: skip
     args |= {name.removeprefix("args."): value for name, value in changes.items() if "." in name}
     own = {name: value for name, value in changes.items() if "." not in name}

@@ -359,15 +359,7 @@ def test_a_step_is_scaled_with_its_weight_decay_and_other_factors(tmp_path):
         torch.testing.assert_close(other, 0.1 * one, rtol=1e-5, atol=1e-9)
 
 
-def test_an_update_that_target_kl_stops_shortens_later_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(TrustRegion, "exceeds", False)
-    trainer, _ = scripted_trainer(tmp_path, **RUN, target_kl=1e-12, desired_kl=1e-14)
-    trainer.train()
-    assert logged(trainer, "guard/kl_stopped_steps")[3] == 3
-    assert logged(trainer, "step/factor")[:5] == pytest.approx([0.1] * 3 + [0.025] * 2)
-
-
-@pytest.mark.parametrize("other", [Verdict.TARGET_KL, Verdict.NOT_FINITE, Verdict.EMPTY])
+@pytest.mark.parametrize("other", [Verdict.NOT_FINITE, Verdict.EMPTY])
 def test_an_update_without_all_of_its_steps_does_not_grow(other):
     one = region()
     mini_batch(one, 0.0)

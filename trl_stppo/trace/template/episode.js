@@ -37,7 +37,6 @@ function drawFacts(row, episode) {
 }
 
 const REASONS = {
-  target_kl: "left out of the update: the policy had gone as far as target_kl allows",
   not_finite: "left out of the update: a loss or a gradient was not finite",
   empty: "left out of the update: no episode of the mini-batch was to teach anything",
   refused: "left out of the update: the policy had gone too far",

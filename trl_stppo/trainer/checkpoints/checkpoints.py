@@ -237,7 +237,6 @@ class Checkpoints:
     def prune(self, run_dir: Path, best: str | None, kept: Collection[Path] = ()) -> None:
         """Delete the oldest checkpoints beyond `save_total_limit`, except the newest, `best` and `kept`."""
         if self._args.should_save:
-            kept = {*kept, self._guards.best_checkpoint}
             disk.prune(run_dir, self._args.save_total_limit, best, kept)
 
     def finish(self, wrapped: Wrapped, *args: object) -> Any:

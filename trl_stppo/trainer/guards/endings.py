@@ -240,7 +240,9 @@ class Ending(TrainerCallback):
             yield
         except RolloutInterrupted:
             self.is_due()
-            self.save_before_rollout()
+            # A resumed run plays these episodes again, and counts their failures then.
+            self.failures.load_state_dict(self._failures_before)
+            self._save_as_before()
             raise
         except Exception as error:
             ours = isinstance(error, EnvironmentFailureError | NonFiniteError | RolloutError)
@@ -265,16 +267,6 @@ class Ending(TrainerCallback):
         if self.before is not None:
             set_random_states(self.before)
         self._save()
-
-    def save_before_rollout(self) -> None:
-        """Write a checkpoint of the state before the rollout, and keep the current random states."""
-        states, failures = random_states(self._accelerator.device), self.failures
-        # A resumed run plays these episodes again, and counts their failures then.
-        self.failures = FailureWatch()
-        self.failures.load_state_dict(self._failures_before)
-        self._save_as_before()
-        self.failures = failures
-        set_random_states(states)
 
     def check_weights(self) -> None:
         """Raise NonFiniteError if a trained weight is not finite."""

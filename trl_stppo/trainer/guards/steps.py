@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from ...errors import NonFiniteError
-from ...rollout.episode import Episode
 from ..disk import checkpoints
 from ..ppo_config import PPOConfig
 from ..verdict import StepReport, Verdict
@@ -32,17 +29,12 @@ class GuardState:
     Attributes:
         empty_steps: number of steps without an episode to train on, or with only weights of 0.
         kls: `policy/approx_kl` of the mini-batches of the last update.
-        best: success, or score, of the best rollout, with `save_best`.
-        best_step: optimizer steps of the policy that played the best rollout.
     """
 
     skipped_steps: int = 0
     consecutive_skips: int = 0
     empty_steps: int = 0
-    kl_stopped_steps: int = 0
     kls: list[float] = dataclasses.field(default_factory=list)
-    best: float = -math.inf
-    best_step: int | None = None
 
 
 class Guards:
@@ -66,8 +58,6 @@ class Guards:
         self._begin()
 
     def _begin(self) -> None:
-        # Whether the rest of this rollout batch must not move the weights.
-        self.has_stopped = False
         self.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,8 +93,7 @@ class Guards:
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Context manager around a rollout batch: clear a `target_kl` stop, then check for a collapse."""
-        self.has_stopped = False
+        """Context manager around a rollout batch that checks for a collapse at the end."""
         metrics = self._metrics
         before = {name: len(values) for name, values in metrics.items()}
         with self._ending.saving():
@@ -121,29 +110,6 @@ class Guards:
                 "says what to look at.",
                 step, fall, good[-1] if good else "none, so begin again",
             )  # fmt: skip
-
-    def keep_best(self, episodes: list[Episode], scores: list[float]) -> None:
-        """Save the policy that played a rollout if the rollout is the best so far (`save_best`).
-
-        The measure is the mean success, or the mean score if no environment reports a success.
-        """
-        state = self._state
-        if not self._args.save_best:
-            return
-        local = [(e.success, s) for e, s in zip(episodes, scores, strict=True)]
-        played = [result for part in gather_object([local]) for result in part]
-        known = [success for success, _ in played if success is not None]
-        known = known or [score for _, score in played if not math.isnan(score)]
-        level = statistics.fmean(known) if known else -math.inf
-        if level <= state.best:
-            return
-        state.best, state.best_step = level, self._ending.state.global_step
-        self._ending.save_before_rollout()
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """Return the checkpoint of the policy that played the best rollout."""
-        return Path(self._args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def watch_sampler(self, gap: float, *, exact: bool) -> None:
         """End the run if several rollouts in a row were sampled with wrong weights."""
@@ -176,7 +142,6 @@ class Guards:
             warms_up: whether the step trains only the critic.
         """
         state = self._state
-        limit = math.inf if self._args.target_kl is None else self._args.target_kl
         if report.faults:
             verdict = Verdict.NOT_FINITE
             self._warn(report)
@@ -184,9 +149,6 @@ class Guards:
         elif report.exceeds:
             verdict = Verdict.REFUSED
             state.consecutive_skips = 0
-        elif self.has_stopped or (kl or 0.0) > limit:
-            verdict, self.has_stopped = Verdict.TARGET_KL, True
-            state.kl_stopped_steps += 1
         elif is_empty or report.is_weightless:
             critic_only = self._has_critic and not is_empty
             verdict = Verdict.CRITIC_ONLY if critic_only else Verdict.EMPTY
@@ -222,5 +184,3 @@ class Guards:
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
         figures["guard/falls"] = [self._falls.falls]
-        if self._args.target_kl is not None:
-            figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]

@@ -105,8 +105,6 @@ def _of_any(run: EngineRun) -> Refusals:
 
 
 def _of_deepspeed(run: EngineRun) -> Refusals:
-    target_kl = run.args.target_kl
-    yield target_kl is not None, f"`target_kl={target_kl}`; allowed: None"
     config, here = run.plugin.deepspeed_config, "in DeepSpeed's configuration"
     for name in DEEPSPEED_SECTIONS:
         yield config.get(name) not in (None, {}, 1), f"`{name}` {here}; use the trainer's settings"

@@ -105,7 +105,7 @@ def test_positions_on_one_axis_are_noticed():
 def test_packs_equal_padded_rows_equal_upstream_equal_single_rows(family, tmp_path):
     trainer = trained(vision_trainer(tmp_path, family, **ONE))
     assert trainer._forward.why_padded is None
-    assert trainer._player.sampler._is_cached
+    assert trainer._player.sampler.is_cached
     data, forward, model = trainer.data, trainer._forward, trainer.model.eval()
     mask = data["loss_mask"]
     sampled, old = (data[f"{name}_per_token_logps"][mask] for name in ("sampling", "old"))
@@ -192,7 +192,7 @@ def test_a_shared_critic_reads_images_by_its_adapter(family, tmp_path):
     whole = trained(vision_trainer(tmp_path / "1", family, peft_config=lora(), **ONE))
     halves = trained(vision_trainer(tmp_path / "2", family, peft_config=lora(), **TWO))
     assert whole._forward.why_padded is None
-    assert whole._player.sampler._is_cached
+    assert whole._player.sampler.is_cached
     mask, data = whole.data["loss_mask"], whole.data
     assert float((data["sampling_per_token_logps"] - data["old_per_token_logps"])[mask].abs().max()) < NATS
     largest = max(float(move.abs().max()) for move in whole.moved.values())
@@ -214,7 +214,7 @@ def test_turns_through_generate_train_on_the_same_images(family, tmp_path, monke
     if family == "Qwen2.5-VL":
         monkeypatch.setattr(TurnSampler, "why_not_cached", lambda self: "To compare.")
     trainer = trained(vision_trainer(tmp_path, family, **TWO))
-    assert not trainer._player.sampler._is_cached
+    assert not trainer._player.sampler.is_cached
     assert [len(e.images) for e in trainer.played.episodes] == [3] * 8
     data, forward, model = trainer.data, trainer._forward, trainer.model.eval()
     mask = data["loss_mask"]

@@ -9,9 +9,8 @@ their contents, until there are too many of them.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -389,66 +388,3 @@ def inference(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name in was_on:
             setattr(module, name, True)
-
-
-# Attributes of a module that hold its forward pass, bound to that module (TRL's fused head, autocast), and
-# accelerate's mark that the forward pass is wrapped.
-PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
-
-
-class PolicyCopy:
-    """Copy of the policy, with the trained weights of the last `refresh`.
-
-    Of the unwrapped model `policy` only the parameters `trained` are copied. `prepare` gives the copy the
-    precision of the policy's forward pass.
-    """
-
-    def __init__(
-        self,
-        policy: nn.Module,
-        trained: Iterable[nn.Parameter],
-        prepare: Callable[[nn.Module], nn.Module],
-    ) -> None:
-        own = {id(parameter): parameter for parameter in trained}
-        shared = (t for part in (policy.parameters(), policy.buffers()) for t in part)
-        memo: dict[int, object] = {id(tensor): tensor for tensor in shared if id(tensor) not in own}
-        # Share frozen 8-bit weights too, which bitsandbytes' layers hold in a plain attribute.
-        plain = (getattr(module, "state", None) for module in policy.modules())
-        states = (getattr(state, "__dict__", {}) for state in plain)
-        memo |= {id(t): t for state in states for t in state.values() if isinstance(t, Tensor)}
-        model = copy.deepcopy(policy, memo)
-        for module in model.modules():
-            for name in PATCHES:
-                vars(module).pop(name, None)
-        prepared = prepare(model)
-        # Keep the uncompiled module, because turns are sampled with it.
-        self.model = getattr(prepared, "_orig_mod", prepared)
-        self._policy = policy
-        pairs = [(memo.get(key), parameter) for key, parameter in own.items()]
-        self._pairs = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor)]
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy the policy's trained weights into this copy."""
-        for mine, theirs in self._pairs:
-            mine.copy_(theirs)
-
-    @torch.no_grad()
-    def why_unfit(self) -> str | None:
-        """Return why this copy cannot sample the policy's turns, or None if it can."""
-        self.refresh()
-        policy, mine = self._logits(self._policy), self._logits(self.model)
-        if not torch.allclose(mine, policy, rtol=1e-3, atol=1e-3 * float(policy.std())):
-            return "gives other logits"
-        for tensor, _ in self._pairs:
-            tensor.mul_(1.5).add_(0.1)
-        moved = self._logits(self.model)
-        self.refresh()
-        return "uses the weights in training" if torch.equal(moved, mine) else None
-
-    def _logits(self, model: nn.Module) -> Tensor:
-        device = next(model.parameters()).device
-        with inference(model):
-            output = model(input_ids=torch.arange(1, 9, device=device)[None], use_cache=False)
-        logits: Tensor = output.logits
-        return logits.float()

@@ -8,9 +8,10 @@ resumed run plays its unfinished rollout again.
 
 from __future__ import annotations
 
+import copy
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainerState
 
 from ..envs.base import Row
+from ..generation.cached import inference
+from ..generation.protocol import Backend
 from ..rollout.episode import Episode
 from ..threads import DaemonThread
 from .loop.player import raise_first
@@ -35,6 +38,67 @@ from .rollouts import RolloutSource
 
 # Seconds to wait for the thread at the end of a run.
 STOP_SECONDS = 2.0
+# Attributes of a module that hold its forward pass, bound to that module (TRL's fused head, autocast), and
+# accelerate's mark that the forward pass is wrapped.
+PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
+
+
+class PolicyCopy:
+    """Copy of the policy, with the trained weights of the last `refresh`.
+
+    Of the unwrapped model `policy` only the parameters `trained` are copied. `prepare` gives the copy the
+    precision of the policy's forward pass.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        trained: Iterable[nn.Parameter],
+        prepare: Callable[[nn.Module], nn.Module],
+    ) -> None:
+        own = {id(parameter): parameter for parameter in trained}
+        shared = (t for part in (policy.parameters(), policy.buffers()) for t in part)
+        memo: dict[int, object] = {id(tensor): tensor for tensor in shared if id(tensor) not in own}
+        # Share frozen 8-bit weights too, which bitsandbytes' layers hold in a plain attribute.
+        plain = (getattr(module, "state", None) for module in policy.modules())
+        states = (getattr(state, "__dict__", {}) for state in plain)
+        memo |= {id(t): t for state in states for t in state.values() if isinstance(t, Tensor)}
+        model = copy.deepcopy(policy, memo)
+        for module in model.modules():
+            for name in PATCHES:
+                vars(module).pop(name, None)
+        prepared = prepare(model)
+        # Keep the uncompiled module, because turns are sampled with it.
+        self.model = getattr(prepared, "_orig_mod", prepared)
+        self._policy = policy
+        pairs = [(memo.get(key), parameter) for key, parameter in own.items()]
+        self._pairs = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor)]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the policy's trained weights into this copy."""
+        for mine, theirs in self._pairs:
+            mine.copy_(theirs)
+
+    @torch.no_grad()
+    def why_unfit(self) -> str | None:
+        """Return why this copy cannot sample the policy's turns, or None if it can."""
+        self.refresh()
+        policy, mine = self._logits(self._policy), self._logits(self.model)
+        if not torch.allclose(mine, policy, rtol=1e-3, atol=1e-3 * float(policy.std())):
+            return "gives other logits"
+        for tensor, _ in self._pairs:
+            tensor.mul_(1.5).add_(0.1)
+        moved = self._logits(self.model)
+        self.refresh()
+        return "uses the weights in training" if torch.equal(moved, mine) else None
+
+    def _logits(self, model: nn.Module) -> Tensor:
+        device = next(model.parameters()).device
+        with inference(model):
+            output = model(input_ids=torch.arange(1, 9, device=device)[None], use_cache=False)
+        logits: Tensor = output.logits
+        return logits.float()
 
 
 class Flight(Future[Raw]):
@@ -95,6 +159,7 @@ class OverlappedSource(RolloutSource):
 
     def __post_init__(self) -> None:
         self._flight: Flight | None = None
+        self._copy: PolicyCopy | None = None
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._begin()
 
@@ -156,7 +221,7 @@ class OverlappedSource(RolloutSource):
 
     def _play_alone(self, rows: list[Row], step: int) -> Played:
         if not self._is_checked:
-            self.player.sampler.check_ahead(self.stale.parameters)
+            self._make_copy()
             self._is_checked = True
         began = time.perf_counter()
         rollout = super().play(rows, step)
@@ -172,10 +237,47 @@ class OverlappedSource(RolloutSource):
         if self._ahead is None:
             self._ahead = rows_ahead(self.args, device, *self.loader_ahead(), step)
         rows = next(self._ahead)
-        backend = self.player.sampler.ahead(now)
-        play = partial(self.player.run_ahead, backend, rows, self.seed(step))
+        play = partial(self._play_ahead, self._backend(now), rows, self.seed(step))
         self._flight = Flight(rows, play, device)
         self._jobs.put(self._flight.run)
+
+    def _make_copy(self) -> None:
+        """Copy the policy; raise ValueError if the copy is not alike. All processes must call this."""
+        sampler, reason = self.player.sampler, None
+        if self.args.use_vllm:
+            return
+        try:
+            if not sampler.is_cached:
+                reason = "is not sampled by our cache"
+            else:
+                if self._copy is None:
+                    # An overlap excludes DeepSpeed and FSDP, so prepare the copy for evaluation only.
+                    prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
+                    with sampler.generating() as model:
+                        self._copy = PolicyCopy(model, self.stale.parameters, prepare)
+                reason = self._copy.why_unfit()
+        except TypeError as error:
+            # `copy.deepcopy` may fail for an attribute of the model.
+            reason = f"cannot be made ({error})"
+        if any(found for found, *_ in sampler.exchange((int(reason is not None), 0, 0))):
+            raise ValueError(
+                f"`rollout_overlap=True`: a copy of the {type(sampler.policy()).__name__} "
+                f"{reason or 'fails on another process'}. Use a vLLM server, or leave it out."
+            )
+
+    def _backend(self, version: int) -> Backend:
+        """Return a backend for the other thread with the current weights, after `version` optimizer steps."""
+        sampler = self.player.sampler
+        if self.args.use_vllm:
+            return sampler.vllm.ahead(self.args.generation_slots, version)
+        assert self._copy is not None
+        self._copy.refresh()
+        return sampler.cached(self._copy.model, version)
+
+    def _play_ahead(self, backend: Any, rows: list[Row], seed: tuple[int, ...]) -> Raw:
+        """Play a rollout; called on the other thread."""
+        with backend.running():
+            return self.player.run(self.player.engine, backend, rows, seed)
 
     def _overlap(self, episodes: list[Episode], seconds: float, waited: float, now: float) -> Sums:
         """Return `perf/overlap`, the saved time divided by the shorter of rollout and update time."""

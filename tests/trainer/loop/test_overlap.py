@@ -26,8 +26,8 @@ from tests.kit.tiers import quick
 from tests.kit.vllm_server import ModelSampler, attach, serving
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.errors import EnvironmentFailureError, RolloutError
-from trl_stppo.generation.cached import PolicyCopy
 from trl_stppo.rollout import engine
+from trl_stppo.trainer.overlap import PolicyCopy
 
 PER_BLOCK = 2
 SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 40}

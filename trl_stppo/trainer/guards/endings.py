@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,135 +15,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
-from ...models.critic import Critic, SeparateCritic, SharedCritic
+from ...models.critic import Critic
 from ...rollout.episode import Episode
 from ...rollout.workers import RolloutInterrupted
 from ..disk import checkpoints
 from ..ppo_config import PPOConfig
 from .alarms import FailureWatch, failures_of
+from .signals import URGENT, StopSignals
+from .weights import first_not_finite
 
-NOTICE = (
-    "\n{name} received: the training abandons its rollout, or ends its update, and saves a checkpoint.\n"
-    "In an update a second signal saves after the present step. A further SIGINT (Ctrl-C) stops it at\n"
-    "once, without a checkpoint.\n"
-)
-# Signals after which an update does not go on to its end.
-URGENT = 2
-Handler = Callable[[int, FrameType | None], object] | int | None
 logger = logging.getLogger(__name__)
 # Optimizer steps in a row that may be skipped because a value is not finite; then the run ends.
 MAX_SKIPS = 3
-
-
-class StopSignals:
-    """Stores the first signal until the run can end, and counts the signals.
-
-    transformers' own handler for `enable_jit_checkpoint` is not used. It saves on the process that got the
-    signal, while the other processes wait for its gradients. It may save between a gradient and its step,
-    and a run cannot resume exactly from there. `enabled=False` leaves all signals unchanged.
-    """
-
-    def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled
-        self._kept: dict[int, Handler] = {}
-        self._interrupt: Callable[[], None] | None = None
-        self.received: int | None = None
-        self.count = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Context manager that handles SIGTERM and SIGINT, if entered in the main thread."""
-        self.received, self.count = None, 0
-        if not self._enabled or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                handler = signal.getsignal(number)
-                # A background job must keep ignoring SIGINT. None is a handler that C code has set.
-                if handler not in (signal.SIG_IGN, None):
-                    self._kept[number] = handler
-                    signal.signal(number, self._receive)
-            yield
-        finally:
-            for kept, handler in self._kept.items():
-                signal.signal(kept, handler)
-            self._kept = {}
-
-    @contextmanager
-    def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Context manager of a rollout, in which the first signal calls `interrupt` at once."""
-        self._interrupt = interrupt
-        try:
-            if self.received is not None:
-                interrupt()
-            yield
-        finally:
-            self._interrupt = None
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.received is None:
-            self.received = number
-            # `print` is not safe, because the signal may have interrupted another `print`.
-            os.write(2, NOTICE.format(name=signal.Signals(number).name).encode())
-            if self._interrupt is not None:
-                self._interrupt()
-        elif number == signal.SIGINT and (self._interrupt is not None or self.count > URGENT):
-            previous = self._kept[number]
-            if not callable(previous):
-                raise KeyboardInterrupt
-            previous(number, frame)
-
-
-def first_not_finite(model: nn.Module, critic: Critic, accelerator: Accelerator) -> str | None:
-    """Return the name of the first parameter with NaN or infinity, or None; all processes must call this."""
-    device, rank = accelerator.device, accelerator.process_index
-    named = list(_named(model, critic))
-    sound = [torch.ones((), dtype=torch.bool, device=device)]
-    for _, parameter in named:
-        part = _held(parameter, rank)
-        # Test the largest element: unlike a sum of squares it does not overflow, and NaN propagates.
-        largest = torch.linalg.vector_norm(part, torch.inf) if part.numel() else part.new_zeros(())
-        sound.append(largest.isfinite().to(device))
-    broken = ~torch.stack(sound)
-    first = torch.where(broken.any(), broken.long().argmax(), len(sound)).reshape(1)
-    at = int(accelerator.gather(first).min())
-    return None if at == len(sound) else named[at - 1][0]
-
-
-def _named(model: nn.Module, critic: Critic) -> Iterator[tuple[str, nn.Parameter]]:
-    modules: dict[str, nn.Module] = {"policy": model}
-    if isinstance(critic, SeparateCritic):
-        modules["critic"] = critic.model
-    elif isinstance(critic, SharedCritic):
-        modules["critic"] = critic.head
-    trained = {id(parameter) for parameter in critic.parameters()}
-    for whose, module in modules.items():
-        for name, parameter in module.named_parameters():
-            its = id(parameter) in trained
-            # Skip quantised weights, which have other types: their bits are not floats.
-            plain = type(parameter) is nn.Parameter or isinstance(parameter, DTensor)
-            floating = parameter.is_floating_point() and parameter.element_size() > 1
-            if plain and floating and not parameter.is_meta and (its or parameter.requires_grad):
-                yield f"{'critic' if its else whose}: {name}", parameter
-
-
-def _held(parameter: nn.Parameter, rank: int) -> Tensor:
-    """Return this process's shard of a parameter."""
-    if isinstance(parameter, DTensor):
-        return parameter.to_local().detach()
-    # ZeRO-3 keeps this process's shard in `ds_tensor`.
-    piece: Tensor | None = getattr(parameter, "ds_tensor", None)
-    if piece is None:
-        return parameter.detach()
-    left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
-    return piece.flatten()[: max(0, left)]
 
 
 class Ending(TrainerCallback):

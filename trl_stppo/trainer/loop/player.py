@@ -78,11 +78,6 @@ class EpisodePlayer:
         raise_first(raw.failure)
         return self.finish(raw, seed, {}, names=names, repeated=repeated, step=step)
 
-    def run_ahead(self, backend: Any, inputs: list[Row], seed: tuple[int, ...]) -> Raw:
-        """Play a training rollout; called on another thread."""
-        with backend.running():
-            return self.run(self.engine, backend, inputs, seed)
-
     def run(
         self,
         engine: RolloutEngine,

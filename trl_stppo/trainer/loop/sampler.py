@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from accelerate import Accelerator
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...generation.batched import BatchedBackend, CollectiveBackend, GenerateBatch
-from ...generation.cached import CachedBackend, PolicyCopy
+from ...generation.cached import CachedBackend
 from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
@@ -49,25 +49,25 @@ class TurnSampler:
     generate: GenerateBatch
     why_own: Callable[[], str | None]
     reader: ImageReader | None = None
-    _copy: PolicyCopy | None = field(default=None, init=False)
 
     @property
     def tells_logprobs(self) -> bool:
         """Return whether sampled tokens come with log-probabilities."""
-        return self.args.use_vllm or self._is_cached
+        return self.args.use_vllm or self.is_cached
 
     @property
-    def _is_cached(self) -> bool:
+    def is_cached(self) -> bool:
+        """Return whether our cached generation samples turns."""
         return self.why_not_cached() is None and self._is_right
 
     @cached_property
     def _is_right(self) -> bool:
         """Return whether cached generation gives the forward pass's log-probabilities on every process."""
         rough = self.accelerator.mixed_precision != "no"
-        with self._generating() as model:
+        with self.generating() as model:
             pad = self.tokenizer.pad_token_id
             reason = why_unlike(model, pad, rough=rough, reader=self.reader)
-        wrong = any(found for found, *_ in self._exchange((int(reason is not None), 0, 0)))
+        wrong = any(found for found, *_ in self.exchange((int(reason is not None), 0, 0)))
         if wrong and self.accelerator.is_main_process:
             logger.warning("Turns go through `generate`. %s", reason or "Another process chose so.")
         return not wrong
@@ -82,52 +82,19 @@ class TurnSampler:
             return
         version = self.vllm.step() if self.args.use_vllm else version
         if self._is_collective:
-            together = CollectiveBackend(self.generate, self._exchange, end, capacity=capacity)
+            together = CollectiveBackend(self.generate, self.exchange, end, capacity=capacity)
             together.version = version
             yield together
             together.finish()
-        elif self._is_cached:
-            with self._generating() as model:
-                backend = self._cached(model, version)
+        elif self.is_cached:
+            with self.generating() as model:
+                backend = self.cached(model, version)
                 with backend.running():
                     yield backend
         else:
             batched = BatchedBackend(self.generate, capacity=capacity)
             batched.version = version
             yield batched
-
-    def ahead(self, version: int) -> Backend:
-        """Return a backend for another thread with the current weights, after `version` optimizer steps."""
-        if self.args.use_vllm:
-            return self.vllm.ahead(self.args.generation_slots, version)
-        assert self._copy is not None
-        self._copy.refresh()
-        return self._cached(self._copy.model, version)
-
-    def check_ahead(self, trained: Sequence[nn.Parameter]) -> None:
-        """Copy the policy, whose parameters `trained` change; raise ValueError if the copy is not alike.
-
-        All processes must call this, before `ahead`.
-        """
-        if self.args.use_vllm:
-            return
-        reason = None if self._is_cached else "is not sampled by our cache"
-        try:
-            if reason is None:
-                if self._copy is None:
-                    # An overlap excludes DeepSpeed and FSDP, so prepare the copy for evaluation only.
-                    prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
-                    with self._generating() as model:
-                        self._copy = PolicyCopy(model, trained, prepare)
-                reason = self._copy.why_unfit()
-        except TypeError as error:
-            # `copy.deepcopy` may fail for an attribute of the model.
-            reason = f"cannot be made ({error})"
-        if any(found for found, *_ in self._exchange((int(reason is not None), 0, 0))):
-            raise ValueError(
-                f"`rollout_overlap=True`: a copy of the {type(self.policy()).__name__} "
-                f"{reason or 'fails on another process'}. Use a vLLM server, or leave it out."
-            )
 
     @property
     def is_exact(self) -> bool | None:
@@ -143,7 +110,8 @@ class TurnSampler:
         # Only the CPU is exact, because other devices may round to TF32.
         return not rough and self.accelerator.device.type == "cpu"
 
-    def _cached(self, model: PreTrainedModel, version: int | None) -> CachedBackend:
+    def cached(self, model: PreTrainedModel, version: int | None) -> CachedBackend:
+        """Return a backend of our cached generation; `version`: steps of an older policy that samples."""
         settings, _ = self._settings()
         assert settings is not None
         pad, capacity = self.tokenizer.pad_token_id, self.args.generation_slots
@@ -160,7 +128,7 @@ class TurnSampler:
         if self.accelerator.num_processes == 1:
             return False
         if not args.use_vllm:
-            return engine_of(self.accelerator).gathers and not self._is_cached
+            return engine_of(self.accelerator).gathers and not self.is_cached
         return args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1
 
     def why_not_cached(self) -> str | None:
@@ -194,7 +162,7 @@ class TurnSampler:
         return self.accelerator.unwrap_model(self.policy())
 
     @contextmanager
-    def _generating(self) -> Iterator[PreTrainedModel]:
+    def generating(self) -> Iterator[PreTrainedModel]:
         """Context manager with the unwrapped policy, ready to generate, as in GRPOTrainer's generation."""
         with (
             unwrap_model_for_generation(
@@ -208,7 +176,7 @@ class TurnSampler:
             # Yield the original model, because a compiled model has other arguments.
             yield getattr(model, "_orig_mod", model)
 
-    def _exchange(self, numbers: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    def exchange(self, numbers: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """Gather three numbers of every process."""
         local = torch.tensor([numbers], device=self.accelerator.device)
         return [(a, b, c) for a, b, c in self.accelerator.gather(local).tolist()]

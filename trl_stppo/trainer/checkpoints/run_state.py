@@ -143,8 +143,8 @@ class RunState(TrainerCallback):
         if self._generator is not None and ended:
             sampler = self._generator.get_state()
         return {
-            # The next log averages the loss over processes.
-            "loss": host.accelerator.reduce(loss.detach(), "mean").cpu(),
+            # The next log averages the loss over processes, each of which goes on from its own sum.
+            "losses": host.accelerator.gather(loss.detach().reshape(1)).cpu(),
             "total_loss": total_loss,
             "last_logged": last_logged,
             "metrics": {
@@ -219,7 +219,9 @@ class RunState(TrainerCallback):
                 "%s is of step %s, and this run ends with step %s: raise total_episodes or max_steps.",
                 folder, state.global_step, state.max_steps,
             )  # fmt: skip
-        loss = saved["loss"].to(host.accelerator.device)
+        losses, accelerator = saved["losses"].to(host.accelerator.device), host.accelerator
+        same = len(losses) == accelerator.num_processes
+        loss = losses[accelerator.process_index] if same else losses.mean()
         host.loss_sums = loss, saved["total_loss"], saved["last_logged"]
         for mode, figures in saved["metrics"].items():
             host.next_metrics[mode].update(figures)

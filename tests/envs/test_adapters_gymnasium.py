@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_stppo.envs import check_env
-from trl_stppo.envs.adapters import GymnasiumEnv
+from trl_stppo.envs.adapters import GemEnv, GymnasiumEnv
 from trl_stppo.envs.adapters._common import PrivateRandomness, action_text, last_word
 
 
@@ -122,6 +122,15 @@ def test_words_are_actions(echo) -> None:
     told = "Write one of go.\nseed 3"
     assert env.step("stay") == (told, -0.1, False, False, {"valid_action": False})
     assert env.step("I go")[0] == "heard 7"
+
+
+@pytest.mark.parametrize(("extra", "make"), [
+    ("gem", lambda: GemEnv("dice")), ("gymnasium", lambda: GymnasiumEnv("FrozenLake-v1")),
+])  # fmt: skip
+def test_a_missing_package_names_the_extra(extra, make, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ImportError, match=rf"pip install 'trl-stppo\[{extra}\]'"):
+        make()
 
 
 LAKE = {"words": {"left": 0, "down": 1, "right": 2, "up": 3}, "render_mode": "ansi"}

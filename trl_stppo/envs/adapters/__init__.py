@@ -3,12 +3,5 @@
 from .gem import GemEnv
 from .gymnasium import GymnasiumEnv
 from .mcp import McpEnv
-from .openenv import NoAction, OpenEnvSession
 
-__all__ = [
-    "GemEnv",
-    "GymnasiumEnv",
-    "McpEnv",
-    "NoAction",
-    "OpenEnvSession",
-]
+__all__ = ["GemEnv", "GymnasiumEnv", "McpEnv"]

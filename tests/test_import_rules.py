@@ -24,9 +24,9 @@ ENV_PACKAGES = {
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
     "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
-    "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
+    "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
     "rollout": (
-        {"rollout", "generation", "core", "envs", "errors", "threads"},
+        {"rollout", "generation", "core", "envs", "errors"},
         {"torch"},
         {"PIL", "dill", "httpx2", "openai"},
     ),
@@ -56,7 +56,7 @@ RULES = {
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "paths", "statistics", "threads", "version"),
+            *("envs", "errors", "paths", "statistics", "version"),
         },
         {"torch", "transformers", "tokenizers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from tests.kit.rollout_kit import collect, environment_threads
+from tests.kit.rollout_kit import collect
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import workers
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 
@@ -103,18 +102,6 @@ def test_a_call_that_is_cancelled_just_after_its_end_leaves_no_result_either(cal
     assert [result.key for result in calls.poll(0.0)] == [2]
 
 
-def test_idle_threads_leave_by_themselves(monkeypatch):
-    monkeypatch.setattr(workers, "IDLE_SECONDS", 0.05)
-    calls = EnvironmentCalls()
-    for key in range(16):
-        calls.submit(key, lambda: time.sleep(0.01), None)
-    collect(calls, 16)
-    assert wait_until(lambda: not environment_threads())
-    calls.submit(1, lambda: "again", None)
-    assert collect(calls, 1)[1].value == "again"
-    calls.close()
-
-
 def test_many_short_calls_from_many_polls_lose_nothing(calls):
     done = {}
     for batch in range(50):
@@ -127,7 +114,6 @@ def test_many_short_calls_from_many_polls_lose_nothing(calls):
             assert result.key not in done
             done[result.key] = result
     assert not calls._running
-    assert not calls._waiting
 
 
 def test_polling_does_not_spin_and_returns_as_soon_as_there_is_something(calls):

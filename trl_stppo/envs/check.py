@@ -5,7 +5,6 @@ Violations raise errors, and usual mistakes give warnings.
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import itertools
 import warnings
@@ -48,9 +47,7 @@ class HandPlayer:
     def __init__(self) -> None:
         # Keep both threads alive: sqlite3 compares thread ids, and an ended thread's id is given again.
         self._runner, self._made = asyncio.Runner(), list[object]()
-        # Each thread has an event loop, as in a training.
-        begin = functools.partial(asyncio.set_event_loop, self._runner.get_loop())
-        self._threads = itertools.cycle([ThreadPoolExecutor(1, "", begin) for _ in range(2)])
+        self._threads = itertools.cycle([ThreadPoolExecutor(1) for _ in range(2)])
 
     def make(self, factory: Callable[[], Any]) -> Any:
         """Return a new instance, which `close` closes."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 
-from ..threads import DaemonThread
 from .protocol import Backend, TurnRequest, TurnResult, cut
 
 # Longest time in seconds that a step blocks for a turn; environments run in the meantime.
@@ -31,7 +31,7 @@ class ServerBackend(Backend):
     def add(self, request: TurnRequest) -> None:
         """Queue a turn and send its request."""
         super().add(request)
-        DaemonThread(self._work, "turn", request).start()
+        threading.Thread(target=self._work, args=(request,), name="turn", daemon=True).start()
 
     def step(self) -> list[TurnResult]:
         """Return the turns sampled since the last call. If there are none, block for a few milliseconds."""

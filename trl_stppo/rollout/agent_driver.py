@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import Any
 
 from ..generation.protocol import TurnResult
-from ..threads import DaemonThread
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
 from .driver import Call, Driver, Outcome
@@ -116,7 +115,7 @@ class AgentSession:
             task = loop.create_task(self._run_async())
             self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
         else:
-            DaemonThread(self._run, "agent").start()
+            threading.Thread(target=self._run, name="agent", daemon=True).start()
         return await self.next()
 
     async def next(self) -> AgentRequest | Any:

@@ -337,8 +337,6 @@ def _serve(connection: Connection) -> None:
     with contextlib.suppress(OSError, EOFError):
         while kind != "close":
             request = connection.recv_bytes()
-            # Set the current loop, because clients look it up, and `asyncio.run` in a call removes it.
-            asyncio.set_event_loop(loop)
             try:
                 kind, *rest = pickle.loads(request)
                 reply = _pack(answer(*rest))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -16,7 +17,6 @@ from typing import Any
 
 from ..envs.base import decoded_image
 from ..errors import MissingPackageError
-from ..threads import DaemonThread
 from . import messages
 from .chat import Message
 from .contexts import AgentRequest
@@ -298,7 +298,8 @@ class AgentEndpoint:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_port}/v1"
-        DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
+        serving = threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True)
+        serving.start()
 
     def open(self, session: Any) -> None:
         """Accept requests with the secret of an episode."""

@@ -9,6 +9,7 @@ resumed run plays its unfinished rollout again.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -27,7 +28,6 @@ from transformers import TrainerState
 
 from ..envs.base import Row
 from ..rollout.episode import Episode
-from ..threads import DaemonThread
 from .loop.player import raise_first
 from .loop.rollout import Played, Raw, Scored, Sums
 from .ppo_config import PPOConfig
@@ -114,7 +114,7 @@ class OverlappedSource(RolloutSource):
         self.player.engine.calls.resume()
         self._begin()
         self._jobs = SimpleQueue()
-        DaemonThread(_play_all, "rollout", self._jobs).start()
+        threading.Thread(target=_play_all, args=(self._jobs,), name="rollout", daemon=True).start()
         try:
             yield
         finally:

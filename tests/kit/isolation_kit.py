@@ -27,37 +27,6 @@ class BuildsItsMessage(Exception):
         super().__init__(f"code {code}")
 
 
-def at_home(kind, pid):
-    if os.getpid() != pid:
-        raise LookupError("far from home")
-    return kind()
-
-
-class HomeBound(ValueError):
-    """Can be pickled, and loaded again, but only in its own process."""
-
-    def __reduce__(self):
-        return at_home, (type(self), os.getpid())
-
-
-class NotThere(AttributeError):
-    def __init__(self, env, name):
-        super().__init__(f"{name} is not there")
-
-
-class Strict:
-    """Raises an error of its own for what it lacks; its arguments do not fit when it is unpickled."""
-
-    def reset(self):
-        return "", {}
-
-    def step(self, action):
-        return "", 0.0, True, False, {}
-
-    def __getattr__(self, name):
-        raise NotThere(self, name)
-
-
 class Env:
     """Everything that a tool may do right or wrong."""
 
@@ -143,9 +112,6 @@ class Env:
     def spawns_and_exits(self, mark):
         Path(mark).write_text(str(self.spawns()))
         os._exit(0)
-
-    def home_bound(self):
-        return HomeBound()
 
     def size(self, text):
         return len(text), text

@@ -13,8 +13,6 @@ import pytest
 from tests.kit.isolation_kit import (
     BuildsItsMessage,
     Env,
-    HomeBound,
-    Strict,
     TwoArguments,
     descendants,
     is_running,
@@ -53,14 +51,6 @@ def test_attributes_are_copies_of_the_current_value(env):
         _ = env.absent
     with pytest.raises(ValueError, match="property"):
         _ = env.broken
-
-
-def test_an_environments_own_attribute_error_is_an_attribute_error():
-    one = IsolatedEnvironment(Strict)
-    assert getattr(one, "turn_rewards", None) is None
-    with pytest.raises(AttributeError, match="turn_rewards is not there"):
-        _ = one.turn_rewards
-    one.kill()
 
 
 def test_names_and_dunder_names(env):
@@ -192,7 +182,6 @@ def test_what_cannot_travel_is_reported_as_text(env):
         ("raises", (BuildsItsMessage, 3), "BuildsItsMessage: code 3"),
         ("raises_local", (), "LocalError: here only"),
         ("raises_loaded", (), "ValueError: carries a lock"),
-        ("raises", (HomeBound,), "HomeBound: "),
         ("raises", (SystemExit, 3), "SystemExit: 3"),
         ("leave", (), "SystemExit: 4"),
         ("interrupts", (), "KeyboardInterrupt: "),
@@ -205,12 +194,10 @@ def test_what_cannot_travel_is_reported_as_text(env):
 
 
 def test_results_and_arguments_that_cannot_travel(env):
-    with pytest.raises(TypeError, match=r"`lock` gave a lock, which cannot be sent"):
+    with pytest.raises(TypeError, match=r"a lock cannot be sent"):
         env.lock()
-    with pytest.raises(TypeError, match=r"`local` gave a Local, which cannot be sent"):
+    with pytest.raises(TypeError, match=r"a Local cannot be sent"):
         env.local()
-    with pytest.raises(TypeError, match=r"`home_bound` gave a HomeBound.*: far from home"):
-        env.home_bound()
     with pytest.raises(TypeError, match=r"argument of `step` cannot be sent"):
         env.step(i for i in range(3))
     assert env.step("a")[0] == "A"

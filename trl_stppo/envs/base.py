@@ -176,8 +176,8 @@ def check_opening(name: str, result: object, *, tools: bool) -> Any:
     return content_of(f"{name} returned", result, f"a str, an image, None, or {other}")
 
 
-def check_step(name: str, result: object, *, strict: bool = True) -> Step:
-    """Check the four or five values that `step` returned. `strict` rejects flags that are not bool."""
+def check_step(name: str, result: object) -> Step:
+    """Check the four or five values that `step` returned."""
     if not isinstance(result, tuple) or len(result) not in (4, 5):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
@@ -188,13 +188,6 @@ def check_step(name: str, result: object, *, strict: bool = True) -> Step:
     if not isinstance(info, dict):
         raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
     number = check_number(f"{name} returned the reward", reward)
-    if strict:
-        names = ("terminated", "truncated") if len(flags) == 2 else ("done",)
-        for flag, value in zip(names, flags, strict=True):
-            _check_flag(f"{name} returned {flag} =", value)
-        for key in ("valid_action", "success"):
-            if info.get(key) is not None:
-                _check_flag(f"{name} returned info[{key!r}] =", info[key])
     terminated, truncated = bool(flags[0]), bool(flags[-1])
     # Gym's old form has one flag and marks a time limit in `info`.
     if len(flags) == 1:
@@ -250,12 +243,6 @@ def finite(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _check_flag(what: str, value: object) -> None:
-    is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
-    if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
-        raise _wrong(what, value, "True or False, numpy's too")
 
 
 def described(error: BaseException) -> str:

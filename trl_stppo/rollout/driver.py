@@ -188,7 +188,7 @@ class TextDriver(Driver):
         def stepping() -> Outcome:
             result = self._finished(env.step(action))
             name = f"{self.type_name}.step"
-            step = check_step(name, result, strict=False)
+            step = check_step(name, result)
             observation = self._read(name, step.observation)
             valid, success = step.info.get("valid_action"), step.info.get("success")
             return Outcome(

@@ -1,15 +1,15 @@
 """Adapter of Gymnasium's environments whose observations are text or can be rendered as text."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import MissingPackageError
 from ..base import Info
-from ._common import action_text, last_word, no_episode
 
 # One character between the terminal codes that start and end a colour.
 _MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")
+_TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 
 
 class GymnasiumEnv:
@@ -41,7 +41,7 @@ class GymnasiumEnv:
             raise MissingPackageError("gymnasium") from error
         self._env: Any = gymnasium.make(game, **options)
         self._words, self._invalid_reward = words, float(invalid_reward)
-        self._text: str | None = None
+        self._text = ""
 
     def reset(self, seed: int | None = None, **row: object) -> tuple[str, Info]:
         """Start an episode. `seed` comes from the row's column, or else from the trainer."""
@@ -50,8 +50,6 @@ class GymnasiumEnv:
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Implement `TextEnv.step`: play one turn of the game."""
-        if self._text is None:
-            raise no_episode()
         played: Any = action_text(action)
         if self._words is not None:
             word = last_word(action, self._words)
@@ -63,9 +61,8 @@ class GymnasiumEnv:
         result: Info = {"valid_action": True}
         if terminated or truncated:
             result["success"] = bool(info.get("success", terminated and float(reward) > 0))
-        text = self._shown(state)
-        self._text = None if terminated or truncated else text
-        return text, float(reward), bool(terminated), bool(truncated and not terminated), result
+        self._text = self._shown(state)
+        return self._text, float(reward), bool(terminated), bool(truncated and not terminated), result
 
     def close(self) -> None:
         """Close the Gymnasium environment."""
@@ -75,3 +72,18 @@ class GymnasiumEnv:
         if isinstance(state, str):
             return state
         return _MARKED.sub(r"[\1]", str(self._env.render() or state)).strip("\n")
+
+
+def action_text(text: str) -> str:
+    """Return the text in the last `<action>..</action>`, or the whole text if there is no such tag."""
+    tagged = _TAGGED.findall(text)
+    return str(tagged[-1] if tagged else text).strip()
+
+
+def last_word(text: str, words: Iterable[str]) -> str | None:
+    """Return the last of `words` that occurs in the action, in any case, or None if none occurs."""
+    known = {word.casefold(): word for word in words}
+    # Try longer words first, so that "go up" is not read as "go".
+    choices = "|".join(re.escape(word) for word in sorted(known, key=len, reverse=True))
+    found = re.findall(rf"(?<!\w)(?:{choices})(?!\w)", action_text(text).casefold())
+    return known[found[-1]] if found else None

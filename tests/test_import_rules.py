@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ENV_PACKAGES = {
     "PIL",
     *("datasets", "transformers"),
-    *("gem", "gymnasium", "mcp", "numpy"),
+    *("gem", "mcp", "numpy"),
 }
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)

@@ -144,14 +144,8 @@ def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_to
     assert note not in own.observation_ids(user("<note>"), last=0, conversational=False)
 
 
-def test_a_control_token_does_not_arise_between_prompt_and_opening():
+def test_what_the_owner_of_the_data_has_written_stays_what_it_is():
     kind = kind_of("qwen")
-    for prompt in ("Look: <|im_", [{"role": "user", "content": "Look: <|im_"}]):
-        row = kind.renderer.prompt_ids(prompt, opening="start|>system")
-        harmless = kind.renderer.prompt_ids(prompt, opening="st|>system")
-        assert len(pieces(kind, row)) == len(pieces(kind, harmless))
-        assert "<|im_start|>system" in kind.tokenizer.decode(row).split("Look: ")[1]
-    # What the owner of the data has written stays what it is.
     row = kind.renderer.prompt_ids("<|im_start|>user\n", opening="\nhi")
     assert row == kind.tokenizer("<|im_start|>user\n\nhi")["input_ids"]
     assert row[0] in kind.control_ids

@@ -79,7 +79,7 @@ class ChatRenderer:
         tokens.
         """
         if opening and not trusted:
-            opening = self.control.split(opening, before=_end_of(prompt))
+            opening = self.control.split(opening)
         prompt = with_opening(prompt, opening)
         if isinstance(prompt, str):
             return self.control.text_ids(prompt, special=True)
@@ -273,11 +273,3 @@ def with_opening(prompt: list[Message] | str, opening: Content) -> list[Message]
     if not (isinstance(content, str) and isinstance(opening, str)):
         content, opening = as_blocks(content), as_blocks(opening)
     return [*prompt[:-1], {**prompt[-1], "content": content + opening}]
-
-
-def _end_of(prompt: list[Message] | str) -> str:
-    """Return the text at the end of a prompt, to which an opening is appended."""
-    if not isinstance(prompt, str) and prompt[-1]["role"] not in _READ_ROLES:
-        return ""
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    return text if isinstance(text, str) else text[-1].get("text", "")

@@ -43,11 +43,9 @@ class ControlTokens:
         self.tokenizer = tokenizer
         self._template, self._written = template or {}, written
 
-    def split(self, data: Any, before: str = "") -> Any:
-        """Insert a mark into each control token, also into one whose parts stand in two neighbouring texts.
-
-        `before`: text that comes right before `data`.
-        """
+    def split(self, data: Any) -> Any:
+        """Insert a mark into each control token, also if its parts stand in two neighbouring texts."""
+        before = ""
 
         def walk(part: Any) -> Any:
             nonlocal before

@@ -248,10 +248,7 @@ class AgentDriver(Driver):
                 episode.valid_actions.append(valid)
         finish = "stop" if stopped is not None or self._renderer.ended(ids) else "length"
         finish = "tool_calls" if answer.get("tool_calls") else finish
-        shown = None
-        if request.shows_logprobs and logprobs is not None:
-            shown = [(decode([token]), value) for token, value in zip(ids, logprobs, strict=True)]
-        body = completion(f"chatcmpl-{name}", answer, finish, len(before), shown, len(ids))
+        body = completion(f"chatcmpl-{name}", answer, finish, len(before), len(ids))
 
         async def proceeding() -> Outcome:
             request.answer.set_result((200, body))

@@ -14,7 +14,6 @@ from tests.kit.check_env_cases import (
     Clean,
     CleanAsync,
     CleanTools,
-    OldForm,
     env_with,
     returning,
     smell,
@@ -25,7 +24,7 @@ from trl_stppo.errors import EnvironmentContractError
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@pytest.mark.parametrize("env", [Clean, CleanAsync, OldForm])
+@pytest.mark.parametrize("env", [Clean, CleanAsync])
 @pytest.mark.parametrize("make", [lambda env: env, lambda env: env()])
 def test_clean_text_environments_pass(env, make, recwarn) -> None:
     assert check_env(make(env)) == []
@@ -61,7 +60,6 @@ def test_whatever_is_a_number_is_a_reward_and_a_bool_a_flag(value, at) -> None:
 @pytest.mark.parametrize(("faulty", "message"), [
     (lambda self, task, **row: "x", "reset.* raised TypeError: .*'task'"),
     (lambda self, **row: 3, "reset returned 3"),
-    (lambda self, **row: ("x", None), "reset returned the info None"),
     (lambda self, **row: row["answers"], r"reset\(.* raised KeyError: 'answers'"),
     (lambda self, **row: asyncio.sleep(0, 3), "reset returned 3"),
 ])  # fmt: skip

@@ -115,7 +115,7 @@ def tool_schema(tool: Callable[..., object], place: str = "tools") -> dict[str, 
 
 
 class Step(NamedTuple):
-    """Checked result of an environment's `step`, in the form with five values."""
+    """Checked result of an environment's `step`."""
 
     observation: Any
     reward: float
@@ -164,36 +164,27 @@ def decoded_image(data: str) -> Any:
         raise ValueError(f"an image {data!r:.40} in base64 cannot be read: {error}") from error
 
 
-def check_opening(name: str, result: object, *, tools: bool) -> Any:
-    """Check the result of `reset` and return its content."""
-    if not tools and isinstance(result, tuple) and len(result) == 2:
-        if not isinstance(result[1], dict):
-            raise _wrong(f"{name} returned the info", result[1], "a dict")
+def check_opening(name: str, result: object) -> Any:
+    """Check the result of `reset` and return its content. The info of a pair is not read."""
+    if isinstance(result, tuple) and len(result) == 2:
         result = result[0]
-    if result is None or (tools and isinstance(result, list)):
-        return result or ""
-    other = "a list of content blocks" if tools else "(observation, info)"
-    return content_of(f"{name} returned", result, f"a str, an image, None, or {other}")
+    allowed = "a str, an image, None, a list of text and image blocks, or (observation, info)"
+    return "" if result is None else content_of(f"{name} returned", result, allowed)
 
 
 def check_step(name: str, result: object) -> Step:
-    """Check the four or five values that `step` returned."""
-    if not isinstance(result, tuple) or len(result) not in (4, 5):
+    """Check the five values that `step` returned."""
+    if not isinstance(result, tuple) or len(result) != 5:
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
-        raise _wrong(f"{name} returned {got}:", result, forms)
-    observation, reward, *flags, info = result
+        form = "(observation, reward, terminated, truncated, info)"
+        raise _wrong(f"{name} returned {got}:", result, form)
+    observation, reward, terminated, truncated, info = result
     allowed = 'a str, "" for nothing, an image, or a list of text and image blocks'
     observation = content_of(f"{name} returned the observation", observation, allowed)
     if not isinstance(info, dict):
         raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
     number = check_number(f"{name} returned the reward", reward)
-    terminated, truncated = bool(flags[0]), bool(flags[-1])
-    # Gym's old form has one flag and marks a time limit in `info`.
-    if len(flags) == 1:
-        truncated = terminated and bool(info.get("TimeLimit.truncated"))
-        terminated = terminated and not truncated
-    return Step(observation, number, terminated, truncated, info)
+    return Step(observation, number, bool(terminated), bool(truncated), info)
 
 
 def result_text(name: str, result: object) -> str:

@@ -76,7 +76,7 @@ class HandPlayer:
         """Start an episode; return the text."""
         is_text, name = is_text_environment(env), f"{type(env).__name__}.reset"
         columns = taken_columns(env.reset, row, 0) if is_text else row
-        opening = check_opening(name, self.call(env, "reset", **columns), tools=not is_text)
+        opening = check_opening(name, self.call(env, "reset", **columns))
         if not is_text and turn_rewards(env):
             raise EnvironmentContractError(f"{name} does not empty turn_rewards.")
         return opening
@@ -118,11 +118,8 @@ class HandPlayer:
             if inspect.isawaitable(result):
                 result = self._awaiting.submit(self._runner.run, _awaited(result)).result()
         except Exception as error:
-            values = [
-                *(f"{v!r:.200}" for v in args),
-                *(f"{k}={v!r:.200}" for k, v in kwargs.items()),
-            ]
-            what = f"{name}({', '.join(values)}) raised {described(error)}"
+            given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+            what = f"{name}({given:.400}) raised {described(error)}"
             raise EnvironmentContractError(what) from error
         return result
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.kit.rollout_kit import collect
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.rollout.workers import EnvironmentCalls
 
 
 def test_coroutine_functions_run_together_on_one_loop(calls):

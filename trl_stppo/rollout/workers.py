@@ -20,8 +20,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-# Seconds for the event loop to react to a cancellation before it counts as blocked.
-CANCEL_SECONDS = 0.5
+# Seconds for the event loop to answer after a call was abandoned, before it counts as blocked.
+ANSWER_SECONDS = 0.5
 
 
 @dataclass
@@ -44,8 +44,6 @@ class Call:
 
     Attributes:
         started: time from which its limit counts; infinite while a function waits for the poller.
-        loop: the event loop on which it runs a coroutine.
-        cancelled: whether that coroutine was cancelled at the limit.
         future: result of the work on the loop or the poller.
     """
 
@@ -54,14 +52,12 @@ class Call:
     timeout: float
     started: float
     abandoned: bool = False
-    loop: asyncio.AbstractEventLoop | None = None
-    cancelled: bool = False
     future: Future[Any] | None = None
 
     @property
     def ends_at(self) -> float:
-        """The time at which the call must end or, once its coroutine was cancelled, is abandoned."""
-        return self.started + self.timeout + (2 * CANCEL_SECONDS if self.cancelled else 0.0)
+        """The time at which the call is abandoned."""
+        return self.started + self.timeout
 
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
@@ -91,6 +87,9 @@ class EnvironmentCalls:
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The loop sets it after an abandoned call, unless it is blocked.
+        self._answers = threading.Event()
+        self._answers.set()
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
         """Start `func()` on a thread; a coroutine that it returns runs on the event loop.
@@ -147,31 +146,26 @@ class EnvironmentCalls:
         It is cancelled if its call is abandoned.
         """
         call: Call | None = getattr(self._current, "call", None)
+        loop = self._loop
+        if not self._answers.wait(ANSWER_SECONDS):
+            self._drop_loop(loop)
         with self._change:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 arguments, name = (self._loop,), "environment-loop"
                 threading.Thread(target=_serve, args=arguments, name=name, daemon=True).start()
-            loop = self._loop
-            future = asyncio.run_coroutine_threadsafe(caught(lambda: work), loop)
+            future = asyncio.run_coroutine_threadsafe(caught(lambda: work), self._loop)
             if call is not None:
-                call.loop, call.future = loop, future
+                call.future = future
                 if call.abandoned:
                     future.cancel()
         try:
             value, error = future.result()
         except CancelledError:
-            if call is not None and call.cancelled:
-                try:
-                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(CANCEL_SECONDS)
-                except TimeoutError:
-                    self._drop_loop(loop)
             # Without `close`, Python warns that the coroutine was never awaited.
             if isinstance(work, Coroutine) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()
             raise
-        if call is not None:
-            call.loop = None
         if error is not None:
             raise error
         return value
@@ -238,28 +232,26 @@ class EnvironmentCalls:
     def _abandon_overdue(self) -> None:
         now = time.monotonic()
         for call in list(self._running.values()):
-            if now < call.ends_at:
-                continue
-            if call.loop is not None and call.future is not None and not call.cancelled:
-                # Only cancel, because the call's thread then tests whether the loop is blocked.
-                call.cancelled = True
-                call.future.cancel()
-                continue
-            self._abandon(call)
-            late = CallResult(call.key, timed_out=True, seconds=now - call.started)
-            self._finished.append(late)
+            if now >= call.ends_at:
+                self._abandon(call)
+                late = CallResult(call.key, timed_out=True, seconds=now - call.started)
+                self._finished.append(late)
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
         del self._running[call.key]
         if call.future is not None:
             call.future.cancel()
+        if self._loop is not None:
+            self._answers = threading.Event()
+            self._loop.call_soon_threadsafe(self._answers.set)
 
     def _drop_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Let running coroutines end on a loop; further calls get a new loop."""
         with self._change:
             if loop is not None and loop is self._loop:
                 self._loop = None
+                self._answers.set()
                 asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
-from trl_stppo.generation.server import ServerBackend
+from trl_stppo.generation.engine import ServerBackend
 
 
 class Server:

@@ -1,8 +1,7 @@
-"""The contract between an environment and the rollout: text in, text out.
+"""The contract of environments (docs/environments.md), checked on what they return.
 
-An environment gets no tokens. It needs these two methods, and need not inherit from `TextEnv`. Keep other
-methods private, because a trainer may offer public methods as tools. The commands use two optional class
-methods, `datasets()` and `figures()` (docs/environments.md).
+An environment gets no tokens: text in, text out. The commands use two optional class methods, `datasets()`
+and `figures()`.
 """
 
 import base64
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from trl_stppo.errors import EnvironmentContractError
 
@@ -26,43 +25,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of installed packages.
 LIBRARIES = {"site-packages", "dist-packages"}
 STANDARD = sysconfig.get_paths()["stdlib"]
-
-
-@runtime_checkable
-class TextEnv(Protocol):
-    """Protocol of a text environment. An instance plays one episode at a time; `reset` starts the next.
-
-    Control tokens in its observations are tokenised as plain text, unless `trusted_text = True` is set.
-    """
-
-    def reset(self, **row: Any) -> tuple[str, Info]:
-        """Start an episode.
-
-        Args:
-            **row: every column of the dataset row the episode is made from, `prompt` included.
-
-        Returns:
-            observation: text appended to the last user message of the row's prompt; "" for nothing.
-            info: free-form; not read by the trainer.
-        """
-        ...
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one turn of the model.
-
-        Args:
-            action: the decoded text of the turn, without the end-of-turn token.
-
-        Returns:
-            observation: the next user message; ignored once the episode has ended.
-            reward: the reward of only this turn (not cumulative).
-            terminated: the task is over.
-            truncated: the environment stops for another reason, such as a budget. The last state still
-                has a value.
-            info: `valid_action` (bool) on every step; `success` (bool) on the step that ends the
-                episode.
-        """
-        ...
 
 
 def is_text_environment(env: object) -> bool:

@@ -50,7 +50,7 @@ class GemEnv:
         return _with_suffix(observation, info), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Implement `TextEnv.step`: play one turn of the game."""
+        """Play one turn of the game."""
         with self._randomness.installed():
             observation, reward, terminated, truncated, shown = self._env.step(action)
         reward = float(reward)

@@ -84,13 +84,13 @@ class HandPlayer:
     def play(self, env: object, action: Action) -> Step:
         """Play a turn. The reward of a tool call is the sum that the call adds to `turn_rewards`.
 
-        A tool that does not exist raises KeyError.
+        A tool that does not exist raises ValueError.
         """
         if isinstance(action, str):
             return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
         name, arguments = action
         if name not in tools_of(env):
-            raise KeyError(f"{name!r} is no tool; allowed: {', '.join(tools_of(env)) or 'none'}.")
+            raise ValueError(f"{name!r} is no tool; allowed: {', '.join(tools_of(env)) or 'none'}.")
         before = sum(turn_rewards(env) or ())
         result = self.call(env, name, **arguments)
         text = result_text(f"{type(env).__name__}.{name}", result)
@@ -259,8 +259,6 @@ class _Check:
             action = actions[len(played) % len(actions)]
             try:
                 step = self.player.play(env, action)
-            except KeyError as error:
-                raise ValueError(f"`actions`: {error.args[0]}") from error
             except EnvironmentContractError as error:
                 # Only warn, because a tool's error is its answer. A reward that is no number would end a run.
                 if is_text or error.__cause__ is None:

@@ -162,14 +162,9 @@ class ChatRenderer:
     @cached_property
     def shows_tools(self) -> bool:
         """Return whether the chat template writes a request's tools; True if it refuses this one."""
-        tool = {
-            "name": _TOOL,
-            "description": "",
-            "parameters": {"type": "object", "properties": {}},
-        }
-        tools = [{"type": "function", "function": tool}]
-        asked, options = [{"role": "user", "content": ""}], {"tools": tools, **self._own_template}
-        asked = self._form(asked)
+        tool = {"name": _TOOL, "description": "", "parameters": {"type": "object", "properties": {}}}
+        options = {"tools": [{"type": "function", "function": tool}], **self._own_template}
+        asked = self._form([{"role": "user", "content": ""}])
         with suppress(Exception):
             return _TOOL in self.control.rendered_text(asked, **options)
         return True

@@ -179,10 +179,6 @@ class ToolDriver(Driver):
             results.append({"role": "tool", "name": name, "content": result})
 
         for request in requests:
-            if (kind := request.get("type")) != "function":
-                name, malformed = request.get("name", "unknown"), True
-                answer(name, None, ValueError(f"Unsupported tool call type: {kind}"))
-                continue
             name, arguments = request["function"]["name"], request["function"]["arguments"]
             if name not in tools:
                 malformed = True

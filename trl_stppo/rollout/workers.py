@@ -256,7 +256,6 @@ class EnvironmentCalls:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
     finally:

@@ -1,7 +1,6 @@
 """What tests of environments in processes share: a tool that does everything wrong, and ways to look."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -113,17 +112,8 @@ class Env:
         Path(mark).write_text(str(self.spawns()))
         os._exit(0)
 
-    def size(self, text):
-        return len(text), text
-
-    def where(self):
-        return os.getcwd(), os.environ.get("ISOLATION_TEST")
-
     def torch_is_loaded(self):
         return "torch" in sys.modules
-
-    def sockets(self):
-        return sockets_of("self")
 
     def __len__(self):
         return 3
@@ -146,14 +136,6 @@ def is_running(pid: int) -> bool:
 
 def descriptors(pid="self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def sockets_of(pid) -> int:
-    count = 0
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            count += os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket")
-    return count
 
 
 def children_of(pid: int) -> set[int]:

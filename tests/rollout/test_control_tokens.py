@@ -187,15 +187,6 @@ def test_the_mark_itself_cannot_be_sent():
     assert observed(kind, f"a{MARK}b") == kind.tokenizer("a\ufffdb")["input_ids"]
 
 
-def test_what_cannot_be_written_in_plain_tokens_becomes_unknown_ones():
-    words = {"<unk>": 0, "<eos>": 1, "a": 2, "b": 3}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
-    chat = ChatRenderer(tokenizer, [1])
-    assert chat.observation_ids(user("a <eos> b"), last=0, conversational=False) == [2, 0, 0, 3]
-
-
 def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
     """Unigram models find any entry of their vocabulary in a text, control tokens too."""
     letters = [(c, -2.0) for c in "abs</>▁"]

@@ -61,19 +61,6 @@ def test_names_and_dunder_names(env):
         assert not hasattr(env, name)
 
 
-def test_large_messages(env):
-    text = "ä" * 1_000_000
-    assert env.size(text) == (len(text), text)
-
-
-def test_the_child_sees_the_folder_and_variables_of_its_start(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ISOLATION_TEST", "set later than the server")
-    env = IsolatedEnvironment(Env)
-    assert env.where() == (str(tmp_path), "set later than the server")
-    env.kill()
-
-
 @pytest.mark.long
 def test_lambdas_closures_and_local_classes():
     name = "from the closure"

@@ -101,20 +101,6 @@ def test_a_call_that_is_cancelled_just_after_its_end_leaves_no_result_either(cal
     assert [result.key for result in calls.poll(0.0)] == [2]
 
 
-def test_many_short_calls_from_many_polls_lose_nothing(calls):
-    done = {}
-    for batch in range(50):
-        for key in range(40):
-            calls.submit(batch * 40 + key, lambda: None, 1.0)
-        for result in calls.poll(0.0):
-            done[result.key] = result
-    while len(done) < 2000:
-        for result in calls.poll(1.0):
-            assert result.key not in done
-            done[result.key] = result
-    assert not calls._running
-
-
 def test_polling_does_not_spin_and_returns_as_soon_as_there_is_something(calls):
     started = time.monotonic()
     assert calls.poll(0.2) == []

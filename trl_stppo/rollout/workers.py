@@ -1,7 +1,7 @@
 """Runs calls into environments on threads of their own, each under a time limit.
 
-Threads do not block the program's exit. Coroutines of all calls run on one event loop, because a client, a
-lock or a limit that environments share belongs to one loop.
+A thread that has ended its call waits for the next; none blocks the program's exit. Coroutines of all calls
+run on one event loop, because a client, a lock or a limit that environments share belongs to one loop.
 
 A call that exceeds its limit is abandoned: its later result is dropped. If a coroutine blocks the loop, all
 calls on the loop exceed their limits, and later calls get a new loop.
@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 # Seconds for the event loop to answer after a call was abandoned, before it counts as blocked.
@@ -54,11 +55,6 @@ class Call:
     abandoned: bool = False
     future: Future[Any] | None = None
 
-    @property
-    def ends_at(self) -> float:
-        """The time at which the call is abandoned."""
-        return self.started + self.timeout
-
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
     """Make an awaitable and await it. Return its result and None, or None and the exception."""
@@ -76,13 +72,15 @@ class RolloutInterrupted(Exception):
 
 
 class EnvironmentCalls:
-    """Runs calls on a thread each, and their coroutines on one event loop. One thread polls for results."""
+    """Runs calls on threads, and their coroutines on one event loop. One thread polls for results."""
 
     def __init__(self) -> None:
         # Its lock guards all fields below. It tells the poller of a result or a function to run.
         self._change = threading.Condition()
         self._running: dict[int, Call] = {}
         self._finished: list[CallResult] = []
+        # Queues of the threads that wait for a call.
+        self._idle: list[SimpleQueue[Call | None]] = []
         self._interrupted = False
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call]] = deque()
@@ -99,7 +97,11 @@ class EnvironmentCalls:
         limit = math.inf if timeout is None else timeout
         with self._change:
             call = self._running[key] = Call(key, func, limit, time.monotonic())
-        threading.Thread(target=self._work, args=(call,), name="environment", daemon=True).start()
+            idle = self._idle.pop() if self._idle else None
+        if idle is None:
+            threading.Thread(target=self._work, args=(call,), name="environment", daemon=True).start()
+        else:
+            idle.put(call)
 
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Return the results since the last poll, including abandoned calls.
@@ -120,7 +122,8 @@ class EnvironmentCalls:
                     results, self._finished = self._finished, []
                     return results
                 if not (self._for_poller or self._interrupted):
-                    nearest = min((call.ends_at for call in self._running.values()), default=until)
+                    ends = (call.started + call.timeout for call in self._running.values())
+                    nearest = min(ends, default=until)
                     self._change.wait(max(0.0, min(left, nearest - time.monotonic())))
 
     def interrupt(self) -> None:
@@ -204,13 +207,30 @@ class EnvironmentCalls:
         return False
 
     def close(self) -> None:
-        """Abandon all running calls, and release the event loop."""
+        """Abandon all running calls, and release the threads and the event loop."""
         with self._change:
             for call in list(self._running.values()):
                 self._abandon(call)
+            while self._idle:
+                self._idle.pop().put(None)
         self._drop_loop(self._loop)
 
-    def _work(self, call: Call) -> None:
+    def _work(self, call: Call | None) -> None:
+        calls = SimpleQueue[Call | None]()
+        while call is not None:
+            result = self._result(call)
+            with self._change:
+                if call.abandoned:
+                    return
+                del self._running[call.key]
+                self._finished.append(result)
+                self._idle.append(calls)
+                self._change.notify_all()
+            # Keep no environment alive while the thread waits.
+            del call, result
+            call = calls.get()
+
+    def _result(self, call: Call) -> CallResult:
         result = CallResult(call.key)
         self._current.call = call
         try:
@@ -223,16 +243,13 @@ class EnvironmentCalls:
         if result.seconds > call.timeout:
             # Otherwise the result would depend on when the poller looks.
             result.value, result.error, result.timed_out = None, None, True
-        with self._change:
-            if not call.abandoned:
-                del self._running[call.key]
-                self._finished.append(result)
-                self._change.notify_all()
+        del self._current.call
+        return result
 
     def _abandon_overdue(self) -> None:
         now = time.monotonic()
         for call in list(self._running.values()):
-            if now >= call.ends_at:
+            if now >= call.started + call.timeout:
                 self._abandon(call)
                 late = CallResult(call.key, timed_out=True, seconds=now - call.started)
                 self._finished.append(late)

@@ -318,8 +318,6 @@ def _serve(connection: Connection) -> None:
 
 
 def _public_methods(env: Any) -> frozenset[str]:
-    names = [name for name in dir(env) if not name.startswith("_")]
-    # Skip properties, because reading a property may be expensive, or raise.
-    names = [name for name in names if not isinstance(getattr(type(env), name, None), property)]
-    values = {name: getattr(env, name, None) for name in names}
-    return frozenset(n for n, v in values.items() if callable(v) and not isinstance(v, type))
+    # Look without reading, because reading a property may be expensive, or raise.
+    found = {n: inspect.getattr_static(env, n, None) for n in dir(env) if not n.startswith("_")}
+    return frozenset(name for name, value in found.items() if inspect.isroutine(value))

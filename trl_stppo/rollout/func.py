@@ -82,7 +82,7 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
     owners = [*range(len(lengths))] if given is None else [int(number) for number in given]
     if set(owners) != set(range(count)):
         name = "completion_ids" if given is None else "episode_of"
-        raise ValueError(f"`{name}` must have a row for each of the {count} prompts, and for no other.")
+        raise ValueError(f"`{name}` of `rollout_func` needs a row for each of {count} prompts, and no other.")
     if 0 in lengths:
         raise ValueError(f"`completion_ids[{lengths.index(0)}]` is empty.")
     for key in (*NEEDED, *RECORD):

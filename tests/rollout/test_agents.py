@@ -443,12 +443,12 @@ class OwnError(Exception):
 
 @pytest.mark.long
 def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
-    """One raises, one hangs, one calls after its end."""
+    """One raises, one hangs, one calls after its end, one retries."""
     done = threading.Event()
 
     async def agent(client, row):
         number = row["number"]
-        await ask(client, [{"role": "user", "content": f"number {number}"}])
+        first = await ask(client, [{"role": "user", "content": f"number {number}"}])
         await asyncio.sleep(0.001 * (number % 7))
         if number == 3:
             raise OwnError("broken")
@@ -456,6 +456,10 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path, caplog):
             await asyncio.sleep(60)
         if number == 13:
             asyncio.get_running_loop().create_task(later(client))
+        if number == 17:
+            same = {"extra_headers": {"x-stainless-retry-count": "1"}}
+            again = await ask(client, [{"role": "user", "content": f"number {number}"}], **same)
+            assert again.id == first.id
         return float(number)
 
     async def later(client):

@@ -141,6 +141,7 @@ class AgentSession:
         with self._lock:
             self.closed = True
             waiting = [self.pending, *self._events]
+        self.answers.asked.clear()
         for pending in waiting:
             if isinstance(pending, AgentRequest):
                 _refuse(pending, EPISODE_OVER)

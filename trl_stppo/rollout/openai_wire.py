@@ -22,6 +22,8 @@ from .chat import Message
 from .contexts import AgentRequest
 
 MODEL = "policy"
+# Header with the number of repetitions of a request.
+RETRIES = "x-stainless-retry-count"
 # Other fields are ignored: they are sampling settings, and only the run's settings give right ratios.
 FIELDS = (
     "model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "n",
@@ -168,15 +170,20 @@ class Answers:
         see: Callable[[Any], Any] = lambda messages: messages,
     ) -> None:
         self._ask, self._warn, self._see = ask, warn, see
+        self.asked: dict[int, Future[Response]] = {}
 
-    def begin(self, method: str, path: str, content: bytes) -> Future[Response]:
-        """Return the future response to a request."""
+    def begin(self, method: str, path: str, content: bytes, headers: Any) -> Future[Response]:
+        """Return the future response to a request. A repeated request gets the first response."""
+        key = hash((method, path, content))
+        if headers.get(RETRIES, "0") != "0" and key in self.asked:
+            return self.asked[key]
         try:
-            return self._answer(method, path, content)
+            answer = self._answer(method, path, content)
         except RefusedRequest as refused:
-            answer = Future[Response]()
+            answer = Future()
             answer.set_result(refused.response)
-            return answer
+        self.asked[key] = answer
+        return answer
 
     def _answer(self, method: str, path: str, content: bytes) -> Future[Response]:
         if method != "POST" or not path.endswith("/chat/completions"):
@@ -217,14 +224,14 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
         raise MissingPackageError("openai", "agents") from error
 
     def begin(request: Any) -> Future[Response]:
-        return answers.begin(request.method, request.url.path, request.content)
+        return answers.begin(request.method, request.url.path, request.content, request.headers)
 
     def made(request: Any, response: Response) -> Any:
         status, kind, body = http(response, request.content)
         return httpx2.Response(status, headers={"content-type": kind}, content=body)
 
     async def asynchronous(request: Any) -> Any:
-        # Shield the answer, because the turn is sampled even if the client gives up on its request.
+        # Shield the answer: if a client gives up on a request, its retry still needs the answer.
         return made(request, await asyncio.shield(asyncio.wrap_future(begin(request))))
 
     def synchronous(request: Any) -> Any:
@@ -301,7 +308,7 @@ class AgentEndpoint:
             if not length.isdecimal() or int(length) > MAX_BODY:
                 raise RefusedRequest(413, f"Content-Length is {length}; allowed: {MAX_BODY}.")
             content = request.rfile.read(int(length))
-            response = answers.begin(request.command, request.path, content).result()
+            response = answers.begin(request.command, request.path, content, headers).result()
         except RefusedRequest as refused:
             # The body is not read, so the connection cannot be used again.
             request.close_connection = True

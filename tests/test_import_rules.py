@@ -17,16 +17,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ENV_PACKAGES = {
     "PIL",
     *("datasets", "transformers"),
-    *("gem", "gymnasium", "mcp", "numpy", "openenv"),
+    *("gem", "mcp", "numpy"),
 }
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
     "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
-    "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
+    "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
     "rollout": (
-        {"rollout", "generation", "core", "envs", "errors", "threads"},
+        {"rollout", "generation", "core", "envs", "errors"},
         {"torch"},
         {"PIL", "dill", "httpx2", "openai"},
     ),
@@ -56,7 +56,7 @@ RULES = {
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "paths", "statistics", "threads", "version"),
+            *("envs", "errors", "paths", "statistics", "version"),
         },
         {"torch", "transformers", "tokenizers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},

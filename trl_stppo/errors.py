@@ -33,10 +33,6 @@ class RolloutError(RuntimeError):
     """A rollout that a vLLM server or one of several processes could not play, raised on all processes."""
 
 
-class ThreadStartError(RuntimeError):
-    """A thread that could not be started, usually because of a memory limit."""
-
-
 class TraceError(ValueError):
     """A folder without recorded episodes, or with episodes that a newer package version recorded."""
 

@@ -77,7 +77,7 @@ class TextWorldEnv:
         return self._text(self._state), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Implement `TextEnv.step`: play one command."""
+        """Play one command."""
         if self._state is None:
             raise RuntimeError("no episode is running: call reset before step.")
         moves = self._state.moves

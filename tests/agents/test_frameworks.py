@@ -148,7 +148,7 @@ def recorded(agent: Any, turns: list[dict[str, Any]]) -> list[Any]:
             text += tool_call(call["function"]["name"], json.dumps(call["function"]["arguments"]))
         calls.append((request.messages, request.tools, text))
         message = answer_message(turn, "0-0", stopped=None)
-        request.answer.set_result((200, completion("x", message, "stop", 0, None, 0)))
+        request.answer.set_result((200, completion("x", message, "stop", 0, 0)))
 
     clients = make_clients(Answers(ask, lambda names: None), "http://policy.invalid/v1", "key")
     if inspect.iscoroutinefunction(agent):

@@ -38,7 +38,9 @@ class Garden:
 
     def dig(self, depth: int) -> str:
         """Dig a hole.\n\nArgs:\n    depth: how deep."""
-        return "deep" if depth > 1 else None
+        if depth < 2:
+            raise ValueError("too shallow")
+        return "deep"
 
 
 class Wrong(Clean):

@@ -14,6 +14,7 @@ from tests.kit.scripted import assert_same_run
 from trl_stppo import STGRPOTrainer
 from trl_stppo.envs import check_env
 from trl_stppo.envs.adapters import GemEnv
+from trl_stppo.envs.adapters.gem import PrivateRandomness
 
 
 @pytest.fixture
@@ -49,9 +50,6 @@ def test_ends(gem, action, rest) -> None:
     env = GemEnv("dice")
     env.reset()
     assert env.step(action)[1:] == rest
-    if rest[1]:
-        with pytest.raises(RuntimeError, match="call reset before step"):
-            env.step(action)
 
 
 class PaysAtRandom(Dice):
@@ -103,6 +101,47 @@ def test_rows_hold_a_seed_each_and_no_game_twice(gem) -> None:
     assert row["prompt"] == [{"role": "user", "content": ""}]
     opening = GemEnv("dice").reset(**row)
     assert GemEnv("dice").reset(**row) == opening
+
+
+def test_private_randomness_continues_its_own_sequence_and_leaves_the_global_one() -> None:
+    import numpy as np
+
+    random.seed(7)
+    np.random.seed(7)
+    expected = [random.random() for _ in range(3)], np.random.rand(3).tolist()
+    random.seed(7)
+    np.random.seed(7)
+    one, other = PrivateRandomness(), PrivateRandomness()
+    drawn = {}
+    for name, generator in (("one", one), ("other", other)):
+        with generator.installed():
+            random.seed(1)
+            np.random.seed(1)
+            drawn[name] = [(random.random(), np.random.rand())]
+    outside = [random.random()], [np.random.rand()]
+    for name, generator in (("one", one), ("other", other), ("one", one)):
+        with generator.installed():
+            drawn[name].append((random.random(), np.random.rand()))
+    outside[0].extend(random.random() for _ in range(2))
+    outside[1].extend(np.random.rand(2))
+    assert outside == expected
+    own, own_numpy = random.Random(1), np.random.RandomState(1)
+    assert drawn["one"] == [(own.random(), own_numpy.rand()) for _ in range(3)]
+    assert drawn["one"][:2] == drawn["other"]
+
+
+def test_private_randomness_is_put_back_after_an_error() -> None:
+    random.seed(7)
+    before = random.getstate()
+    with pytest.raises(TypeError), PrivateRandomness().installed():
+        random.seed([])
+    assert random.getstate() == before
+
+
+def test_a_missing_package_names_the_extra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gem", None)
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[gem\]'"):
+        GemEnv("dice")
 
 
 GAMES = "GuessTheNumber Mastermind Minesweeper Sokoban Game2048 FifteenPuzzle Crosswords Sudoku"

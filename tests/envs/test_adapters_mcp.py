@@ -39,8 +39,8 @@ class Session:
     async def initialize(self):
         return None
 
-    async def list_tools(self, params):
-        tools, cursor = self.pages[params.cursor]
+    async def list_tools(self, params=None):
+        tools, cursor = self.pages[params and params.cursor]
         return SimpleNamespace(tools=tools, next_cursor=cursor)
 
     async def call_tool(self, name, arguments):
@@ -87,13 +87,12 @@ def test_an_image_of_a_server_is_a_block(pages, monkeypatch):
     env.close()
 
 
-@pytest.mark.parametrize(("last", "names"), [(None, "abc"), ("1", "abc"), ("2", "abc")])
-def test_all_pages_are_read_and_a_cursor_that_repeats_ends_them(pages, last, names):
+def test_all_pages_are_read(pages):
     pages[None] = [tool("a")], "1"
     pages["1"] = [tool("b")], "2"
-    pages["2"] = [tool("c")], last
+    pages["2"] = [tool("c")], None
     env = McpEnv("server")
-    assert tool_names(env) == [*names]
+    assert tool_names(env) == [*"abc"]
     env.close()
 
 
@@ -125,10 +124,10 @@ def test_a_call_is_valid_if_it_fits_the_servers_schema(pages, given, valid):
     assert episode.messages[1]["content"].startswith("{'error'" if given == "x" else "find ")
 
 
-def test_two_tools_of_one_name_are_refused(pages):
-    pages[None] = [tool("look")], "1"
-    pages["1"] = [tool("look")], None
-    with pytest.raises(ValueError, match="look"):
+@pytest.mark.parametrize("name", ["reset", "_look"])
+def test_a_tool_with_the_name_of_a_method_is_refused(pages, name):
+    pages[None] = [tool(name)], None
+    with pytest.raises(ValueError, match=name):
         McpEnv("server")
 
 

@@ -42,7 +42,7 @@ def test_faulty_tools(tool, message) -> None:
 
 
 @pytest.mark.parametrize(("methods", "message"), [
-    ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
+    ({"reset": lambda self, **row: {"x": 1}}, r"reset returned \{'x': 1\}"),
     ({"reset": lambda self: None}, r"reset\(.*raised TypeError"),
     ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
     ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),

@@ -48,17 +48,6 @@ def test_released_requests_are_not_sent() -> None:
     assert not backend.busy
 
 
-def test_what_is_refused() -> None:
-    backend = BatchedBackend(Echo())
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        backend.add(TurnRequest(0, [7], 0, (0,)))
-    backend.add(TurnRequest(0, [7], 2, (0,)))
-    with pytest.raises(RuntimeError, match="already"):
-        backend.add(TurnRequest(0, [7], 2, (0,)))
-    backend.step()
-    backend.add(TurnRequest(0, [7, 7, 7], 2, (0,)))
-
-
 @pytest.mark.parametrize(("returned", "match"), [
     (([[]], None), "empty"),
     (([], None), "came back"),

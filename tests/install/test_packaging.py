@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 # Extras whose packages the tests do without, and which are therefore not pinned.
-UNPINNED = {"deepspeed", "gem", "gymnasium", "openenv", "vllm"}
+UNPINNED = {"deepspeed", "gem", "vllm"}
 
 
 def requirements(block: str) -> list[Requirement]:

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import numpy as np
-
 from trl_stppo.envs import check_env
 
 
@@ -62,12 +60,6 @@ class CleanAsyncTools(CleanTools):
 
     async def get_reward(self) -> float:
         return 0.0
-
-
-class OldForm(Clean):
-    def step(self, action: str):
-        observation, reward, done, _, info = super().step(action)
-        return observation, np.float32(reward), np.bool_(done), info
 
 
 ONE = Clean()

@@ -1,7 +1,6 @@
 """What tests of environments in processes share: a tool that does everything wrong, and ways to look."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -25,37 +24,6 @@ class TwoArguments(Exception):
 class BuildsItsMessage(Exception):
     def __init__(self, code):
         super().__init__(f"code {code}")
-
-
-def at_home(kind, pid):
-    if os.getpid() != pid:
-        raise LookupError("far from home")
-    return kind()
-
-
-class HomeBound(ValueError):
-    """Can be pickled, and loaded again, but only in its own process."""
-
-    def __reduce__(self):
-        return at_home, (type(self), os.getpid())
-
-
-class NotThere(AttributeError):
-    def __init__(self, env, name):
-        super().__init__(f"{name} is not there")
-
-
-class Strict:
-    """Raises an error of its own for what it lacks; its arguments do not fit when it is unpickled."""
-
-    def reset(self):
-        return "", {}
-
-    def step(self, action):
-        return "", 0.0, True, False, {}
-
-    def __getattr__(self, name):
-        raise NotThere(self, name)
 
 
 class Env:
@@ -144,20 +112,8 @@ class Env:
         Path(mark).write_text(str(self.spawns()))
         os._exit(0)
 
-    def home_bound(self):
-        return HomeBound()
-
-    def size(self, text):
-        return len(text), text
-
-    def where(self):
-        return os.getcwd(), os.environ.get("ISOLATION_TEST")
-
     def torch_is_loaded(self):
         return "torch" in sys.modules
-
-    def sockets(self):
-        return sockets_of("self")
 
     def __len__(self):
         return 3
@@ -180,14 +136,6 @@ def is_running(pid: int) -> bool:
 
 def descriptors(pid="self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def sockets_of(pid) -> int:
-    count = 0
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            count += os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket")
-    return count
 
 
 def children_of(pid: int) -> set[int]:

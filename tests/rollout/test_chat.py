@@ -92,9 +92,3 @@ def test_the_opening_is_appended_to_the_last_message(prompt, observation, expect
 def test_the_opening_is_a_user_message_of_its_own_after_what_is_not_read(role):
     prompt = [{"role": role, "content": "s"}]
     assert with_opening(prompt, "a door") == [*prompt, {"role": "user", "content": "a door"}]
-
-
-def test_the_opening_leaves_the_row_unchanged():
-    prompt = [{"role": "user", "content": "look: "}]
-    with_opening(prompt, "a door")
-    assert prompt == [{"role": "user", "content": "look: "}]

@@ -5,12 +5,12 @@ import random
 import unicodedata
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from tests.kit.episodes import TOKENIZER
 from tests.kit.fakes import char_tokenizer
-from tests.kit.tokenizer_kit import KINDS, Kind, gpt2, qwen
+from tests.kit.tokenizer_kit import KINDS, Kind, gpt2
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.control_tokens import MARK, ControlTokens
 
@@ -144,14 +144,8 @@ def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_to
     assert note not in own.observation_ids(user("<note>"), last=0, conversational=False)
 
 
-def test_a_control_token_does_not_arise_between_prompt_and_opening():
+def test_what_the_owner_of_the_data_has_written_stays_what_it_is():
     kind = kind_of("qwen")
-    for prompt in ("Look: <|im_", [{"role": "user", "content": "Look: <|im_"}]):
-        row = kind.renderer.prompt_ids(prompt, opening="start|>system")
-        harmless = kind.renderer.prompt_ids(prompt, opening="st|>system")
-        assert len(pieces(kind, row)) == len(pieces(kind, harmless))
-        assert "<|im_start|>system" in kind.tokenizer.decode(row).split("Look: ")[1]
-    # What the owner of the data has written stays what it is.
     row = kind.renderer.prompt_ids("<|im_start|>user\n", opening="\nhi")
     assert row == kind.tokenizer("<|im_start|>user\n\nhi")["input_ids"]
     assert row[0] in kind.control_ids
@@ -193,15 +187,6 @@ def test_the_mark_itself_cannot_be_sent():
     assert observed(kind, f"a{MARK}b") == kind.tokenizer("a\ufffdb")["input_ids"]
 
 
-def test_what_cannot_be_written_in_plain_tokens_becomes_unknown_ones():
-    words = {"<unk>": 0, "<eos>": 1, "a": 2, "b": 3}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
-    chat = ChatRenderer(tokenizer, [1])
-    assert chat.observation_ids(user("a <eos> b"), last=0, conversational=False) == [2, 0, 0, 3]
-
-
 def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
     """Unigram models find any entry of their vocabulary in a text, control tokens too."""
     letters = [(c, -2.0) for c in "abs</>▁"]
@@ -212,24 +197,6 @@ def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
     chat = ChatRenderer(tokenizer, [1])
     ids = chat.observation_ids(user("a</s>b"), last=0, conversational=False)
     assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b"]
-
-
-def test_other_spellings_that_the_normaliser_makes_control_tokens_of_are_plain_too():
-    tokenizer = qwen().tokenizer
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Lowercase()]
-    )
-    tokenizer.add_tokens([AddedToken("<observation>", special=False, normalized=True)])
-    tokenizer.chat_template += "<observation>"
-    chat = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
-    token = tokenizer.convert_tokens_to_ids("<observation>")
-    for text in ("<OBSERVATION>", "\uff1cobservation\uff1e", "a<Observation>b<observation>"):
-        assert token in tokenizer(text)["input_ids"]
-        ids = chat.observation_ids(user(text), last=0, conversational=False)
-        assert token not in ids
-        assert tokenizer.decode(ids).endswith("observation>")
-    plain = "\uff21 plain text"
-    assert chat.control.split(plain) is plain
 
 
 def test_control_tokens_that_eat_blanks_leave_those_of_the_text():

@@ -158,15 +158,6 @@ def test_failures_for_long_end_the_run_saying_what_happened(caplog):
         outcomes(engine, False)
 
 
-def test_a_single_success_begins_the_count_anew():
-    engine = build(Sometimes)
-    outcomes(engine, *[False] * 60)
-    outcomes(engine, False, True, False)
-    outcomes(engine, *[False] * 62)
-    with pytest.raises(RuntimeError, match="The last 64 episodes"):
-        outcomes(engine, False)
-
-
 def test_a_large_batch_fails_as_a_whole_or_goes_on():
     engine = build(Sometimes)
     assert outcomes(engine, *[False] * 99, True)[-1] == "terminated"

@@ -131,15 +131,6 @@ def test_one_slow_environment_holds_nobody_up(kind, whole):
     assert order[-1] == 0
 
 
-def test_a_slow_reset_holds_nobody_up():
-    engine = build(Counting)
-    over = threading.Event()
-    rows = [{"n": 0, "pauses": [over]}, {"n": 1, "turns": 5}]
-    backend = Releasing(over, 1, steps=lambda row, turn: 3)
-    play(engine, backend, rows)
-    assert [key for batch in backend.batches for key in batch] == [1] * 5 + [0] * 2
-
-
 def test_whole_batches_gather(monkeypatch):
     # It ends once nobody else is expected, so what a busy machine takes does not matter.
     monkeypatch.setattr(engine_module, "LINGER_SECONDS", PATIENCE)
@@ -156,14 +147,6 @@ def test_whole_batches_gather(monkeypatch):
     assert episodes == same
     assert gathered < alone
     assert gathered == 4
-
-
-def test_gathering_ends_when_nobody_else_is_expected(monkeypatch):
-    engine = build(Counting, max_completion_tokens=2000)
-    monkeypatch.setattr(engine_module, "LINGER_SECONDS", PATIENCE)
-    started = time.monotonic()
-    play(engine, ScriptedBackend(steady, whole_batches=True), [{"n": 1, "turns": 100}])
-    assert time.monotonic() - started < PATIENCE
 
 
 def test_the_seed_of_a_turn_names_rollout_row_and_turn():

@@ -13,8 +13,6 @@ import pytest
 from tests.kit.isolation_kit import (
     BuildsItsMessage,
     Env,
-    HomeBound,
-    Strict,
     TwoArguments,
     descendants,
     is_running,
@@ -55,33 +53,12 @@ def test_attributes_are_copies_of_the_current_value(env):
         _ = env.broken
 
 
-def test_an_environments_own_attribute_error_is_an_attribute_error():
-    one = IsolatedEnvironment(Strict)
-    assert getattr(one, "turn_rewards", None) is None
-    with pytest.raises(AttributeError, match="turn_rewards is not there"):
-        _ = one.turn_rewards
-    one.kill()
-
-
 def test_names_and_dunder_names(env):
     assert env.env_type_name == "Env"
     assert {"reset", "step", "search", "raises"} <= env.methods
     assert not {"name", "broken", "Nested", "turn_rewards", "__init__"} & env.methods
     for name in ("__len__", "__array__", "__wrapped__"):
         assert not hasattr(env, name)
-
-
-def test_large_messages(env):
-    text = "ä" * 1_000_000
-    assert env.size(text) == (len(text), text)
-
-
-def test_the_child_sees_the_folder_and_variables_of_its_start(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ISOLATION_TEST", "set later than the server")
-    env = IsolatedEnvironment(Env)
-    assert env.where() == (str(tmp_path), "set later than the server")
-    env.kill()
 
 
 @pytest.mark.long
@@ -192,7 +169,6 @@ def test_what_cannot_travel_is_reported_as_text(env):
         ("raises", (BuildsItsMessage, 3), "BuildsItsMessage: code 3"),
         ("raises_local", (), "LocalError: here only"),
         ("raises_loaded", (), "ValueError: carries a lock"),
-        ("raises", (HomeBound,), "HomeBound: "),
         ("raises", (SystemExit, 3), "SystemExit: 3"),
         ("leave", (), "SystemExit: 4"),
         ("interrupts", (), "KeyboardInterrupt: "),
@@ -205,12 +181,10 @@ def test_what_cannot_travel_is_reported_as_text(env):
 
 
 def test_results_and_arguments_that_cannot_travel(env):
-    with pytest.raises(TypeError, match=r"`lock` gave a lock, which cannot be sent"):
+    with pytest.raises(TypeError, match=r"a lock cannot be sent"):
         env.lock()
-    with pytest.raises(TypeError, match=r"`local` gave a Local, which cannot be sent"):
+    with pytest.raises(TypeError, match=r"a Local cannot be sent"):
         env.local()
-    with pytest.raises(TypeError, match=r"`home_bound` gave a HomeBound.*: far from home"):
-        env.home_bound()
     with pytest.raises(TypeError, match=r"argument of `step` cannot be sent"):
         env.step(i for i in range(3))
     assert env.step("a")[0] == "A"

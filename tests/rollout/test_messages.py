@@ -1,7 +1,6 @@
 """The one form of messages: what is brought to it, and what is left as it is."""
 
 import copy
-import json
 from decimal import Decimal
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from trl_stppo.envs.base import result_text
 from trl_stppo.errors import EnvironmentContractError
-from trl_stppo.rollout.messages import check_turn, has_image, read_messages
+from trl_stppo.rollout.messages import check_turn, read_messages
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [{"c": 2}]}}}
 IN_ORDER = [
@@ -131,25 +130,6 @@ def test_results_are_text(result, expected):
 def test_other_results_are_refused_by_name(result):
     with pytest.raises(EnvironmentContractError, match=f"^The tool returned a {type(result).__name__};"):
         result_text("The tool", result)
-
-
-def test_a_result_that_holds_itself_is_text_too():
-    loop = [1]
-    loop.append(loop)
-    assert result_text("x", loop) == "[1, [...]]"
-    assert json.loads(result_text("x", [[[]]])) == [[[]]]
-
-
-@pytest.mark.parametrize(("content", "has"), [
-    ([{"type": "text", "text": "a"}, {"type": "image"}], True),
-    ([{"type": "image_url", "image_url": {"url": "x"}}], True),
-    ([{"type": "text", "text": "image"}], False),
-    (["image"], False),
-    ("image", False),
-    (None, False),
-])  # fmt: skip
-def test_images_are_found_in_blocks(content, has):
-    assert has_image(content) is has
 
 
 def test_a_text_block_beside_an_image_is_a_text_or_refused():

@@ -46,7 +46,7 @@ def released():
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["reset", "step"])
 def test_an_environment_that_blocks_the_loop_for_good_ends_at_its_limit(released, place):
-    engine = build(lambda: Held(done()), env_timeout_seconds=0.5)
+    engine = build(lambda: Held(done()), env_timeout_seconds=1.5)
     # Instances are made in the first rollout, and exist in the second.
     for _ in range(2):
         rows = [{}, {"blocks": place}, {}, {}]
@@ -55,7 +55,7 @@ def test_an_environment_that_blocks_the_loop_for_good_ends_at_its_limit(released
         assert time.monotonic() - started < PATIENCE / 2
         assert played.reasons[1] == "env_timeout"
         assert set(played.reasons) <= {"env_timeout", "terminated"}
-        error = "Held: no answer in 0.5 s (`env_timeout_seconds`)"
+        error = "Held: no answer in 1.5 s (`env_timeout_seconds`)"
         assert played.record.errors[1] == error
         # The next rollout has a loop that is free.
         assert play(engine, lambda row, turn: "a]", [{}] * 4).reasons == ["terminated"] * 4

@@ -112,9 +112,6 @@ def test_asynchronous_calls_run_together_after_the_synchronous_ones():
 
 
 @pytest.mark.parametrize(("call", "answer"), [
-    ({"type": "custom", "name": "look"}, ("look", "Unsupported tool call type: custom")),
-    ({"type": "custom"}, ("unknown", "Unsupported tool call type: custom")),
-    ({"name": "look", "arguments": {}}, ("look", "Unsupported tool call type: None")),
     (requested("hush", y=1), ("hush", "got an unexpected keyword argument 'y'")),
     (requested("look", y=1), ("look", "got an unexpected keyword argument 'y'")),
     (

@@ -9,10 +9,8 @@ import time
 
 import pytest
 
-from tests.kit.rollout_kit import collect, environment_threads
+from tests.kit.rollout_kit import collect
 from tests.kit.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import workers
-from trl_stppo.rollout.workers import EnvironmentCalls
 
 
 def test_coroutine_functions_run_together_on_one_loop(calls):
@@ -101,33 +99,6 @@ def test_a_call_that_is_cancelled_just_after_its_end_leaves_no_result_either(cal
     assert wait_until(lambda: len(calls._finished) == 2)
     calls.cancel(1)
     assert [result.key for result in calls.poll(0.0)] == [2]
-
-
-def test_idle_threads_leave_by_themselves(monkeypatch):
-    monkeypatch.setattr(workers, "IDLE_SECONDS", 0.05)
-    calls = EnvironmentCalls()
-    for key in range(16):
-        calls.submit(key, lambda: time.sleep(0.01), None)
-    collect(calls, 16)
-    assert wait_until(lambda: not environment_threads())
-    calls.submit(1, lambda: "again", None)
-    assert collect(calls, 1)[1].value == "again"
-    calls.close()
-
-
-def test_many_short_calls_from_many_polls_lose_nothing(calls):
-    done = {}
-    for batch in range(50):
-        for key in range(40):
-            calls.submit(batch * 40 + key, lambda: None, 1.0)
-        for result in calls.poll(0.0):
-            done[result.key] = result
-    while len(done) < 2000:
-        for result in calls.poll(1.0):
-            assert result.key not in done
-            done[result.key] = result
-    assert not calls._running
-    assert not calls._waiting
 
 
 def test_polling_does_not_spin_and_returns_as_soon_as_there_is_something(calls):

@@ -73,10 +73,3 @@ def test_a_template_that_drops_or_repeats_images_is_refused(change, why, tmp_pat
     monkeypatch.setattr(vision, "CHATML", change(original.replace("IMAGE", "<image>")))
     with pytest.raises(ValueError, match=f"chat template.*({why})"):
         vision_trainer(tmp_path, "LLaVA")
-
-
-def test_a_row_that_numbers_images_anew_is_refused(tmp_path):
-    renderer = vision_trainer(tmp_path, "LLaVA")._player.renderer
-    with pytest.raises(ValueError, match="`chat_template_kwargs` has add_vision_id=True"):
-        renderer.for_row({"chat_template_kwargs": {"add_vision_id": True}})
-    assert renderer.for_row({"chat_template_kwargs": {"add_vision_id": None}}) is renderer

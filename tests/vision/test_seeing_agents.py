@@ -6,11 +6,8 @@ import io
 import pytest
 import torch
 
-from tests.kit.vision import picture, vision_model
+from tests.kit.vision import picture
 from tests.kit.vision_runs import own_logprobs, trained, vision_trainer
-from trl_stppo.rollout.contexts import AgentContexts
-from trl_stppo.rollout.episode import Episode
-from trl_stppo.trainer.setup.images import make_reader
 
 pytest.importorskip("openai")
 ONE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -74,15 +71,3 @@ def test_another_image_of_the_same_tokens_opens_a_context(tmp_path):
     assert all(e.images != e.more[0].images for e in episodes)
     # The rows begin with equal tokens.
     assert all(e.prompt_ids == e.more[0].prompt_ids[: len(e.prompt_ids)] for e in episodes)
-
-
-def test_a_row_of_equal_tokens_is_extended_only_under_its_own_images():
-    reader = make_reader(*vision_model("LLaVA"))
-    one, other = reader.read(picture(1)), reader.read(picture(2))
-    assert one.ids == other.ids
-    episode = Episode(0, {}, [], prompt_ids=[5, *one.ids], ids=[6], images=[one])
-    contexts = AgentContexts(episode, None, None)
-    contexts._checkpoints = [None]
-    row = [5, *other.ids, 6, 7]
-    assert contexts._extended(row, [one]) is episode
-    assert contexts._extended(row, [other]) is None

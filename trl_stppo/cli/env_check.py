@@ -178,7 +178,7 @@ def play_agent(
             elif CALL.fullmatch(word):
                 unknown[word] = None
             message = answer_message(message, f"chatcmpl-{number}", stopped=None)
-            whole = 200, completion(f"chatcmpl-{number}", message, "stop", 0, None, 0)
+            whole = 200, completion(f"chatcmpl-{number}", message, "stop", 0, 0)
             if number > steps:
                 session.over = StopReason.TOKEN_BUDGET
             session.pending.answer.set_result(whole if session.over is None else EPISODE_OVER.response)

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     for words in iter(_read_action, None):
         try:
             step = player.play(env, words if is_text else tool_call(words))
-        except (EnvironmentContractError, KeyError, UsageError) as error:
+        except (EnvironmentContractError, ValueError) as error:
             if is_text:
                 raise
             # A model gets the error as its observation, so show it here.

@@ -1,8 +1,7 @@
-"""The contract between an environment and the rollout: text in, text out.
+"""The contract of environments (docs/environments.md), checked on what they return.
 
-An environment gets no tokens. It needs these two methods, and need not inherit from `TextEnv`. Keep other
-methods private, because a trainer may offer public methods as tools. The commands use two optional class
-methods, `datasets()` and `figures()` (docs/environments.md).
+An environment gets no tokens: text in, text out. The commands use two optional class methods, `datasets()`
+and `figures()`.
 """
 
 import base64
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from trl_stppo.errors import EnvironmentContractError
 
@@ -26,43 +25,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of installed packages.
 LIBRARIES = {"site-packages", "dist-packages"}
 STANDARD = sysconfig.get_paths()["stdlib"]
-
-
-@runtime_checkable
-class TextEnv(Protocol):
-    """Protocol of a text environment. An instance plays one episode at a time; `reset` starts the next.
-
-    Control tokens in its observations are tokenised as plain text, unless `trusted_text = True` is set.
-    """
-
-    def reset(self, **row: Any) -> tuple[str, Info]:
-        """Start an episode.
-
-        Args:
-            **row: every column of the dataset row the episode is made from, `prompt` included.
-
-        Returns:
-            observation: text appended to the last user message of the row's prompt; "" for nothing.
-            info: free-form; not read by the trainer.
-        """
-        ...
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play one turn of the model.
-
-        Args:
-            action: the decoded text of the turn, without the end-of-turn token.
-
-        Returns:
-            observation: the next user message; ignored once the episode has ended.
-            reward: the reward of only this turn (not cumulative).
-            terminated: the task is over.
-            truncated: the environment stops for another reason, such as a budget. The last state still
-                has a value.
-            info: `valid_action` (bool) on every step; `success` (bool) on the step that ends the
-                episode.
-        """
-        ...
 
 
 def is_text_environment(env: object) -> bool:
@@ -115,7 +77,7 @@ def tool_schema(tool: Callable[..., object], place: str = "tools") -> dict[str, 
 
 
 class Step(NamedTuple):
-    """Checked result of an environment's `step`, in the form with five values."""
+    """Checked result of an environment's `step`."""
 
     observation: Any
     reward: float
@@ -164,43 +126,27 @@ def decoded_image(data: str) -> Any:
         raise ValueError(f"an image {data!r:.40} in base64 cannot be read: {error}") from error
 
 
-def check_opening(name: str, result: object, *, tools: bool) -> Any:
-    """Check the result of `reset` and return its content."""
-    if not tools and isinstance(result, tuple) and len(result) == 2:
-        if not isinstance(result[1], dict):
-            raise _wrong(f"{name} returned the info", result[1], "a dict")
+def check_opening(name: str, result: object) -> Any:
+    """Check the result of `reset` and return its content. The info of a pair is not read."""
+    if isinstance(result, tuple) and len(result) == 2:
         result = result[0]
-    if result is None or (tools and isinstance(result, list)):
-        return result or ""
-    other = "a list of content blocks" if tools else "(observation, info)"
-    return content_of(f"{name} returned", result, f"a str, an image, None, or {other}")
+    allowed = "a str, an image, None, a list of text and image blocks, or (observation, info)"
+    return "" if result is None else content_of(f"{name} returned", result, allowed)
 
 
-def check_step(name: str, result: object, *, strict: bool = True) -> Step:
-    """Check the four or five values that `step` returned. `strict` rejects flags that are not bool."""
-    if not isinstance(result, tuple) or len(result) not in (4, 5):
+def check_step(name: str, result: object) -> Step:
+    """Check the five values that `step` returned."""
+    if not isinstance(result, tuple) or len(result) != 5:
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
-        raise _wrong(f"{name} returned {got}:", result, forms)
-    observation, reward, *flags, info = result
+        form = "(observation, reward, terminated, truncated, info)"
+        raise _wrong(f"{name} returned {got}:", result, form)
+    observation, reward, terminated, truncated, info = result
     allowed = 'a str, "" for nothing, an image, or a list of text and image blocks'
     observation = content_of(f"{name} returned the observation", observation, allowed)
     if not isinstance(info, dict):
         raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
     number = check_number(f"{name} returned the reward", reward)
-    if strict:
-        names = ("terminated", "truncated") if len(flags) == 2 else ("done",)
-        for flag, value in zip(names, flags, strict=True):
-            _check_flag(f"{name} returned {flag} =", value)
-        for key in ("valid_action", "success"):
-            if info.get(key) is not None:
-                _check_flag(f"{name} returned info[{key!r}] =", info[key])
-    terminated, truncated = bool(flags[0]), bool(flags[-1])
-    # Gym's old form has one flag and marks a time limit in `info`.
-    if len(flags) == 1:
-        truncated = terminated and bool(info.get("TimeLimit.truncated"))
-        terminated = terminated and not truncated
-    return Step(observation, number, terminated, truncated, info)
+    return Step(observation, number, bool(terminated), bool(truncated), info)
 
 
 def result_text(name: str, result: object) -> str:
@@ -250,12 +196,6 @@ def finite(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _check_flag(what: str, value: object) -> None:
-    is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
-    if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
-        raise _wrong(what, value, "True or False, numpy's too")
 
 
 def described(error: BaseException) -> str:

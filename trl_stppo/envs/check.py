@@ -4,12 +4,10 @@ Violations raise errors, and usual mistakes give warnings.
 """
 
 import asyncio
-import contextlib
-import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,11 +44,11 @@ class HandPlayer:
     """
 
     def __init__(self) -> None:
-        # Keep both threads alive: sqlite3 compares thread ids, and an ended thread's id is given again.
         self._runner, self._made = asyncio.Runner(), list[object]()
-        # Each thread has an event loop, as in a training.
-        begin = functools.partial(asyncio.set_event_loop, self._runner.get_loop())
-        self._threads = itertools.cycle([ThreadPoolExecutor(1, "", begin) for _ in range(2)])
+        # The loop has a thread of its own, because a notebook's thread runs a loop already.
+        self._awaiting = ThreadPoolExecutor(1)
+        # Keep both threads alive: sqlite3 compares thread ids, and an ended thread's id is given again.
+        self._threads = itertools.cycle([ThreadPoolExecutor(1) for _ in range(2)])
 
     def make(self, factory: Callable[[], Any]) -> Any:
         """Return a new instance, which `close` closes."""
@@ -69,16 +67,16 @@ class HandPlayer:
 
     def close(self) -> None:
         """Close the instances that were made."""
-        with self._runner:
-            for env in self._made:
-                if hasattr(env, "close") and "close" not in tools_of(env):
-                    self.call(env, "close")
+        for env in self._made:
+            if hasattr(env, "close") and "close" not in tools_of(env):
+                self.call(env, "close")
+        self._awaiting.submit(self._runner.close).result()
 
     def reset(self, env: Any, row: Row) -> str:
         """Start an episode; return the text."""
         is_text, name = is_text_environment(env), f"{type(env).__name__}.reset"
         columns = taken_columns(env.reset, row, 0) if is_text else row
-        opening = check_opening(name, self.call(env, "reset", **columns), tools=not is_text)
+        opening = check_opening(name, self.call(env, "reset", **columns))
         if not is_text and turn_rewards(env):
             raise EnvironmentContractError(f"{name} does not empty turn_rewards.")
         return opening
@@ -86,17 +84,17 @@ class HandPlayer:
     def play(self, env: object, action: Action) -> Step:
         """Play a turn. The reward of a tool call is the sum that the call adds to `turn_rewards`.
 
-        A tool that does not exist raises KeyError.
+        A tool that does not exist raises ValueError.
         """
         if isinstance(action, str):
             return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
         name, arguments = action
         if name not in tools_of(env):
-            raise KeyError(f"{name!r} is no tool; allowed: {', '.join(tools_of(env)) or 'none'}.")
+            raise ValueError(f"{name!r} is no tool; allowed: {', '.join(tools_of(env)) or 'none'}.")
         before = sum(turn_rewards(env) or ())
         result = self.call(env, name, **arguments)
-        result_text(f"{type(env).__name__}.{name}", result)
-        return Step(result, sum(turn_rewards(env) or ()) - before, False, False, {})
+        text = result_text(f"{type(env).__name__}.{name}", result)
+        return Step(text, sum(turn_rewards(env) or ()) - before, False, False, {})
 
     def final_reward(self, env: Any) -> float:
         """Return the reward of the whole episode, or 0.0 if there is none."""
@@ -118,15 +116,16 @@ class HandPlayer:
                 # Only the main thread can set a signal handler.
                 result = function(*args, **kwargs)
             if inspect.isawaitable(result):
-                result = self._runner.get_loop().run_until_complete(result)
+                result = self._awaiting.submit(self._runner.run, _awaited(result)).result()
         except Exception as error:
-            values = [
-                *(f"{v!r:.200}" for v in args),
-                *(f"{k}={v!r:.200}" for k, v in kwargs.items()),
-            ]
-            what = f"{name}({', '.join(values)}) raised {described(error)}"
+            given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+            what = f"{name}({given:.400}) raised {described(error)}"
             raise EnvironmentContractError(what) from error
         return result
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 def tools_of(env: object) -> list[str]:
@@ -178,14 +177,7 @@ def check_env(
     if not played:
         raise ValueError("`rows` is empty: must be None, or have a row.")
     check = _Check(env_or_factory, played, steps)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        found = check.run(actions)
-    else:
-        # In a notebook this thread already runs a loop, and cannot run a second loop.
-        with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(check.run, actions).result()
+    found = check.run(actions)
     columns = dict.fromkeys(column for row in played for column in row)
     found += filter(None, [without_prompt("rows", columns)])
     for message in found:
@@ -207,12 +199,8 @@ class _Check:
         try:
             env = self.player.make(self.source) if self.several else self.source
             self.check(env, actions or (DEFAULT_ACTIONS if is_text_environment(env) else ()))
-        except BaseException:
-            # Raise the first error, not an error of `close`.
-            with contextlib.suppress(Exception):
-                self.player.close()
-            raise
-        self.player.close()
+        finally:
+            self.player.close()
         return list(dict.fromkeys(self.found))
 
     def check(self, env: object, actions: Sequence[Action]) -> None:
@@ -271,18 +259,12 @@ class _Check:
             action = actions[len(played) % len(actions)]
             try:
                 step = self.player.play(env, action)
-            except KeyError as error:
-                raise ValueError(f"`actions`: {error.args[0]}") from error
             except EnvironmentContractError as error:
                 # Only warn, because a tool's error is its answer. A reward that is no number would end a run.
                 if is_text or error.__cause__ is None:
                     raise
                 self.found.append(str(error))
                 step = Step("", 0.0, False, False, {})
-            if not isinstance(step.observation, str | list):
-                tool = f"{type(env).__name__}.{action[0]} returned {step.observation!r:.200}"
-                self.found.append(f"{tool}; the model reads it as JSON.")
-                step = Step("", *step[1:])
             played.append(step)
         return played
 

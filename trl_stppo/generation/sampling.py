@@ -183,18 +183,14 @@ class Sampler:
         scores = tempered if plain else self._processors(ids, raw)
         if uniforms is None:
             tokens = scores.argmax(-1, keepdim=True)
-            return tokens[:, 0], (tempered.gather(1, tokens) - _log_total(tempered))[:, 0]
+            return tokens[:, 0], (tempered.gather(1, tokens) - tempered.logsumexp(-1, keepdim=True))[:, 0]
         top = scores.amax(-1, keepdim=True)
         weights = (scores - top).double().exp_()
         sums = weights.cumsum(-1)
         tokens = _invert(weights, sums, uniforms[:, None])
         # The sums' last column is the normaliser already, unless tokens were cut away.
-        normaliser = top + sums[:, -1:].log() if plain else _log_total(tempered)
+        normaliser = top + sums[:, -1:].log() if plain else tempered.logsumexp(-1, keepdim=True)
         return tokens[:, 0], (tempered.gather(1, tokens) - normaliser)[:, 0]
-
-
-def _log_total(scores: Tensor) -> Tensor:
-    return scores.logsumexp(-1, keepdim=True)
 
 
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import Any
 
 from ..generation.protocol import TurnResult
-from ..threads import DaemonThread
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
 from .driver import Call, Driver, Outcome
@@ -116,7 +115,7 @@ class AgentSession:
             task = loop.create_task(self._run_async())
             self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
         else:
-            DaemonThread(self._run, "agent").start()
+            threading.Thread(target=self._run, name="agent", daemon=True).start()
         return await self.next()
 
     async def next(self) -> AgentRequest | Any:
@@ -250,10 +249,7 @@ class AgentDriver(Driver):
                 episode.valid_actions.append(valid)
         finish = "stop" if stopped is not None or self._renderer.ended(ids) else "length"
         finish = "tool_calls" if answer.get("tool_calls") else finish
-        shown = None
-        if request.shows_logprobs and logprobs is not None:
-            shown = [(decode([token]), value) for token, value in zip(ids, logprobs, strict=True)]
-        body = completion(f"chatcmpl-{name}", answer, finish, len(before), shown, len(ids))
+        body = completion(f"chatcmpl-{name}", answer, finish, len(before), len(ids))
 
         async def proceeding() -> Outcome:
             request.answer.set_result((200, body))

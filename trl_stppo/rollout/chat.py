@@ -63,12 +63,6 @@ class ChatRenderer:
         given = (row.get("chat_template_kwargs") or {}).items()
         # Arrow adds the settings of other rows, with None as their value.
         own = {name: value for name, value in given if value is not None}
-        if self.reader is not None and own.get("add_vision_id"):
-            # An option of Qwen's templates; each message is rendered alone.
-            raise ValueError(
-                "`chat_template_kwargs` has add_vision_id=True, which would number the images of each "
-                "message from 1. Leave it out."
-            )
         return self._of_rows.setdefault(repr(own), self.with_options(**own)) if own else self
 
     def prompt_ids(
@@ -85,7 +79,7 @@ class ChatRenderer:
         tokens.
         """
         if opening and not trusted:
-            opening = self.control.split(opening, before=_end_of(prompt))
+            opening = self.control.split(opening)
         prompt = with_opening(prompt, opening)
         if isinstance(prompt, str):
             return self.control.text_ids(prompt, special=True)
@@ -168,14 +162,9 @@ class ChatRenderer:
     @cached_property
     def shows_tools(self) -> bool:
         """Return whether the chat template writes a request's tools; True if it refuses this one."""
-        tool = {
-            "name": _TOOL,
-            "description": "",
-            "parameters": {"type": "object", "properties": {}},
-        }
-        tools = [{"type": "function", "function": tool}]
-        asked, options = [{"role": "user", "content": ""}], {"tools": tools, **self._own_template}
-        asked = self._form(asked)
+        tool = {"name": _TOOL, "description": "", "parameters": {"type": "object", "properties": {}}}
+        options = {"tools": [{"type": "function", "function": tool}], **self._own_template}
+        asked = self._form([{"role": "user", "content": ""}])
         with suppress(Exception):
             return _TOOL in self.control.rendered_text(asked, **options)
         return True
@@ -279,11 +268,3 @@ def with_opening(prompt: list[Message] | str, opening: Content) -> list[Message]
     if not (isinstance(content, str) and isinstance(opening, str)):
         content, opening = as_blocks(content), as_blocks(opening)
     return [*prompt[:-1], {**prompt[-1], "content": content + opening}]
-
-
-def _end_of(prompt: list[Message] | str) -> str:
-    """Return the text at the end of a prompt, to which an opening is appended."""
-    if not isinstance(prompt, str) and prompt[-1]["role"] not in _READ_ROLES:
-        return ""
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    return text if isinstance(text, str) else text[-1].get("text", "")

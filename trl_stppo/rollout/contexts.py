@@ -16,7 +16,7 @@ from typing import Any
 
 from .chat import ChatRenderer, Message
 from .episode import Context, Episode, Limits
-from .images import Image, as_blocks, images_of, is_image
+from .images import as_blocks, images_of, is_image
 
 # Key for comparing messages: role, texts and keys of images, and calls by name and arguments.
 Said = tuple[str, tuple[str | int, ...], tuple[tuple[str, str], ...]]
@@ -42,7 +42,6 @@ class AgentRequest:
     max_tokens: int | None = None
     reads_tools: bool = True
     trains: bool = True
-    shows_logprobs: bool = False
     answer: Future[Any] = field(default_factory=Future, compare=False)
 
 
@@ -71,31 +70,26 @@ class AgentContexts:
         tools = json.dumps(request.tools, sort_keys=True)
         match, images = self._match(said, tools), images_of(request.messages)
         suffix = None if match is None else self._suffix(match, request.messages)
-        prompt, reason = None, "rewritten"
+        prompt, more, reason = list[int](), list[int](), "branch"
         if match is not None and suffix is not None:
             context, more, new = match.context, suffix, request.messages[len(match.said) :]
-            if match.tokens < len(context.ids):
-                prompt, reason = context.prompt_ids + context.ids[: match.tokens] + suffix, "branch"
+            # Copy the context too if the call does not train, because it must not become part of the row.
+            if match.tokens < len(context.ids) or not request.trains:
+                prompt = context.prompt_ids + context.ids[: match.tokens] + suffix
         else:
-            new = request.messages
+            context, new = Context(), request.messages
             foreign = self._renderer.without_control_tokens(new)
-            ids = self._renderer.prompt_ids(foreign, request.tools)
-            context = self._extended(ids, images) or Context()
-            more = ids[len(context.prompt_ids) + len(context.ids) :]
-            if not context.prompt_ids:
-                others = [each for each in self._checkpoints if each.tools != tools]
-                same = any(each.said == said[: len(each.said)] for each in others)
-                prompt, reason = ids, "tools" if same else "rewritten"
-        if not request.trains and prompt is None:
-            # Copy the context, because a call that does not train must not become part of the row.
-            prompt = context.prompt_ids + context.ids + more
+            prompt = self._renderer.prompt_ids(foreign, request.tools)
+            others = [each for each in self._checkpoints if each.tools != tools]
+            same = any(each.said == said[: len(each.said)] for each in others)
+            reason = "tools" if same else "rewritten"
         row = Context(prompt_ids=prompt or context.prompt_ids, ids=[] if prompt else context.ids + more)
         if row.turn_limit(self._limits) < 1:
             return False
-        if prompt is None:
-            context.append_observation(more)
-        else:
+        if prompt:
             context = self._opened(prompt, reason, trains=request.trains)
+        else:
+            context.append_observation(more)
         context.images = images
         self._episode.current, self.new = context, new
         return True
@@ -127,15 +121,6 @@ class AgentContexts:
             and all(role != "assistant" for role, *_ in said[len(each.said) :])
         ]  # fmt: skip
         return max(reversed(found), key=lambda each: len(each.said), default=None)
-
-    def _extended(self, ids: list[int], images: list[Image]) -> Context | None:
-        """Return the longest context with which these tokens and images begin, or None."""
-        if not self._checkpoints:
-            return None
-        seen = [c for c in self._episode.contexts if c.images == images[: len(c.images)]]
-        rows = [(c, c.prompt_ids + c.ids) for c in seen]
-        fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
-        return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
 
     def _suffix(self, match: _Checkpoint, messages: list[Message]) -> list[int] | None:
         """Return the tokens of the messages after a match, or None if the template cannot append them."""

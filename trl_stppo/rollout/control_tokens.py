@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -43,11 +43,9 @@ class ControlTokens:
         self.tokenizer = tokenizer
         self._template, self._written = template or {}, written
 
-    def split(self, data: Any, before: str = "") -> Any:
-        """Insert a mark into each control token, also into one whose parts stand in two neighbouring texts.
-
-        `before`: text that comes right before `data`.
-        """
+    def split(self, data: Any) -> Any:
+        """Insert a mark into each control token, also if its parts stand in two neighbouring texts."""
+        before = ""
 
         def walk(part: Any) -> Any:
             nonlocal before
@@ -89,17 +87,10 @@ class ControlTokens:
         return [*row[:start], *self._ids(text), *row[start + len(bare) :]]
 
     def _split(self, text: str, before: str) -> str:
-        text = self._as_read(text.replace(MARK, "\ufffd"))
+        text = text.replace(MARK, "\ufffd")
         tail, head = before[1 - self._longest :], text[: self._longest - 1]
         arising = self._count(tail + head) > self._count(tail) + self._count(head)
         return (MARK if tail and arising else "") + self._pattern.sub(rf"\g<0>{MARK}", text)
-
-    def _as_read(self, text: str) -> str:
-        """Return the normalised text if normalisation reveals a control token, else the text unchanged."""
-        if self._normalize is None:
-            return text
-        normal = self._normalize(text)
-        return normal if self._count(normal) > self._count(text) else text
 
     def _count(self, text: str) -> int:
         return len(self._pattern.findall(text))
@@ -145,15 +136,13 @@ class ControlTokens:
 
     @functools.cached_property
     def _contents(self) -> list[str]:
-        """Strings of all control tokens, normalised forms included."""
+        """Strings of all control tokens."""
         if not self._added:
             return []
         contents = {*self.special.values(), *self.tokenizer.all_special_tokens}
         if self._written:
             others = {t.content for t in self._added.values() if not t.content.isspace()}
             contents |= {content for content in others if content in self.template_text}
-        if self._normalize is not None:
-            contents |= {n for c in contents if c not in (n := self._normalize(c))}
         return sorted(content for content in contents if len(content) > 1)
 
     @functools.cached_property
@@ -169,15 +158,6 @@ class ControlTokens:
         ]
         # Without control tokens the pattern matches nothing.
         return re.compile("|".join(starts) or "(?!)")
-
-    @functools.cached_property
-    def _normalize(self) -> Callable[[str], str] | None:
-        """Function that normalises a text before the tokenizer searches it for added tokens, or None."""
-        normalizer = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "normalizer", None)
-        if normalizer is None:
-            return None
-        added = self.tokenizer.added_tokens_decoder.values()
-        return normalizer.normalize_str if any(token.normalized for token in added) else None
 
     @property
     def split_tokens(self) -> list[str]:

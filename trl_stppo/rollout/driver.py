@@ -169,10 +169,8 @@ class TextDriver(Driver):
         def opening() -> Outcome:
             env = self._pool.take(self._name, episode.instance)
             result = self._finished(env.reset(**columns))
-            # Drop the info, because a training does not read it.
-            result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
             name = f"{self.type_name}.reset"
-            opening = self._read(name, check_opening(name, result, tools=False))
+            opening = self._read(name, check_opening(name, result))
             return Outcome(env, opening, picture=self._picture(env))
 
         return opening
@@ -188,7 +186,7 @@ class TextDriver(Driver):
         def stepping() -> Outcome:
             result = self._finished(env.step(action))
             name = f"{self.type_name}.step"
-            step = check_step(name, result, strict=False)
+            step = check_step(name, result)
             observation = self._read(name, step.observation)
             valid, success = step.info.get("valid_action"), step.info.get("success")
             return Outcome(

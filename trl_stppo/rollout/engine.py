@@ -9,6 +9,7 @@ delayed by a slower episode, and a failure of an environment ends only its episo
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -16,9 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 from ..envs.base import described
-from ..errors import EnvironmentFailureError, ThreadStartError
+from ..errors import EnvironmentFailureError
 from ..generation.protocol import Backend, TurnRequest, TurnResult
-from ..threads import DaemonThread
 from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Outcome
 from .environments import EnvironmentPool, close_environment
@@ -105,11 +105,12 @@ class RolloutEngine:
 
     def close(self) -> None:
         """Close the environments within a short time, and release the workers."""
-        closing = DaemonThread(self.pool.close, "closing", self.calls.run_async)
+        arguments = (self.calls.run_async,)
+        closing = threading.Thread(target=self.pool.close, args=arguments, name="closing", daemon=True)
         try:
             closing.start()
             closing.join(CLOSE_SECONDS)
-        except ThreadStartError:
+        except RuntimeError:
             # Ignore the error, because an ending interpreter starts no more threads.
             logger.debug("environments are not closed: the interpreter is ending")
         for driver in self.drivers.values():
@@ -188,7 +189,6 @@ class _Rollout:
                     self._discard(episode)
                 self._backend.release(row)
                 self._driver(episode).release(episode)
-            self._engine.calls.rest()
 
     def _admit(self) -> None:
         """Start waiting episodes while the backend has room for them."""
@@ -451,8 +451,8 @@ class _Rollout:
         env = self._engine.pool.discard(episode.name, episode.instance)
         # Close it only after an error, because after other ends it may still be busy.
         if env is not None and reason is StopReason.ENV_ERROR:
-            run_async = self._engine.calls.run_async
-            DaemonThread(close_environment, "closing", env, run_async).start()
+            arguments = (env, self._engine.calls.run_async)
+            threading.Thread(target=close_environment, args=arguments, name="closing", daemon=True).start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
         """Stop sampling for an episode and submit its scoring call. Without a call, finish the episode."""

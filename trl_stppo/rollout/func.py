@@ -77,27 +77,19 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
     missing = [key for key in NEEDED if key not in output]
     if missing:
         raise ValueError(f"rollout_func must return keys {missing} in its output dict.")
-    completions, owners = output["completion_ids"], output.get("episode_of")
-    if owners is None:
-        owners = range(count)
-        if len(completions) != count:
-            raise ValueError(
-                f"`rollout_func` returned {len(completions)} `completion_ids` for {count} prompts."
-            )
-    owners, prompts, count = [int(number) for number in owners], count, len(completions)
-    if set(owners) != set(range(prompts)):
-        wrong = sorted(set(owners) ^ set(range(prompts)))
-        raise ValueError(
-            f"`episode_of` must have each number from 0 to {prompts - 1} and no other; wrong: {wrong[0]}."
-        )
-    lengths = [len(ids) for ids in completions]
+    lengths = [len(ids) for ids in output["completion_ids"]]
+    given = output.get("episode_of")
+    owners = [*range(len(lengths))] if given is None else [int(number) for number in given]
+    if set(owners) != set(range(count)):
+        name = "completion_ids" if given is None else "episode_of"
+        raise ValueError(f"`{name}` of `rollout_func` needs a row for each of {count} prompts, and no other.")
     if 0 in lengths:
         raise ValueError(f"`completion_ids[{lengths.index(0)}]` is empty.")
     for key in (*NEEDED, *RECORD):
         value, by_token = output.get(key), key in ("env_mask", "logprobs")
         if value is None:
             continue
-        if len(value) != count or (by_token and list(map(len, value)) != lengths):
+        if len(value) != len(lengths) or (by_token and list(map(len, value)) != lengths):
             raise ValueError(f"`{key}` needs an entry per row{' and token' * by_token}.")
     return owners
 

@@ -131,9 +131,8 @@ class IsolatedEnvironment:
         Raises:
             EnvironmentDied: the child ended, or was killed, before or during the call.
             TypeError: arguments or result cannot be sent between processes.
-            Exception: the method's exception, with the child's traceback as a note. It has the same type
-                if pickling preserves it. If not, and for SystemExit and its like, it is a RuntimeError
-                that reads "TypeName: message".
+            Exception: the method's exception, with the child's traceback as a note. If pickling changes it,
+                and for SystemExit and its like, it is a RuntimeError that reads "TypeName: message".
         """
         return self._ask(f"`{method}`", "call", method, args, kwargs)
 
@@ -156,11 +155,10 @@ class IsolatedEnvironment:
             self._lock.release()
 
     def close(self) -> None:
-        """Call the environment's `close`, if it has one, and end the child after 2 seconds at most."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT
+        """Call the environment's `close`, if it has one, for 2 seconds at most, and kill the child."""
         try:
-            self._ask("`close`", "close", "close", seconds=CLOSE_TIMEOUT)
-            self._wait(deadline - time.monotonic())
+            if "close" in self.methods:
+                self._ask("`close`", "call", "close", seconds=CLOSE_TIMEOUT)
         except (_Late, EnvironmentDied):
             pass
         finally:
@@ -185,10 +183,12 @@ class IsolatedEnvironment:
         finally:
             self._lock.release()
         if reply:
-            return _unpack(reply, what)
-        end, code = "killed on request", 0 if self._killed else self._wait(REAP_TIMEOUT)
-        if not self._killed:
-            end = f"exit code {code}"
+            returned, value = pickle.loads(reply)
+            if returned:
+                return value
+            raise value
+        code = None if self._killed else self._wait(REAP_TIMEOUT)
+        end = "killed on request" if self._killed else f"exit code {code}"
         if code is not None and code < 0:
             end = f"signal {-code} ({signal.strsignal(-code)})"
         self.kill()
@@ -227,47 +227,27 @@ def _dumps(value: Any, what: str) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    """Pickle a reply with the value, or with the reason why the value cannot be pickled."""
+    """Pickle a reply with the value, or raise a TypeError that names its type."""
     try:
-        body: bytes | str = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((True, value), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        body = str(error)
-    return pickle.dumps(("value", type(value).__name__, body))
+        kind = type(value).__name__
+        raise TypeError(f"a {kind} cannot be sent between processes: {error}") from None
 
 
 def _pack_error(error: BaseException) -> bytes:
-    """Pickle a reply with the exception and its traceback as text."""
-    message, body = "<unprintable>", None
+    """Pickle a reply with the exception, or a RuntimeError in its place, and its traceback as a note."""
+    sent, text = None, type(error).__name__
     with contextlib.suppress(Exception):
-        message = str(error)
-        body = pickle.dumps(error)
-        again = pickle.loads(body)
+        text = f"{text}: {error}"
+        again = pickle.loads(pickle.dumps(error))
         # Drop an exception that changes: an `__init__` that builds the message would build it twice.
-        if type(again) is not type(error) or str(again) != message:
-            body = None
-    trace = "".join(traceback.format_exception(error))
-    return pickle.dumps(("error", f"{type(error).__name__}: {message}", trace, body))
-
-
-def _unpack(reply: bytes, what: str) -> Any:
-    """Return the value of a reply, or raise its exception."""
-    kind, *rest = pickle.loads(reply)
-    if kind == "value":
-        name, body = rest
-        try:
-            return pickle.loads(body)
-        except Exception as error:
-            why = body if isinstance(body, str) else error
-        raise TypeError(f"{what} gave a {name}, which cannot be sent between processes: {why}")
-    text, trace, body = rest
-    raised: Any = None
-    with contextlib.suppress(Exception):
-        raised = pickle.loads(body)
-    # Replace other kinds (SystemExit, KeyboardInterrupt), which would end the caller's thread.
-    if not isinstance(raised, Exception):
-        raised = RuntimeError(text)
-    raised.add_note(f"In the environment's process:\n{trace}")
-    raise raised
+        same = type(again) is type(error) and str(again) == str(error)
+        # Drop other kinds (SystemExit, KeyboardInterrupt), which would end the caller's thread.
+        sent = error if same and isinstance(error, Exception) else None
+    sent = sent or RuntimeError(text)
+    sent.add_note(f"In the environment's process:\n{''.join(traceback.format_exception(error))}")
+    return pickle.dumps((False, sent))
 
 
 def _guard(fd: int, caller: int) -> None:
@@ -319,37 +299,25 @@ def _serve(connection: Connection) -> None:
     def awaited(value: Any) -> Any:
         return loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
-    def answer(name: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def answer(kind: str, name: Any, args: Any = (), kwargs: Any = None) -> Any:
         nonlocal env
         if kind == "make":
             env = awaited(pickle.loads(name)())
             return os.getpid(), type(env).__name__, _public_methods(env)
-        try:
-            value: Any = getattr(env, name, None) if kind == "close" else getattr(env, name)
-        except AttributeError as error:
-            # A subclass might not survive pickling.
-            raise AttributeError(str(error)) from None
-        if kind == "get" or (kind == "close" and not callable(value)):
-            return value if kind == "get" else None
-        return awaited(value(*args, **(kwargs or {})))
+        value = getattr(env, name)
+        return awaited(value(*args, **(kwargs or {}))) if kind == "call" else value
 
-    kind = ""
     with contextlib.suppress(OSError, EOFError):
-        while kind != "close":
+        while True:
             request = connection.recv_bytes()
-            # Set the current loop, because clients look it up, and `asyncio.run` in a call removes it.
-            asyncio.set_event_loop(loop)
             try:
-                kind, *rest = pickle.loads(request)
-                reply = _pack(answer(*rest))
+                reply = _pack(answer(*pickle.loads(request)))
             except BaseException as error:
                 reply = _pack_error(error)
             connection.send_bytes(reply)
 
 
 def _public_methods(env: Any) -> frozenset[str]:
-    names = [name for name in dir(env) if not name.startswith("_")]
-    # Skip properties, because reading a property may be expensive, or raise.
-    names = [name for name in names if not isinstance(getattr(type(env), name, None), property)]
-    values = {name: getattr(env, name, None) for name in names}
-    return frozenset(n for n, v in values.items() if callable(v) and not isinstance(v, type))
+    # Look without reading, because reading a property may be expensive, or raise.
+    found = {n: inspect.getattr_static(env, n, None) for n in dir(env) if not n.startswith("_")}
+    return frozenset(name for name, value in found.items() if inspect.isroutine(value))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -16,7 +17,6 @@ from typing import Any
 
 from ..envs.base import decoded_image
 from ..errors import MissingPackageError
-from ..threads import DaemonThread
 from . import messages
 from .chat import Message
 from .contexts import AgentRequest
@@ -62,7 +62,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         "stop": not all(isinstance(text, str) and text for text in stop) and "give texts",
         "train": not isinstance(body.get("train", True), bool) and "give true or false",
         "n": (body.get("n") or 1) > 1 and "make several calls",
-        "top_logprobs": (body.get("top_logprobs") or 0) > 0 and "leave it out",
+        "logprobs": bool(body.get("logprobs")) and "leave it out",
         "response_format": form.get("type", "text") != "text" and "describe the format in a message",
         "tool_choice": choice not in CHOICES and "leave it out",
         "functions": bool(body.get("functions")) and "use `tools`",
@@ -82,7 +82,6 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         min((body[name] for name in sizes), default=None),
         reads_tools=choice != "none" and bool(body.get("tools")),
         trains=body.get("train", True),
-        shows_logprobs=bool(body.get("logprobs")),
     )
 
 
@@ -114,25 +113,9 @@ def _opened(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "image", "image": decoded_image(data)}
 
 
-def completion(
-    name: str,
-    message: Message,
-    finish: str,
-    prompt: int,
-    tokens: list[tuple[str, float]] | None,
-    count: int,
-) -> dict[str, Any]:
-    """Make the body of a chat completion: `count` tokens, sampled after `prompt` tokens.
-
-    `tokens`: text and log-probability of each, None if they were not requested.
-    """
-    listed = None
-    if tokens is not None:
-        listed = {"content": [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, value in tokens
-        ]}  # fmt: skip
-    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": listed}
+def completion(name: str, message: Message, finish: str, prompt: int, count: int) -> dict[str, Any]:
+    """Make the body of a chat completion: `count` tokens, sampled after `prompt` tokens."""
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
     usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
     head = {"id": name, "object": "chat.completion", "created": 0, "model": MODEL}
     return {**head, "choices": [choice], "usage": usage}
@@ -166,7 +149,6 @@ def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
     for number, call in enumerate(message.get("tool_calls", ())):
         deltas.append({"tool_calls": [{"index": number, **call}]})
     parts = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    parts[-1]["logprobs"] = choice["logprobs"]
     parts.append({"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]})
     for part in parts:
         yield f"data: {json.dumps({**head, 'choices': [part]})}\n\n"
@@ -298,7 +280,8 @@ class AgentEndpoint:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_port}/v1"
-        DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
+        serving = threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True)
+        serving.start()
 
     def open(self, session: Any) -> None:
         """Accept requests with the secret of an episode."""

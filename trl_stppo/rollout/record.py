@@ -31,10 +31,7 @@ FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 # Reasons after which no state follows, so that the value after the episode is 0.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
 # Ends by an exhausted budget, whether or not the environment reports a success.
-USED_UP = (
-    *(StopReason.TRUNCATED, StopReason.MAX_TURNS),
-    *(StopReason.MAX_TURN_TOKENS, StopReason.TOKEN_BUDGET),
-)
+USED_UP = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.MAX_TURN_TOKENS, StopReason.TOKEN_BUDGET)
 
 
 def cut_off_as_failed(episodes: Sequence[Any], reporting: Collection[str | None]) -> list[bool | None]:

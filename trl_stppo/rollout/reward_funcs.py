@@ -149,13 +149,9 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
 
 def unmatched(func: RewardFunc, arguments: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the parameters that `arguments` lacks, and the arguments that `func` does not take."""
-    try:
-        # Read the decorated function's own signature, because its decorator may pass further arguments to the
-        # inner function.
-        parameters = inspect.signature(func, follow_wrapped=False).parameters
-    except (TypeError, ValueError):
-        # A compiled function has no signature.
-        return [], []
+    # Read the decorated function's own signature, because its decorator may pass further arguments to the
+    # inner function.
+    parameters = inspect.signature(func, follow_wrapped=False).parameters
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

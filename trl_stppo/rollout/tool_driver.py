@@ -19,7 +19,6 @@ from .chat import ChatRenderer, Message
 from .driver import Call, Driver, Outcome, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
-from .images import Content
 from .isolation import EnvironmentDied, IsolatedEnvironment
 from .messages import has_image
 from .record import check_reward
@@ -102,8 +101,7 @@ class ToolDriver(Driver):
             env = pool.take(self._name, episode.instance)
             result = self._finished(env.reset(**columns))
             name = f"{self.type_name}.reset"
-            check_opening(name, result, tools=True)
-            text = self._content(name, result) if result else ""
+            text = self._read(name, check_opening(name, result))
             return Outcome(env, text, getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
@@ -132,12 +130,6 @@ class ToolDriver(Driver):
             return final, self._new_turn_reward(episode)
 
         return scoring
-
-    def _content(self, name: str, result: Any) -> Content:
-        """Return a result as text, or as blocks if it has images."""
-        if not (is_picture(result) or has_image(result)):
-            return result_text(name, result)
-        return self._read(name, content_of(f"{name} returned", result, "text and image blocks"))
 
     def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
         """Run a tool on the worker's thread, or on the main thread if the tool sets signal handlers.
@@ -168,14 +160,16 @@ class ToolDriver(Driver):
 
         def answer(name: str, result: Any, error: BaseException | None = None) -> None:
             nonlocal failures
+            called = f"The tool `{name}`"
             # Raise SystemExit and its like, which are no answers to the model.
             if isinstance(error, EnvironmentDied) or not isinstance(error, Exception | None):
                 raise error
             if error is None and (is_picture(result) or has_image(result)):
-                result = self._content(f"The tool `{name}`", result)
+                content = content_of(f"{called} returned", result, "text and image blocks")
+                result = self._read(called, content)
             elif error is None:
                 try:
-                    result = result_text(f"The tool `{name}`", result)
+                    result = result_text(called, result)
                 except EnvironmentContractError as unreadable:
                     error = unreadable
             if error is not None:
@@ -185,10 +179,6 @@ class ToolDriver(Driver):
             results.append({"role": "tool", "name": name, "content": result})
 
         for request in requests:
-            if (kind := request.get("type")) != "function":
-                name, malformed = request.get("name", "unknown"), True
-                answer(name, None, ValueError(f"Unsupported tool call type: {kind}"))
-                continue
             name, arguments = request["function"]["name"], request["function"]["arguments"]
             if name not in tools:
                 malformed = True

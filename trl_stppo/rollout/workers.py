@@ -1,11 +1,10 @@
 """Runs calls into environments on threads of their own, each under a time limit.
 
-Threads start as needed, end when idle, and do not block the program's exit. Coroutines of all calls run on
-one event loop, because a client, a lock or a limit that environments share belongs to one loop.
+A thread that has ended its call waits for the next; none blocks the program's exit. Coroutines of all calls
+run on one event loop, because a client, a lock or a limit that environments share belongs to one loop.
 
-A call that exceeds its limit is abandoned: another thread replaces its thread, and its later result is
-dropped. If a coroutine blocks the loop, all calls on the loop exceed their limits, and later calls get a new
-loop.
+A call that exceeds its limit is abandoned: its later result is dropped. If a coroutine blocks the loop, all
+calls on the loop exceed their limits, and later calls get a new loop.
 """
 
 from __future__ import annotations
@@ -19,15 +18,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
-from ..errors import ThreadStartError
-from ..threads import DaemonThread, LazyLoop
-
-# Seconds until an idle thread ends; the next turn usually comes sooner.
-IDLE_SECONDS = 2.0
-# Seconds for the event loop to react to a cancellation before it counts as blocked.
-CANCEL_SECONDS = 0.5
+# Seconds for the event loop to answer after a call was abandoned, before it counts as blocked.
+ANSWER_SECONDS = 0.5
 
 
 @dataclass
@@ -46,32 +41,19 @@ class CallResult:
 
 @dataclass(eq=False)
 class Call:
-    """One call into an environment, from its submission to its result.
+    """One call into an environment, from its start to its result.
 
     Attributes:
-        started: time of the start; None while the call is queued for a thread or for the poller.
-        spent: seconds before the call was queued for the poller.
-        loop: the event loop on which it runs a coroutine.
-        cancelled: whether that coroutine was cancelled at the limit.
+        started: time from which its limit counts; infinite while a function waits for the poller.
         future: result of the work on the loop or the poller.
     """
 
     key: int
     func: Callable[[], Any]
-    timeout: float | None
-    started: float | None = None
-    spent: float = 0.0
+    timeout: float
+    started: float
     abandoned: bool = False
-    loop: asyncio.AbstractEventLoop | None = None
-    cancelled: bool = False
     future: Future[Any] | None = None
-
-    @property
-    def ends_at(self) -> float:
-        """The time at which the call must end or, once its coroutine was cancelled, is abandoned."""
-        if self.timeout is None or self.started is None:
-            return math.inf
-        return self.started + self.timeout + (2 * CANCEL_SECONDS if self.cancelled else 0.0)
 
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
@@ -90,33 +72,36 @@ class RolloutInterrupted(Exception):
 
 
 class EnvironmentCalls:
-    """Runs calls on a thread each, and their coroutines on one event loop. One thread polls for results."""
+    """Runs calls on threads, and their coroutines on one event loop. One thread polls for results."""
 
     def __init__(self) -> None:
-        # The lock guards all fields below. `_change` tells the poller of a result or a new deadline.
-        lock = threading.RLock()
-        self._change = threading.Condition(lock)
-        self._work = threading.Condition(lock)
-        self._waiting: deque[Call] = deque()
+        # Its lock guards all fields below. It tells the poller of a result or a function to run.
+        self._change = threading.Condition()
         self._running: dict[int, Call] = {}
-        self._finished: deque[CallResult] = deque()
-        self._live = 0
-        self._resting = self._interrupted = False
+        self._finished: list[CallResult] = []
+        # Queues of the threads that wait for a call.
+        self._idle: list[SimpleQueue[Call | None]] = []
+        self._interrupted = False
         self._current = threading.local()
-        self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
+        self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        # The loop that synchronous code finds, by key, because an environment may keep objects of its loop.
-        self._loops: dict[int, LazyLoop] = {}
+        # The loop sets it after an abandoned call, unless it is blocked.
+        self._answers = threading.Event()
+        self._answers.set()
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
-        """Start `func()` on a worker thread; a coroutine that it returns runs on the event loop.
+        """Start `func()` on a thread; a coroutine that it returns runs on the event loop.
 
         A key has one call at a time. `timeout`: seconds from the start of the call, None for no limit.
         """
+        limit = math.inf if timeout is None else timeout
         with self._change:
-            self._resting = False
-            self._waiting.append(Call(key, func, timeout))
-            self._staff()
+            call = self._running[key] = Call(key, func, limit, time.monotonic())
+            idle = self._idle.pop() if self._idle else None
+        if idle is None:
+            threading.Thread(target=self._work, args=(call,), name="environment", daemon=True).start()
+        else:
+            idle.put(call)
 
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Return the results since the last poll, including abandoned calls.
@@ -134,11 +119,11 @@ class EnvironmentCalls:
                 self._abandon_overdue()
                 left = until - time.monotonic()
                 if self._finished or left <= 0:
-                    results = list(self._finished)
-                    self._finished.clear()
+                    results, self._finished = self._finished, []
                     return results
                 if not (self._for_poller or self._interrupted):
-                    nearest = min((call.ends_at for call in self._running.values()), default=until)
+                    ends = (call.started + call.timeout for call in self._running.values())
+                    nearest = min(ends, default=until)
                     self._change.wait(max(0.0, min(left, nearest - time.monotonic())))
 
     def interrupt(self) -> None:
@@ -154,61 +139,53 @@ class EnvironmentCalls:
     def cancel(self, key: int) -> None:
         """Cancel the call of this key, so that it gives no result."""
         with self._change:
-            self._waiting = deque(call for call in self._waiting if call.key != key)
             if key in self._running:
                 self._abandon(self._running[key])
-            self._finished = deque(result for result in self._finished if result.key != key)
+            self._finished = [result for result in self._finished if result.key != key]
 
     def run_async(self, work: Awaitable[Any]) -> Any:
-        """Await on the event loop, block this worker thread, and return the result.
+        """Await on the event loop, block this thread, and return the result.
 
         It is cancelled if its call is abandoned.
         """
         call: Call | None = getattr(self._current, "call", None)
+        loop = self._loop
+        if not self._answers.wait(ANSWER_SECONDS):
+            self._drop_loop(loop)
         with self._change:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                DaemonThread(_serve, "environment-loop", self._loop).start()
-            loop = self._loop
-            future = asyncio.run_coroutine_threadsafe(caught(lambda: work), loop)
+                arguments, name = (self._loop,), "environment-loop"
+                threading.Thread(target=_serve, args=arguments, name=name, daemon=True).start()
+            future = asyncio.run_coroutine_threadsafe(caught(lambda: work), self._loop)
             if call is not None:
-                call.loop, call.future = loop, future
+                call.future = future
                 if call.abandoned:
                     future.cancel()
         try:
             value, error = future.result()
         except CancelledError:
-            if call is not None and call.cancelled:
-                try:
-                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(CANCEL_SECONDS)
-                except TimeoutError:
-                    self._drop_loop(loop)
             # Without `close`, Python warns that the coroutine was never awaited.
             if isinstance(work, Coroutine) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()
             raise
-        if call is not None:
-            call.loop = None
         if error is not None:
             raise error
         return value
 
     def run_on_poller(self, func: Callable[[], Any]) -> Any:
-        """Run `func()` on the polling thread, block this worker thread, and return the result.
+        """Run `func()` on the polling thread, block the call's thread, and return the result.
 
         It is for functions that need the main thread. The time limit cannot end a function that runs there,
-        and the time in the queue does not count.
+        and counts from its start there.
         """
-        call: Call | None = getattr(self._current, "call", None)
+        call: Call = self._current.call
         future: Future[Any] = Future()
         with self._change:
             self._for_poller.append((func, future, call))
-            if call is not None:
-                call.future = future
-                if call.started is not None:
-                    call.spent, call.started = time.monotonic() - call.started, None
-                if call.abandoned:
-                    future.cancel()
+            call.future, call.started = future, math.inf
+            if call.abandoned:
+                future.cancel()
             self._change.notify_all()
         return future.result()
 
@@ -219,8 +196,7 @@ class EnvironmentCalls:
             if not future.set_running_or_notify_cancel():
                 # The function's call was abandoned.
                 continue
-            if call is not None:
-                call.started = time.monotonic() - call.spent
+            call.started = time.monotonic()
             try:
                 future.set_result(func())
             except BaseException as error:
@@ -230,112 +206,73 @@ class EnvironmentCalls:
             return True
         return False
 
-    def rest(self) -> None:
-        """End idle worker threads between rollouts."""
-        with self._change:
-            self._resting = True
-            self._work.notify_all()
-
     def close(self) -> None:
         """Abandon all running calls, and release the threads and the event loop."""
         with self._change:
-            self._waiting.clear()
             for call in list(self._running.values()):
                 self._abandon(call)
-            self._loops.clear()
-        self.rest()
+            while self._idle:
+                self._idle.pop().put(None)
         self._drop_loop(self._loop)
 
-    def _staff(self) -> None:
-        while self._live - len(self._running) < len(self._waiting):
-            try:
-                DaemonThread(self._worker, "environment").start()
-            except ThreadStartError:
-                # Clear the queue: the run ends with this error, and its end must start no more threads.
-                self._waiting.clear()
-                raise
-            self._live += 1
-        self._work.notify(len(self._waiting))
+    def _work(self, call: Call | None) -> None:
+        calls = SimpleQueue[Call | None]()
+        while call is not None:
+            result = self._result(call)
+            with self._change:
+                if call.abandoned:
+                    return
+                del self._running[call.key]
+                self._finished.append(result)
+                self._idle.append(calls)
+                self._change.notify_all()
+            # Keep no environment alive while the thread waits.
+            del call, result
+            call = calls.get()
 
-    def _worker(self) -> None:
-        while (call := self._next_call()) is not None:
-            result = CallResult(call.key)
-            self._current.call = call
-            asyncio.set_event_loop(self._loops.setdefault(call.key, LazyLoop()))
-            try:
-                result.value = call.func()
-                if inspect.isawaitable(result.value):
-                    result.value = self.run_async(result.value)
-            except BaseException as error:
-                result.error = error
-            # A call that was abandoned in the poller's queue has no start.
-            if call.started is not None:
-                result.seconds = time.monotonic() - call.started
-            if call.timeout is not None and result.seconds > call.timeout:
-                # Otherwise the result would depend on when the poller looks.
-                result.value, result.error, result.timed_out = None, None, True
-            if not self._finish(call, result):
-                # Another thread has replaced this thread.
-                return
-            del call, result, self._current.call
-
-    def _next_call(self) -> Call | None:
-        with self._change:
-            while not self._waiting:
-                woken = not self._resting and self._work.wait(IDLE_SECONDS)
-                if not self._waiting and (self._resting or not woken):
-                    self._live -= 1
-                    return None
-            call = self._waiting.popleft()
-            call.started = time.monotonic()
-            self._running[call.key] = call
-            # Wake the poller, which waits for the nearest deadline, because there is a new deadline.
-            self._change.notify_all()
-            return call
-
-    def _finish(self, call: Call, result: CallResult) -> bool:
-        with self._change:
-            if call.abandoned:
-                return False
-            del self._running[call.key]
-            self._finished.append(result)
-            self._change.notify_all()
-            return True
+    def _result(self, call: Call) -> CallResult:
+        result = CallResult(call.key)
+        self._current.call = call
+        try:
+            result.value = call.func()
+            if inspect.isawaitable(result.value):
+                result.value = self.run_async(result.value)
+        except BaseException as error:
+            result.error = error
+        result.seconds = time.monotonic() - call.started
+        if result.seconds > call.timeout:
+            # Otherwise the result would depend on when the poller looks.
+            result.value, result.error, result.timed_out = None, None, True
+        del self._current.call
+        return result
 
     def _abandon_overdue(self) -> None:
         now = time.monotonic()
         for call in list(self._running.values()):
-            if now < call.ends_at:
-                continue
-            if call.loop is not None and call.future is not None and not call.cancelled:
-                # Only cancel, because the call's thread then tests whether the loop is blocked.
-                call.cancelled = True
-                call.future.cancel()
-                continue
-            assert call.started is not None
-            self._abandon(call)
-            late = CallResult(call.key, timed_out=True, seconds=now - call.started)
-            self._finished.append(late)
+            if now >= call.started + call.timeout:
+                self._abandon(call)
+                late = CallResult(call.key, timed_out=True, seconds=now - call.started)
+                self._finished.append(late)
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
-        self._loops.pop(call.key, None)
         del self._running[call.key]
         if call.future is not None:
             call.future.cancel()
-        self._live -= 1
-        self._staff()
+        if self._loop is not None:
+            self._answers = threading.Event()
+            self._loop.call_soon_threadsafe(self._answers.set)
 
     def _drop_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Let running coroutines end on a loop; further calls get a new loop."""
         with self._change:
             if loop is not None and loop is self._loop:
                 self._loop = None
+                self._answers.set()
                 asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
     finally:

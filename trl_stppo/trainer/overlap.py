@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
@@ -30,7 +31,6 @@ from ..envs.base import Row
 from ..generation.cached import inference
 from ..generation.protocol import Backend
 from ..rollout.episode import Episode
-from ..threads import DaemonThread
 from .loop.player import raise_first
 from .loop.rollout import Played, Raw, Scored, Sums
 from .ppo_config import PPOConfig
@@ -179,7 +179,7 @@ class OverlappedSource(RolloutSource):
         self.player.engine.calls.resume()
         self._begin()
         self._jobs = SimpleQueue()
-        DaemonThread(_play_all, "rollout", self._jobs).start()
+        threading.Thread(target=_play_all, args=(self._jobs,), name="rollout", daemon=True).start()
         try:
             yield
         finally:

@@ -124,7 +124,7 @@ class SearchEnv:
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Run a turn's search, or score a turn's answer. For the results see `TextEnv.step`."""
+        """Run a turn's search, or score a turn's answer."""
         if self._answers is None:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
         turn = read_turn(action, thoughts=self._style != "plain")

@@ -1,14 +1,6 @@
 """Adapters of other packages' games. Each package is imported when its adapter is first used."""
 
 from .gem import GemEnv
-from .gymnasium import GymnasiumEnv
 from .mcp import McpEnv
-from .openenv import NoAction, OpenEnvSession
 
-__all__ = [
-    "GemEnv",
-    "GymnasiumEnv",
-    "McpEnv",
-    "NoAction",
-    "OpenEnvSession",
-]
+__all__ = ["GemEnv", "McpEnv"]

@@ -1,17 +1,21 @@
 """Adapter of GEM's environments, with private random generators."""
 
-from collections.abc import Callable
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import MissingPackageError
 from ..base import Info
-from ._common import PrivateRandomness, no_episode
 
 if TYPE_CHECKING:
     import datasets
 
 Split = Literal["train", "test"]
 SEEDS = {"train": range(10_000), "test": range(10_000, 10_200)}
+# Lock around swaps of the states of `random` and `numpy.random`, which all threads of a process share.
+_GLOBAL_GENERATORS = threading.RLock()
 
 
 class GemEnv:
@@ -38,30 +42,55 @@ class GemEnv:
                 raise MissingPackageError("gem-llm", "gem") from error
             self._env: Any = gem.make(env_id, **options)
         self._rewards: Any = LanguageGameReward
-        self._is_running = False
 
     def reset(self, seed: int | None = None, **row: object) -> tuple[str, Info]:
         """Start an episode. `seed` comes from the row's column, or else from the trainer."""
         with self._randomness.installed():
             observation, info = self._env.reset(seed=seed)
-        self._is_running = True
         return _with_suffix(observation, info), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Implement `TextEnv.step`: play one turn of the game."""
-        if not self._is_running:
-            raise no_episode()
+        """Play one turn of the game."""
         with self._randomness.installed():
             observation, reward, terminated, truncated, shown = self._env.step(action)
         reward = float(reward)
         info = {"valid_action": reward != self._rewards.format_error_reward}
         if terminated or truncated:
-            self._is_running = False
             # Games that reward earlier turns pay less for the win, which only the text's first word shows.
             won = reward >= self._rewards.success_reward
             info["success"] = won or observation.startswith("Congratulations")
         text = _with_suffix(observation, shown)
         return text, reward, bool(terminated), bool(truncated and not terminated), info
+
+
+class PrivateRandomness:
+    """Private state of the generators `random` and `numpy.random`, for one environment.
+
+    It is for packages that draw from, or reseed, the global generators. Their calls run inside
+    `installed()`, one thread at a time: the generators continue from this environment's last call, and
+    are restored afterwards. A thread that draws without this lock may still see the wrong state.
+    """
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self._states: tuple[Any, Any] = random.Random().getstate(), np.random.RandomState().get_state()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Context manager in which the global generators have this environment's private state."""
+        import numpy as np
+
+        with _GLOBAL_GENERATORS:
+            outside = random.getstate(), np.random.get_state()
+            random.setstate(self._states[0])
+            np.random.set_state(self._states[1])
+            try:
+                yield
+            finally:
+                self._states = random.getstate(), np.random.get_state()
+                random.setstate(outside[0])
+                np.random.set_state(outside[1])
 
 
 def _with_suffix(observation: str, info: Info) -> str:

@@ -32,10 +32,6 @@ class McpEnv:
             self.close()
             raise ValueError(f"The server has a tool {wrong[0]!r}; not allowed: {TAKEN}, _*.")
         methods = {tool.name: _method(tool, server) for tool in server.tools}
-        if len(methods) < len(server.tools):
-            self.close()
-            names = [tool.name for tool in server.tools]
-            raise ValueError(f"The server has two tools of one name; its tools are {names}.")
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 
     def reset(self, **row: object) -> str | None:
@@ -65,7 +61,11 @@ class _Server:
                 ClientSession(*streams) as session,
             ):
                 await session.initialize()
-                await self._list_tools(session, PaginatedRequestParams)
+                page = await session.list_tools()
+                self.tools = page.tools
+                while page.next_cursor is not None:
+                    page = await session.list_tools(params=PaginatedRequestParams(cursor=page.next_cursor))
+                    self.tools += page.tools
                 self._begun.set_result((asyncio.get_running_loop(), over, session))
                 await over.wait()
         except ImportError:
@@ -76,14 +76,6 @@ class _Server:
             if not self._begun.done():
                 text = f"The MCP server `{command}` did not start: {type(error).__name__}: {error}"
                 self._begun.set_exception(ConnectionError(text))
-
-    async def _list_tools(self, session: Any, parameters: Any) -> None:
-        """Read the server's tools from all pages, until a page has no further cursor or one that was read."""
-        self.tools, cursors = list[Any](), list[Any]([None])
-        while cursors.count(cursors[-1]) == 1:
-            page = await session.list_tools(params=parameters(cursor=cursors[-1]))
-            self.tools += page.tools
-            cursors.append(page.next_cursor)
 
     async def call(self, name: str, arguments: dict[str, object]) -> Any:
         """Call a tool of the server. Cancelling the caller cancels the call.

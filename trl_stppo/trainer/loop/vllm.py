@@ -13,9 +13,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from ...generation.engine import EngineBackend
+from ...generation.engine import EngineBackend, ServerBackend
 from ...generation.protocol import Backend
-from ...generation.server import ServerBackend
 from .. import _trl_vllm
 from ..ppo_config import PPOConfig
 

@@ -58,7 +58,7 @@ def agent(request):
 
 def test_an_episode_shows_images_of_pillow(agent):
     episode = agent.run(Pictures, rows(1)[0])
-    assert isinstance(episode.prompt[-1]["content"][1]["image"], Image.Image)
+    assert isinstance(episode.messages[0]["content"][1]["image"], Image.Image)
     shown = [m["content"] for m in episode.messages if m["role"] == "user"]
     assert all(isinstance(content[1]["image"], Image.Image) for content in shown)
     assert "user: now [image 16x16]" in str(episode)
@@ -89,7 +89,7 @@ def pictures_of(messages):
 
 def test_the_next_turn_answers_the_image():
     agent = Agent(*vision_model("LLaVA"), AgentSettings(**LIMITS))
-    answers = [agent.act(asked(seed)) for seed in (0, 1, 2, 0)]
+    answers = [agent.run(None, {"prompt": asked(seed)}).turns[0] for seed in (0, 1, 2, 0)]
     assert len({*answers}) > 1
     assert answers[0] == answers[3]
 

@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
     for name in ("demo", "mine", "agent", "ppo", "st-ppo"):
         made = shutil.copytree(AGENT, here / "runs" / name)
         entries = [{"step": i, "episode/success_rate": i / 4} for i in range(4)]
-        first = {"format": 1, "settings": {"variant": name.partition("-")[0]}}
+        first = {"format": 1, "settings": {}, "steps_per_rollout": 1}
         (made / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in [first, *entries]))
     made_up_run(here / "runs" / "demo")
     return here

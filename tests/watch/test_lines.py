@@ -60,14 +60,6 @@ def test_the_console_is_as_recorded(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stabilizers", [["share"], ["trust_region", "share"]])
-def test_steps_that_teach_nothing_are_named_unless_they_grow(stabilizers, tmp_path, capsys):
-    settings = {"learning_rate": 1e-9, "staleness": 0.0, "stabilizers": stabilizers}
-    scripted_trainer(tmp_path, **SETTINGS, **settings)[0].train()
-    assert ("raise learning_rate" in capsys.readouterr().out) is ("trust_region" not in stabilizers)
-
-
-@pytest.mark.long
 def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
     settings = {**SETTINGS, "save_strategy": "steps", "save_steps": 2}
 

@@ -117,7 +117,9 @@ class Run:
         """Return the updates in which the counter `guard/falls` increased."""
         counts = [(entry["step"], entry[FALLS]) for entry in self.history if FALLS in entry]
         pairs = zip(counts, [(0, 0.0), *counts], strict=False)
-        return {math.ceil(step / self.steps_per_rollout) for (step, now), (_, before) in pairs if now > before}
+        return {
+            math.ceil(step / self.steps_per_rollout) for (step, now), (_, before) in pairs if now > before
+        }
 
 
 def read_run(path: str | Path) -> Run:

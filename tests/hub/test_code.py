@@ -12,7 +12,7 @@ from tests.hub.hub_server import Repo
 from tests.kit.builders import build, quick_config
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import Agent
-from trl_stppo.cli.evaluate import check_agent, load_agent
+from trl_stppo.cli.evaluate import load_agent
 from trl_stppo.hub.loading import load_tokenizer, policy_folder
 from trl_stppo.models.critic_models import critic_from_checkpoint
 from trl_stppo.trainer.setup import models as setup_models
@@ -89,7 +89,6 @@ LOADS = {
     "policy to go on with": lambda name, lora, c: setup_models.policy_to_go_on_with(lora, None, c, None),
     "reward model": lambda name, lora, c: build(c.output_dir, arguments={"reward_funcs": [name]}),
     "turn reward model": lambda name, lora, c: build(c.output_dir, arguments={"turn_reward_funcs": [name]}),
-    "command line": lambda name, lora, c: check_agent(Path(name), "models", False),
     "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig(), {}),
 }
 

@@ -24,13 +24,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_quantization_config
 
 from ..agent import Agent
 from ..generation.protocol import Backend
-from ..hub.loading import adapter_base, load_processor, policy_folder
+from ..hub.loading import policy_folder
 from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
 from ..rollout.reward_funcs import RewardFunc, name_of, numbered
@@ -57,9 +56,7 @@ from .usage import UsageError
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
-UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Settings that affect the metrics.
 RECORDED = ("seed", "eval_generation_kwargs", "bf16")
 # Field of the configuration -> the agent's setting.
@@ -70,30 +67,12 @@ LIMITS = {
 
 
 def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
-    """Return the path or Hub id of each agent by its label in the table."""
+    """Return the path or Hub id of each agent by its label in the table, which is its folder if unique."""
     models = args.models or [model_args.model_name_or_path]
     if models == [None]:
         raise UsageError("There is no agent: set models, or model_name_or_path.")
-    labels = args.labels or [Path(name).name or name for name in models]
-    if args.labels is None and len(set(labels)) < len(models):
-        labels = list(models)
-    if len(labels) != len(models) or len(set(labels)) < len(labels):
-        raise UsageError(f"`labels={labels}`: must be {len(models)} different names.")
-    return dict(zip(labels, models, strict=True))
-
-
-def check_agent(folder: Path, flag: str, trust: bool) -> None:
-    """Raise FileNotFoundError if an agent cannot be loaded. Called before the first agent is played."""
-    base = adapter_base(folder)
-    if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
-        raise FileNotFoundError(
-            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter."
-        )
-    try:
-        load_processor(folder, trust_remote_code=trust)
-        AutoConfig.from_pretrained(base or folder, trust_remote_code=trust)
-    except Exception as error:
-        raise FileNotFoundError(f"`{flag}`: {folder} cannot be loaded: {error}") from error
+    labels = [Path(name).name or name for name in models]
+    return dict(zip(labels if len({*labels}) == len(models) else models, models, strict=True))
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
@@ -285,11 +264,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
-    for folder in folders.values():
-        check_agent(folder, flag, trust)
-    for name in UNUSED:
-        if getattr(config, name):
-            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):

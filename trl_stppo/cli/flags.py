@@ -74,7 +74,6 @@ class EvaluateArguments(AgentArguments):
     models: list[str] | None = option(
         None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path."
     )
-    labels: list[str] | None = option(None, "Their names in the table; default their folders'.")
     output: str | None = option(None, "JSON file to write, with figures and settings.")
     max_rows: int | None = option(None, "Most rows of each data set, drawn with a fixed seed; default all.")
     show: int = option(0, "Print each agent's first N episodes.")

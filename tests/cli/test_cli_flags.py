@@ -27,7 +27,7 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("env check", "MODULE:CLASS"),
     ("env check a:b --row {}", "`a:b`"),
     ("env check scripts.search.search_env:SearchEnv --stict", "--stict"),
-    ("env play scripts.search.search_env:SearchEnv --row [1]", "`row=[1]`"),
+    ("env check scripts.search.search_env:SearchEnv --row [1]", "`row=[1]`"),
 ])  # fmt: skip
 def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,7 @@ def test_the_number_of_processes_changes_the_batch(dry_run, monkeypatch):
     (["--reward_weights", "1", "2"], "`reward_weights`", 1),
     (["--eval_strategy", "steps", "--eval_steps", "9", "--dataset_test_split", "dev",
       "--eval_episodes", "0", "--dataset_name", "DATA"], "`eval_strategy=steps`", 1),
-    (["--eval_environment_kwargs", "top_k=3"], "`eval_environment_kwargs=top_k=3`", 1),
+    (["--environment_kwargs", "top_k=3"], "`environment_kwargs=top_k=3`", 1),
 ])  # fmt: skip
 def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tmp_path):
     flags = [small_data(tmp_path / "data") if word == "DATA" else word for word in flags]

@@ -124,7 +124,6 @@ def look(run: Plan, found: Findings) -> None:
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
         return
-    found.check(agents.load_eval_environment, args, counter)
     agent = found.check(agents.load_agent, args)
     rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:

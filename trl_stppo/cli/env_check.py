@@ -21,8 +21,8 @@ from typing import Any
 from ..envs.base import is_text_environment
 from ..envs.check import MAX_ROWS, check_env
 from ..rollout.environments import close_environment
-from .objects import named_factory, rows_for
-from .play import tool_call
+from .objects import factory_of, rows_for
+from .usage import parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the environment and print warnings; return 1 for warnings with --strict, else 0."""
-    factory = named_factory(options.environment, options.arguments)
+    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
     rows = rows_for(options.environment, options.rows, options.row)
     actions, is_text = list[Any](options.action or []), True
     # Ignore an error of the factory here, because `check_env` reports it.
@@ -59,3 +59,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"warning: {message}")
     print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
     return int(bool(found) and options.strict)
+
+
+def tool_call(words: str) -> tuple[str, dict[str, object]]:
+    """Parse a tool call `name {arguments}`."""
+    name, _, arguments = words.strip().partition(" ")
+    return name, parsed_json(arguments or "{}", name)

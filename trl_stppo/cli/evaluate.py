@@ -100,7 +100,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
 
 def reported_functions(args: EvaluateArguments, counting: Sequence[RewardFunc]) -> list[RewardFunc]:
     """Return the environment's reward functions that are reported but not `counting` in the score."""
-    offered = offered_by(args.eval_environment or args.environment, "figures") or []
+    offered = offered_by(args.environment, "figures") or []
     return [function for function in offered if function not in counting]
 
 
@@ -205,8 +205,7 @@ def evaluate(
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
     counter = agents.token_counter(folder)
-    factory = agents.load_eval_environment(args, counter)
-    factory = factory or agents.load_environment(args, counter)
+    factory = agents.load_environment(args, counter)
     counting = [load_reward(path) for path in args.reward_funcs or []]
     reported = reported_functions(args, counting)
     functions = [*counting, *reported]

@@ -46,8 +46,6 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
         "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
         "holds settings of their sampling.",
     )
-    eval_environment: str | None = option(None, "module:factory of evaluation; default training's.")
-    eval_environment_kwargs: str | None = option(None, "JSON object of arguments for that factory.")
 
     @property
     def row_sources(self) -> list[str]:

@@ -57,7 +57,6 @@ def make_trainer(
         peft_config=get_peft_config(model_args),
         value_model=critic,
         environment_factory=agents.load_environment(args, counter),
-        eval_environment_factory=agents.load_eval_environment(args, counter),
         agent=agents.load_agent(args),
     )
 

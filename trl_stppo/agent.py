@@ -156,8 +156,8 @@ class Agent:
         """Play one episode.
 
         Args:
-            env: an environment, its class, a factory, or a dict of factories; None for a single turn, or
-                with only tools.
+            env: an environment's class, a factory, or a dict of factories; None for a single turn, or with
+                only tools.
             row: columns for `reset`, with `prompt` unless the environment has the task.
             **options: arguments of `run_many`.
         """
@@ -172,7 +172,7 @@ class Agent:
         agent: Callable[..., object] | None = None,
         seed: int = 0,
         greedy: bool = True,
-        parallel: int | None = 32,
+        parallel: int = 32,
         wrap_backend: Callable[[Backend], Backend] | None = None,
     ) -> list[AgentEpisode]:
         """Play one episode per row, `parallel` episodes at a time.
@@ -180,13 +180,13 @@ class Agent:
         With the run's seed (`settings.seed`), the episodes are the same as in its evaluation on these rows.
 
         Args:
-            factory: as `env` of `run`; a single instance plays the rows one after the other.
+            factory: as `env` of `run`.
             rows: a dataset, or a list of dicts.
             tools: functions without an environment.
             agent: a function `(client, row)` in place of an environment, as a trainer takes it.
             seed: seed of the random numbers.
             greedy: take the likeliest token, else sample as in the run's evaluation.
-            parallel: episodes at once; None for all.
+            parallel: episodes at once.
             wrap_backend: function that makes the backend that samples turns (`generation.protocol`) from the
                 agent's backend, for example a backend that plays the best of several turns.
 
@@ -196,10 +196,8 @@ class Agent:
         every, episodes = [dict(row) for row in rows], []
         sampling, options = self.sampling(greedy), {"agent": agent, "wrap_backend": wrap_backend}
         with self.player(factory, tools=tools, **options) as player:
-            # A shared instance plays one episode at a time; each episode of a batch needs its own instance.
-            size = 1 if player.is_shared else parallel or max(1, len(every))
-            for start in range(0, len(every), size):
-                part = every[start : start + size]
+            for start in range(0, len(every), parallel):
+                part = every[start : start + parallel]
                 names = [(start + i, 0) for i in range(len(part))]
                 seeds = (seed, EVALUATION)
                 episodes += player.play(part, sampling, seeds, names=names).episodes
@@ -223,7 +221,7 @@ class Agent:
         """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
 
         Args:
-            factory: as `env` of `run`, but no instance.
+            factory: as `env` of `run`.
             data_sets: rows of each data set, by name.
             reward_funcs: functions in TRL's form, besides the environment's rewards.
             reward_weights: one per function; default 1.

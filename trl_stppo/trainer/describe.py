@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import re
 from dataclasses import fields
@@ -23,8 +22,6 @@ from .ppo_config import PPOConfig
 
 # Names that `datasets` gives to rows read from files: the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
-# An argument that the commands bind, not the user.
-COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
 
 
@@ -108,13 +105,9 @@ def _arguments(factory: object) -> str:
     """Return a partial's arguments as text, such as `(largest=7)`; long values become digests."""
     if not isinstance(factory, functools.partial):
         return ""
-    try:
-        given = inspect.signature(factory.func).bind_partial(*factory.args).arguments
-    except (TypeError, ValueError):
-        given = {}
-    named = {**given, **factory.keywords}.items()
-    shown = [(n, v) for n, v in named if v is not None and not (n == COUNTER and callable(v))]
-    return f"({', '.join(f'{name}={_short(value)}' for name, value in shown)})" if shown else ""
+    named = {name: value for name, value in factory.keywords.items() if not callable(value)}
+    shown = [*map(_short, factory.args), *(f"{name}={_short(value)}" for name, value in named.items())]
+    return f"({', '.join(shown)})" if shown else ""
 
 
 def _short(value: object) -> str:

@@ -163,8 +163,7 @@ class Player:
     """Plays rows without a trainer, as a trainer's evaluation does. A context manager releases its workers.
 
     The arguments are as in the trainer and in `assemble`; `wrap_backend` wraps the speaker's backend.
-    `factory` may be an instance, which all episodes share and the caller closes. Without environments and
-    tools a row gets one turn.
+    Without environments and tools a row gets one turn.
     """
 
     def __init__(
@@ -179,8 +178,7 @@ class Player:
         wrap_backend: Callable[[Backend], Backend] | None = None,
         agent_endpoint: bool = False,
     ) -> None:
-        self.is_shared = not isinstance(factory, (type, dict)) and hasattr(factory, "reset")
-        text, tool_factories, probes = split_environments((lambda: factory) if self.is_shared else factory)
+        text, tool_factories, probes = split_environments(factory)
         self.rollout = RolloutPlan(text, tool_factories, probes, list(tools or []), agent=agent)
         if isinstance(getattr(speaker.tokenizer, "chat_template", None), dict):
             speaker = copy.copy(speaker)
@@ -203,10 +201,7 @@ class Player:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.is_shared:
-            self._engine.calls.close()
-        else:
-            self._engine.close()
+        self._engine.close()
 
     def play(
         self,

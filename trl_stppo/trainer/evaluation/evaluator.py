@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from accelerate.utils import gather_object, set_seed
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -74,7 +74,9 @@ class Evaluator:
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
         if COLUMN not in host.signature_columns:
             host.signature_columns.append(COLUMN)
-        named = named_rows(rows, host.num_generations_eval)
+        # An evaluation plays all rows, of a stream too, and counts them.
+        listed = rows if hasattr(rows, "__len__") else list(rows)
+        named = NamedRows(listed, host.num_generations_eval)
         # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
         # `Agent.evaluate` plays in this order too, on which `generate` and environments may depend.
@@ -136,9 +138,9 @@ class Evaluator:
 
 
 class NamedRows:
-    """Dataset view that contains each row `repetitions` times, with an episode name in each entry."""
+    """View of rows that contains each row `repetitions` times, with an episode name in each entry."""
 
-    def __init__(self, dataset: Dataset, repetitions: int) -> None:
+    def __init__(self, dataset: Dataset | list[Row], repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions
 
     def __len__(self) -> int:
@@ -147,19 +149,6 @@ class NamedRows:
     def __getitem__(self, index: int) -> Row:
         row, repetition = divmod(index, self._repetitions)
         return {**self._dataset[row], COLUMN: [row, repetition]}
-
-
-def named_rows(dataset: Dataset | IterableDataset, repetitions: int) -> NamedRows | IterableDataset:
-    """Repeat each row of a dataset or stream `repetitions` times, with an episode name in each entry."""
-    if not isinstance(dataset, IterableDataset):
-        return NamedRows(dataset, repetitions)
-
-    def repeated(columns: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
-        result = {key: [v for v in values for _ in range(repetitions)] for key, values in columns.items()}
-        result[COLUMN] = [[row, number] for row in indices for number in range(repetitions)]
-        return result
-
-    return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
 
 
 @contextmanager

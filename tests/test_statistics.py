@@ -29,12 +29,6 @@ def test_certainty_stays_inside_the_unit_interval():
     assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(-1, 10), (11, 10), (0, 0)])
-def test_impossible_counts_are_refused(successes, trials):
-    with pytest.raises(ValueError, match="successes"):
-        wilson_interval(successes, trials)
-
-
 def test_an_interval_of_single_values_is_two_standard_errors_wide():
     values = [0.0, 1.0, 2.0, 0.0, 40.0]
     low, high = mean_interval(values, [1.0] * 5)
@@ -71,8 +65,6 @@ def test_clusters_count_by_how_far_they_agree():
     assert effective_trials([0.0, 2.0, 4.0], [4.0] * 3) == pytest.approx(4.5)
     # Nothing but successes: the rows are what was drawn.
     assert rate_interval([4.0, 4.0], [4.0] * 2) == pytest.approx(wilson_interval(2, 2))
-    with pytest.raises(ValueError, match="no trial"):
-        effective_trials([0.0], [0.0])
 
 
 def test_intervals_over_clusters_cover_what_they_should():

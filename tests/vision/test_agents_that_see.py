@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from huggingface_hub import metadata_load
 from peft import LoraConfig
 from PIL import Image
 from transformers import AutoConfig
@@ -99,13 +98,6 @@ def test_text_models_and_vision_models_get_their_class():
     for architecture, named in kinds:
         config = AutoConfig.for_model("qwen2", architectures=[architecture])
         assert named in model_class(config).__name__
-
-
-def test_the_card_names_the_pipeline(tmp_path):
-    trainer = vision_trainer(tmp_path, "LLaVA", **OPTIONS)
-    trainer.create_model_card()
-    assert metadata_load(tmp_path / "README.md")["pipeline_tag"] == "image-text-to-text"
-    assert "## Settings" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.long

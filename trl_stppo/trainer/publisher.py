@@ -71,7 +71,7 @@ class Publisher:
         names = (*pushing.SETTINGS, *(pushing.OF_CRITIC if host.has_critic else ()))
         settings = {name: algorithm_settings(host.args).get(name) for name in names}
         repo, card = host.hub_model_id or str(self._run_dir), self._run_dir / pushing.CARD
-        pushing.complete_card(card, repo, settings, host.state.log_history, sees=bool(host.reader))
+        pushing.complete_card(card, repo, settings, host.state.log_history)
 
     def push(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
         """Implement `AgentTrainer.push_to_hub`: upload the agent's files by upstream's method."""

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,28 +42,13 @@ class Repo:
         return (sha, self.commits[sha]) if sha in self.commits else None
 
 
-@dataclass
-class Fault:
-    """What goes wrong with requests whose line ("PUT /lfs/...") matches.
-
-    A status is answered in place of the truth; None drops the connection after so many bytes.
-    """
-
-    pattern: str
-    status: int | None
-    times: int = 10**9
-    headers: dict[str, str] = field(default_factory=dict)
-    after: int = 100
-
-
 class LocalHub:
-    """A server with repositories, faults, and a list of the requests that it got."""
+    """A server with repositories and faults: statuses for requests whose line ("PUT /lfs/...") matches."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.large: dict[str, bytes] = {}
-        self.faults: list[Fault] = []
-        self.requests: list[str] = []
+        self.faults: dict[str, int] = {}
         self.before: Callable[[str], None] = lambda line: None
         self.lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("", (Handler,), {"hub": self}))
@@ -76,20 +60,12 @@ class LocalHub:
         self._server.shutdown()
         self._server.server_close()
 
-    def fail(self, pattern: str, status: int | None, times: int = 10**9, **how: Any) -> None:
+    def fail(self, pattern: str, status: int) -> None:
         """Let requests go wrong from now on."""
-        self.faults.append(Fault(pattern, status, times, **how))
+        self.faults[pattern] = status
 
-    def fault(self, line: str) -> Fault | None:
-        with self.lock:
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.pattern, line):
-                    fault.times -= 1
-                    return fault
-        return None
-
-    def count(self, pattern: str) -> int:
-        return sum(bool(re.search(pattern, line)) for line in self.requests)
+    def fault(self, line: str) -> int | None:
+        return next((status for pattern, status in self.faults.items() if re.search(pattern, line)), None)
 
 
 def is_large(path: str, size: int) -> bool:
@@ -116,20 +92,10 @@ class Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         path = unquote(urlparse(self.path).path)
         line = f"{self.command} {path}"
-        self.hub.requests.append(line)
         self.hub.before(line)
-        self._drop_after: int | None = None
-        fault = self.hub.fault(line)
-        if fault is not None and fault.status is None and self.command in ("PUT", "POST"):
-            sent = int(self.headers.get("Content-Length") or fault.after)
-            self.rfile.read(min(fault.after, sent))
-            return self._drop()
         body = self._body()
-        if fault is not None and fault.status is not None:
-            text = json.dumps({"error": f"injected {fault.status}"}).encode()
-            return self._answer(fault.status, text, fault.headers)
-        if fault is not None:
-            self._drop_after = fault.after
+        if (status := self.hub.fault(line)) is not None:
+            return self._answer(status, {"error": f"injected {status}"})
         with self.hub.lock:
             self._route(path, body)
 
@@ -145,10 +111,6 @@ class Handler(BaseHTTPRequestHandler):
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def _drop(self) -> None:
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
-
     def _answer(
         self, status: int, body: bytes | dict | list = b"", headers: dict[str, str] | None = None
     ) -> None:
@@ -158,13 +120,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        if self._drop_after is not None and self._drop_after < len(body):
-            self.wfile.write(body[: self._drop_after])
-            self.wfile.flush()
-            return self._drop()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _refuse(self, status: int, code: str) -> None:
         self._answer(status, {"error": code}, {"X-Error-Code": code, "X-Error-Message": code})
@@ -282,18 +239,12 @@ class Handler(BaseHTTPRequestHandler):
         if found is None:
             return
         sha, files = found
-        head = {"X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        head = {"X-Repo-Commit": sha}
         if path not in files:
             code = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
             return self._answer(404, b"", {**head, **code})
         content = files[path]
-        head["ETag"] = f'"{oid(path, content)}"'
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        if wanted and self.command == "GET":
-            start = int(wanted[1])
-            head["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            return self._answer(206, content[start:], head)
-        self._answer(200, content, head)
+        self._answer(200, content, {**head, "ETag": f'"{oid(path, content)}"'})
 
     def _repo(self, name: str) -> Repo | None:
         if name not in self.hub.repos:

@@ -175,12 +175,8 @@ class Watch:
         if time.monotonic() - self._spoke > QUIET_SECONDS and played < self._total:
             self._spoke = time.monotonic()
             print(f"{self._label}: {played} of {self._total} episodes", flush=True)
-        # Show the first episode of each row before a repetition.
-        names = rollout.names or ()
-        order = sorted(range(len(pairs)), key=lambda n: names[n][1])
-        pairs = [pairs[n] for n in order[: self._left]]
-        self._left -= len(pairs)
-        for episode, score in pairs:
+        told, self._left = pairs[: self._left], max(0, self._left - len(pairs))
+        for episode, score in told:
             ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"
             success = {True: ", success", False: ", no success", None: ""}[episode.success]
             print(f"\n{self._label}: {ending}{success}")

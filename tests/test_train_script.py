@@ -78,19 +78,6 @@ def test_the_sample_of_a_task_of_ones_own_is_sound(monkeypatch, capsys, tmp_path
     assert "own_task, 32" in shown
 
 
-@pytest.mark.slow
-def test_the_sample_of_a_task_of_ones_own_trains_and_is_evaluated(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    assert main(["train", "--config", OWN, "--output_dir", str(tmp_path)]) == 0
-    results = json.loads((tmp_path / "evaluation.json").read_text())
-    before, after = (results[when]["eval_episode/success_rate"] for when in ("before", "after"))
-    assert after > before
-    agents_of = ["--models", AGENT, str(tmp_path), "--output", str(tmp_path / "table.json")]
-    assert main(["evaluate", "--config", OWN, *agents_of]) == 0
-    read = json.loads((tmp_path / "table.json").read_text())["results"]
-    assert read[tmp_path.name]["own_task"]["success"] == after
-
-
 class Capped:
     """As much of an environment as a factory's arguments need."""
 

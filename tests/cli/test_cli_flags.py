@@ -81,13 +81,10 @@ def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path, monke
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
-    ("--dry_run", True), ("--dry-run", True), ("--dry_run T", True), ("--dry_run=Yes", True),
-    ("", False), ("--dry_run 0", False), ("--config on", True), ("--config off", False),
-    ("--config on --dry_run false", False),
+    ("--dry-run", True), ("", False), ("--config on", True), ("--config on --dry_run false", False),
 ])  # fmt: skip
 def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, monkeypatch):
-    for name, value in (("on", "true"), ("off", "false")):
-        (tmp_path / name).write_text(f"dry_run: {value}\n")
+    (tmp_path / "on").write_text("dry_run: true\n")
     monkeypatch.chdir(tmp_path)
     assert early(words.split()).dry_run is wanted
     assert parse_flags(TrainArguments, [*words.split(), *CPU])[0].dry_run is wanted

@@ -57,32 +57,12 @@ def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tm
     assert named in shown
 
 
-MODULE = '''
-class Garden:
-    def reset(self, **row):
-        return "A garden."
-
-    def dig(self, depth: int) -> str:
-        """Dig a hole.
-
-        Args:
-            depth: how deep.
-        """
-        return "deep"
-
-    def get_reward(self):
-        return 1.0
-'''
-
-
-def test_a_template_that_cannot_render_tools_is_a_problem(dry_run, tmp_path, monkeypatch):
-    base = saved_base(tmp_path / "base")
-    (tmp_path / "garden.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = tmp_path / "rows.jsonl"
+def test_a_template_that_cannot_render_tools_is_a_problem(dry_run, tmp_path):
+    base, rows = saved_base(tmp_path / "base"), tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": [{"role": "user", "content": "hi"}]}\n' * 40)
     words = ("--model_name_or_path", base, "--dataset_name", str(rows), "--max_steps", "1")
-    words += ("--output_dir", str(tmp_path / "run"), "--environment", "garden:Garden")
-    code, shown = dry_run(*words)
+    words += ("--output_dir", str(tmp_path / "run"))
+    tools = "tests.trainer.loop.test_tool_environments:PayingEnv"
+    code, shown = dry_run(*words, "--environment", tools)
     assert code == 1
     assert "cannot render tool calls" in shown

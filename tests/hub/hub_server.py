@@ -14,8 +14,6 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 TOKEN = "hf_" + "Local0" * 5
-LARGE = 10_000
-BINARY = (".safetensors", ".pt", ".pth", ".bin", ".png", ".gz", ".parquet")
 
 
 @dataclass
@@ -43,11 +41,10 @@ class Repo:
 
 
 class LocalHub:
-    """A server with repositories and faults: statuses for requests whose line ("PUT /lfs/...") matches."""
+    """A server with repositories and faults: statuses for requests whose line ("POST /api/...") matches."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
-        self.large: dict[str, bytes] = {}
         self.faults: dict[str, int] = {}
         self.before: Callable[[str], None] = lambda line: None
         self.lock = threading.RLock()
@@ -68,17 +65,9 @@ class LocalHub:
         return next((status for pattern, status in self.faults.items() if re.search(pattern, line)), None)
 
 
-def is_large(path: str, size: int) -> bool:
-    return path.endswith(BINARY) or size > LARGE
-
-
-def oid(path: str, content: bytes | None) -> str | None:
-    """The id of a file: by sha256, or as a blob in git."""
-    if content is None:
-        return None
-    blob = b"blob %d\0" % len(content) + content
-    large = is_large(path, len(content))
-    return (hashlib.sha256(content) if large else hashlib.sha1(blob)).hexdigest()
+def oid(content: bytes | None) -> str | None:
+    """The id of a file, as a blob in git."""
+    return None if content is None else hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -99,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.hub.lock:
             self._route(path, body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = _serve
+    do_GET = do_HEAD = do_POST = _serve
 
     def _body(self) -> bytes:
         if "chunked" in (self.headers.get("Transfer-Encoding") or ""):
@@ -128,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _route(self, path: str, body: bytes) -> None:
         authorised = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        writes = self.command in ("POST", "PUT") and not path.startswith(("/lfs/", "/api/validate"))
+        writes = self.command == "POST" and not path.startswith("/api/validate")
         if writes and not authorised:
             return self._answer(401, {"error": "Invalid username or password."})
         routes = (
@@ -137,8 +126,6 @@ class Handler(BaseHTTPRequestHandler):
             (r"POST /api/validate-yaml", lambda: self._answer(200, {"errors": [], "warnings": []})),
             (r"POST /api/models/(.+?)/preupload/(.+)", self._preupload),
             (r"POST /api/models/(.+?)/commit/(.+)", self._commit),
-            (r"POST /(.+?)\.git/info/lfs/objects/batch", self._batch),
-            (r"PUT /lfs/(\w+)", self._store),
             (r"GET /api/models/(.+?)/tree/([^/]+)", self._tree),
             (r"GET /api/models/(.+?)/revision/(.+)", self._info),
             (r"GET /api/models/([^/]+/[^/]+)", self._info),
@@ -171,27 +158,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         files = []
         for asked in json.loads(self._content)["files"]:
-            path = asked["path"]
-            mode = "lfs" if is_large(path, asked["size"]) else "regular"
-            known = {"oid": oid(path, repo.files.get(path)), "shouldIgnore": False}
-            files.append({"path": path, "uploadMode": mode, **known})
+            known = {"oid": oid(repo.files.get(asked["path"])), "shouldIgnore": False}
+            files.append({"path": asked["path"], "uploadMode": "regular", **known})
         self._answer(200, {"files": files})
-
-    def _batch(self, name: str) -> None:
-        if self._repo(name) is None:
-            return
-        objects = []
-        for entry in json.loads(self._content)["objects"]:
-            known = entry["oid"] in self.hub.large
-            href = f"{self.hub.url}/lfs/{entry['oid']}"
-            objects.append(entry if known else {**entry, "actions": {"upload": {"href": href}}})
-        self._answer(200, {"transfer": "basic", "objects": objects})
-
-    def _store(self, digest: str) -> None:
-        if hashlib.sha256(self._content).hexdigest() != digest:
-            return self._refuse(400, "Checksum")
-        self.hub.large[digest] = self._content
-        self._answer(200)
 
     def _commit(self, name: str, revision: str) -> None:
         repo = self._repo(name)
@@ -205,10 +174,6 @@ class Handler(BaseHTTPRequestHandler):
                 summary = value["summary"]
             elif key == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif key == "lfsFile":
-                if value["oid"] not in self.hub.large:
-                    return self._refuse(400, "MissingLfsObject")
-                files[value["path"]] = self.hub.large[value["oid"]]
         sha = repo.commit(files, summary, revision)
         url = f"{self.hub.url}/{name}/commit/{sha}"
         self._answer(200, {"commitOid": sha, "commitUrl": url, "success": True})
@@ -225,14 +190,9 @@ class Handler(BaseHTTPRequestHandler):
     def _tree(self, name: str, revision: str) -> None:
         found = self._at(name, revision)
         if found is not None:
-            entries = [self._entry(path, content) for path, content in sorted(found[1].items())]
-            self._answer(200, entries)
-
-    def _entry(self, path: str, content: bytes) -> dict[str, Any]:
-        entry = {"type": "file", "path": path, "size": len(content), "oid": oid(path, content)}
-        if is_large(path, len(content)):
-            entry["lfs"] = {**entry, "pointerSize": 130}
-        return entry
+            files = sorted(found[1].items())
+            kept = [{"path": path, "size": len(data), "oid": oid(data)} for path, data in files]
+            self._answer(200, [{"type": "file", **entry} for entry in kept])
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
         found = self._at(name, revision)
@@ -244,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
             code = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
             return self._answer(404, b"", {**head, **code})
         content = files[path]
-        self._answer(200, content, {**head, "ETag": f'"{oid(path, content)}"'})
+        self._answer(200, content, {**head, "ETag": f'"{oid(content)}"'})
 
     def _repo(self, name: str) -> Repo | None:
         if name not in self.hub.repos:

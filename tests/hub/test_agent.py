@@ -37,10 +37,9 @@ def length(completions, **columns):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("penalty", [None, 0.5])
-def test_evaluate_gives_the_trainers_metrics(tmp_path, penalty):
+def test_evaluate_gives_the_trainers_metrics(tmp_path):
     rows = letters()
-    options = {"eval_generation_kwargs": {"temperature": 0.8}, "missing_eos_penalty": penalty}
+    options = {"eval_generation_kwargs": {"temperature": 0.8}, "missing_eos_penalty": 0.5}
     options |= {"num_generations_eval": 2, "reward_weights": [0.25]}
     arguments = {"eval_dataset": rows, "reward_funcs": [length]}
     trainer = run(tmp_path / "run", arguments=arguments, **options)
@@ -48,7 +47,7 @@ def test_evaluate_gives_the_trainers_metrics(tmp_path, penalty):
     expected = trainer.evaluate()
     agent = Agent.from_pretrained(str(tmp_path / "run"))
     options = {"seed": agent.settings.seed, "greedy": False, "repetitions": 2, "parallel": 3}
-    options |= {"reward_weights": [0.25], "missing_eos_penalty": penalty}
+    options |= {"reward_weights": [0.25], "missing_eos_penalty": 0.5}
     metrics = agent.evaluate(CountEnv, {"own": rows}, [length], **options)["own"]
     assert metrics["episodes"] == 16
     assert metrics["rewards/length/mean"] > 0.0
@@ -83,12 +82,6 @@ def test_an_environment_comes_as_class_factory_or_dict(agent):
         assert agent.run(env, row).ids == expected
     agent.run(Closable, ROW)
     assert Closable.closed == 1
-
-
-def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
-    (saved / "modeling_evil.py").write_text("raise SystemExit('code was run')")
-    (saved / "custom_generate.py").write_text("raise SystemExit('code was run')")
-    Agent.from_pretrained(str(saved)).run(CountEnv, ROW)
 
 
 def test_one_leads_the_conversation_oneself(agent):

@@ -114,22 +114,15 @@ def test_the_caller_can_say_so(coded, adapter, marker, tmp_path):
     assert setup_models.loading_options(kept) == trusting
 
 
-def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded):
-    files = {path.name: path.read_bytes() for path in Path(coded).iterdir()}
-    repo = hub.repos["me/coded"] = Repo()
-    repo.commit(files, "first")
-    assert not (policy_folder("me/coded") / "own.py").exists()
-    assert (policy_folder("me/coded", code=True) / "own.py").exists()
-
-
-def test_named_chat_templates_are_fetched_and_other_folders_are_not(hub, coded):
+def test_python_files_are_fetched_on_request_templates_always_other_folders_never(hub, coded):
     files = {path.name: path.read_bytes() for path in Path(coded).iterdir()}
     files["additional_chat_templates/tool_use.jinja"] = b"{{ tools }}"
     for folder in ("critic", "adapter", "checkpoint-3"):
         files[f"{folder}/config.json"] = b"{}"
-    hub.repos["me/named"] = Repo()
-    hub.repos["me/named"].commit(files, "first")
-    folder = policy_folder("me/named")
+    hub.repos["me/coded"] = Repo()
+    hub.repos["me/coded"].commit(files, "first")
+    folder = policy_folder("me/coded")
+    assert not (folder / "own.py").exists()
     assert (folder / "additional_chat_templates" / "tool_use.jinja").exists()
-    found = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert found == {"additional_chat_templates"}
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["additional_chat_templates"]
+    assert (policy_folder("me/coded", code=True) / "own.py").exists()

@@ -39,18 +39,13 @@ def task(policy: PreTrainedModel, rows: object, rollout: RolloutPlan) -> dict[st
         players.append(f"tools {' '.join(map(name_of, rollout.standalone_tools))}")
     players += [name_of(each) for each in (rollout.user_func, rollout.agent) if each is not None]
     size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
+    known = getattr(getattr(rows, "info", None), "dataset_name", None)
     return {
         # Keep two parts, because the last part of `runs/a/checkpoint-100` is ambiguous.
         "model": "/".join(PurePath(model).parts[-2:]),
         "environment": " + ".join(players) or "none",
-        "dataset": ", ".join(filter(None, (dataset_of(rows), size))),
+        "dataset": ", ".join(filter(None, (None if known in READERS else known, size))),
     }
-
-
-def dataset_of(rows: object) -> str | None:
-    """Return a data set's name; None if it is unknown."""
-    known = getattr(getattr(rows, "info", None), "dataset_name", None)
-    return None if known in READERS else known
 
 
 def critic_of(critic: Critic) -> str:

@@ -9,13 +9,6 @@ import pytest
 from trl_stppo.statistics import effective_trials, mean_interval, rate_interval, wilson_interval
 
 
-def test_half_of_a_hundred():
-    # centre (0.5 + 3.8415/200) / (1 + 3.8415/100) = 0.5; half width from the same formula: 0.0962
-    low, high = wilson_interval(50, 100)
-    assert low == pytest.approx(0.4038, abs=1e-4)
-    assert high == pytest.approx(0.5962, abs=1e-4)
-
-
 @pytest.mark.parametrize(("successes", "trials"), [(1, 10), (7, 10), (123, 400)])
 def test_bounds_are_where_the_score_statistic_reaches_its_quantile(successes, trials):
     rate = successes / trials

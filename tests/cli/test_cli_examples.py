@@ -42,8 +42,6 @@ use_cpu: true
 bf16: false
 report_to: none
 """
-# As one would try it first.
-SHIPPED = "env check scripts.search.search_env:StdlibSearchEnv --action '<search>csv</search>' --strict"
 # Takes more than a few seconds: what trains.
 SLOW = re.compile(r"train (?!.*--dry_run)")
 
@@ -51,7 +49,7 @@ SLOW = re.compile(r"train (?!.*--dry_run)")
 def examples():
     pages = [FIRST_STEPS, *(documented(command)[2] for command in MODULES)]
     lines = re.findall(r"^ +trl-stppo (.+)$", "\n".join(pages), re.MULTILINE)
-    for line in dict.fromkeys([*lines, SHIPPED]):
+    for line in dict.fromkeys(lines):
         if not line.startswith("COMMAND"):
             yield pytest.param(line, marks=pytest.mark.slow if SLOW.match(line) else ())
 

@@ -14,17 +14,15 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.kit.launch import launcher
 from tests.kit.script_kit import AGENT, ROOT, small_data
 from tests.kit.tiers import quick
-from tests.kit.tool_model import tool_tokenizer
 from trl_stppo.cli import agents, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
 from trl_stppo.cli.flags import EvaluateArguments, TrainArguments
 from trl_stppo.hub.settings import AgentSettings
-from trl_stppo.models.small import tiny_config
 
 NAMES = ["nq", "nq", "hotpotqa"] * 4
 FLAGS = [
@@ -88,7 +86,7 @@ def test_each_data_set_has_its_own_figures_and_all_have_a_mean(evaluated):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", quick(["drawn", "half", "answers", "tools"], "answers"))
+@pytest.mark.parametrize("case", quick(["drawn", "half", "answers"], "answers"))
 def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
     """Drawn tokens, rewards of functions, repetitions, penalties, batches that do not come out even."""
     sampling = {"temperature": 1.0, "max_completion_length": 160 if case == "half" else 70}
@@ -102,9 +100,6 @@ def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
         flags += ["--kl_coef", "0.0"]
     if case == "answers":
         flags += ["--environment", "none", "--max_turns", "null", "--max_turn_tokens", "null"]
-    if case == "tools":
-        flags += ["--environment", f"{__name__}:Toolbox", "--environment_kwargs", "{}"]
-        flags += ["--model_name_or_path", tool_agent(tmp_path / "agent")]
     own = []
     monkeypatch.setattr(evaluate, "figures_of", lambda *said: own.append(said[0]) or tables.figures_of(*said))
     result = evaluate.compare(flags)
@@ -141,31 +136,6 @@ def letters(prompts, completions, completion_ids, question, trainer_state, **col
 async def shouts(completions, **columns):
     await asyncio.sleep(0)
     return [str(c).count("e") / 10 for c in completions]
-
-
-class Toolbox:
-    """Pays for the episode, and for each call."""
-
-    def reset(self, **row):
-        self.turn_rewards = []
-        return ""
-
-    def look(self, where: str) -> str:
-        """Look.\n\nArgs:\n    where: at what."""
-        self.turn_rewards.append(0.25)
-        return "nothing"
-
-    def get_reward(self) -> float:
-        return 0.1 + len(self.turn_rewards)
-
-
-def tool_agent(folder):
-    """A model that knows nothing, with a template for tools."""
-    tokenizer = tool_tokenizer(["look where"])
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=2048)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def test_rows_keep_their_order_where_all_of_them_fit():

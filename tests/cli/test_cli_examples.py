@@ -14,18 +14,6 @@ from tests.kit.script_kit import AGENT
 from tests.kit.trace_kit import made_up_run
 from trl_stppo.cli.main import FIRST_STEPS, MODULES, documented, main
 
-ENVIRONMENT = """
-class MyEnv:
-    def reset(self, **row):
-        self.over = False
-        return "Left or right? ", {}
-
-    def step(self, action):
-        if self.over:
-            raise RuntimeError("over")
-        self.over = "right" in action
-        return "On. ", 1.0, self.over, False, {"valid_action": True, "success": self.over}
-"""
 RUN = """
 model_name_or_path: base
 environment: my_env:MyEnv
@@ -58,7 +46,7 @@ def examples():
 def folder(tmp_path_factory):
     """Where somebody types: an environment, rows, a configuration and runs."""
     here = tmp_path_factory.mktemp("typed")
-    (here / "my_env.py").write_text(ENVIRONMENT)
+    (here / "my_env.py").write_text("from tests.cli.test_cli_env_check import Clean as MyEnv\n")
     rows = "\n".join([json.dumps({"prompt": [{"role": "user", "content": "Go."}]})] * 16)
     (here / "data").mkdir()
     for file in ("rows.jsonl", "data/train.jsonl", "data/test.jsonl"):

@@ -18,15 +18,12 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("train --max_turn 3", "--max_turn"),
     ("train --learning 1", "--learning"),
     ("evaluate --dry_run", "--dry_run"),
-    ("train --num_processes 2", "--num_processes"),
     ("train --optim adamw_troch", "--optim"),
     ("train run.yaml", "run.yaml"),
     ("train --variant so-ppo --use_cpu --bf16 false", "`variant='so-ppo'`"),
     ("train --config nowhere.yaml", "nowhere.yaml"),
-    ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
     ("env check", "MODULE:CLASS"),
     ("env check a:b --row {}", "`a:b`"),
-    ("env check scripts.search.search_env:SearchEnv --stict", "--stict"),
     ("env check scripts.search.search_env:SearchEnv --row [1]", "`row=[1]`"),
 ])  # fmt: skip
 def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # These files are not downloaded: folders except `additional_chat_templates`, a second copy of the weights,
 # the trainer's state.
 _NOT = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors", "trainer_state.json")
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     **{"padding_side": "left", "truncation_side": "left"},
     # transformers would otherwise prompt in a terminal.
     "trust_remote_code": False,

@@ -87,7 +87,7 @@ def test_each_data_set_has_its_own_figures_and_all_have_a_mean(evaluated):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", quick(["drawn", "half", "answers"], "answers"))
-def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
+def test_the_figures_are_those_of_a_trainer(case, words, monkeypatch):
     """Drawn tokens, rewards of functions, repetitions, penalties, batches that do not come out even."""
     sampling = {"temperature": 1.0, "max_completion_length": 160 if case == "half" else 70}
     flags = [*words, "--top_p", "0.9", "--eval_generation_kwargs", json.dumps(sampling)]
@@ -239,17 +239,8 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
 
 def test_agents_are_compared_row_by_row(capsys):
     # Three rows, two episodes each: gains of 1, 2 and 0 episodes.
-    outcomes = {
-        "base": [(False, 0.0)] * 6,
-        "trained": [
-            (True, 1.0),
-            (False, 0.0),
-            (True, 1.0),
-            (True, 1.0),
-            (False, 0.0),
-            (False, 0.0),
-        ],
-    }
+    wins = [1, 0, 1, 1, 0, 0]
+    outcomes = {"base": [(False, 0.0)] * 6, "trained": [(bool(win), float(win)) for win in wins]}
     tables.print_differences(outcomes, 2)
     # Means of rows 0.5, 1, 0: mean 0.5, deviation 0.5, half width 1.96 * 0.5 / sqrt(3) = 0.566.
     said = "trained less base, all rows, paired: success +0.500 [-0.066, +1.066]\n"

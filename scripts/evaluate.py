@@ -2,7 +2,7 @@ r"""Evaluate agents on held-out rows: `trl-stppo evaluate`.
 
 python scripts/evaluate.py --config scripts/configs/demo.yaml --output runs/demo/table.json
 accelerate launch scripts/evaluate.py --config my_run.yaml \
-        --models Qwen/Qwen2.5-7B-Instruct runs/ppo runs/st-ppo --labels base PPO ST-PPO
+        --models Qwen/Qwen2.5-7B-Instruct runs/ppo runs/st-ppo
 """
 
 import sys

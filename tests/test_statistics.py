@@ -9,13 +9,6 @@ import pytest
 from trl_stppo.statistics import effective_trials, mean_interval, rate_interval, wilson_interval
 
 
-def test_half_of_a_hundred():
-    # centre (0.5 + 3.8415/200) / (1 + 3.8415/100) = 0.5; half width from the same formula: 0.0962
-    low, high = wilson_interval(50, 100)
-    assert low == pytest.approx(0.4038, abs=1e-4)
-    assert high == pytest.approx(0.5962, abs=1e-4)
-
-
 @pytest.mark.parametrize(("successes", "trials"), [(1, 10), (7, 10), (123, 400)])
 def test_bounds_are_where_the_score_statistic_reaches_its_quantile(successes, trials):
     rate = successes / trials
@@ -27,12 +20,6 @@ def test_bounds_are_where_the_score_statistic_reaches_its_quantile(successes, tr
 def test_certainty_stays_inside_the_unit_interval():
     assert wilson_interval(0, 10)[0] == pytest.approx(0.0, abs=1e-15)
     assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(-1, 10), (11, 10), (0, 0)])
-def test_impossible_counts_are_refused(successes, trials):
-    with pytest.raises(ValueError, match="successes"):
-        wilson_interval(successes, trials)
 
 
 def test_an_interval_of_single_values_is_two_standard_errors_wide():
@@ -71,8 +58,6 @@ def test_clusters_count_by_how_far_they_agree():
     assert effective_trials([0.0, 2.0, 4.0], [4.0] * 3) == pytest.approx(4.5)
     # Nothing but successes: the rows are what was drawn.
     assert rate_interval([4.0, 4.0], [4.0] * 2) == pytest.approx(wilson_interval(2, 2))
-    with pytest.raises(ValueError, match="no trial"):
-        effective_trials([0.0], [0.0])
 
 
 def test_intervals_over_clusters_cover_what_they_should():

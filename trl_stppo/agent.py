@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .generation.protocol import Backend, TurnRequest
+from .generation.protocol import Backend
 from .generation.sampling import SamplingSettings
 from .hub.loading import load_model, load_processor, policy_folder
 from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 from .rollout.chat import Message
 from .rollout.episode import Episode, Limits
-from .rollout.images import images_of, told, with_pictures
-from .rollout.messages import read_messages
+from .rollout.images import told, with_pictures
 from .rollout.reward_funcs import RewardFunc
 from .trainer.loop.rollout import Played, Scored
 from .trainer.planning.data import Row
-from .trainer.play import Player, Speaker, prompt_template
+from .trainer.play import Player, Speaker
 from .trainer.setup.models import keep_trainable
 
 # Evaluations of a run draw their random numbers from (seed, 1, row, repetition).
@@ -36,12 +35,9 @@ class AgentEpisode:
         success: whether the task was solved, None if the environment does not return it.
         stop_reason: the reason of the end, as in docs/environments.md.
         error: the environment's error, or None.
-        prompt: the prompt with the first observation.
         prompt_ids: tokens of the prompt. This and the next fields hold only the first context.
         ids: tokens after the prompt.
         turn_spans: half-open spans of the turns in `ids`.
-        logprobs: log-probabilities of `ids` at sampling, nats; 0 for observations, and everywhere with a
-            model that has no cache between turns (docs/many_gpus.md).
     """
 
     messages: list[Message]
@@ -51,11 +47,9 @@ class AgentEpisode:
     success: bool | None
     stop_reason: str
     error: str | None
-    prompt: list[Message] | str
     prompt_ids: list[int] = field(repr=False)
     ids: list[int] = field(repr=False)
     turn_spans: list[tuple[int, int]] = field(repr=False)
-    logprobs: list[float] = field(repr=False)
 
     @property
     def score(self) -> float:
@@ -83,11 +77,9 @@ class AgentEpisode:
             success=episode.success,
             stop_reason=episode.stop_reason.value,
             error=episode.error,
-            prompt=with_pictures(episode.prompt),
             prompt_ids=list(episode.prompt_ids),
             ids=list(episode.ids),
             turn_spans=list(episode.turn_spans),
-            logprobs=list(episode.logprobs),
         )
 
 
@@ -164,7 +156,8 @@ class Agent:
         """Play one episode.
 
         Args:
-            env: an environment, its class, a factory, or a dict of factories; None with only tools.
+            env: an environment's class, a factory, or a dict of factories; None for a single turn, or with
+                only tools.
             row: columns for `reset`, with `prompt` unless the environment has the task.
             **options: arguments of `run_many`.
         """
@@ -179,7 +172,7 @@ class Agent:
         agent: Callable[..., object] | None = None,
         seed: int = 0,
         greedy: bool = True,
-        parallel: int | None = 32,
+        parallel: int = 32,
         wrap_backend: Callable[[Backend], Backend] | None = None,
     ) -> list[AgentEpisode]:
         """Play one episode per row, `parallel` episodes at a time.
@@ -187,31 +180,24 @@ class Agent:
         With the run's seed (`settings.seed`), the episodes are the same as in its evaluation on these rows.
 
         Args:
-            factory: as `env` of `run`; a single instance plays the rows one after the other.
+            factory: as `env` of `run`.
             rows: a dataset, or a list of dicts.
             tools: functions without an environment.
             agent: a function `(client, row)` in place of an environment, as a trainer takes it.
             seed: seed of the random numbers.
             greedy: take the likeliest token, else sample as in the run's evaluation.
-            parallel: episodes at once; None for all.
+            parallel: episodes at once.
             wrap_backend: function that makes the backend that samples turns (`generation.protocol`) from the
                 agent's backend, for example a backend that plays the best of several turns.
 
         Returns:
             The episodes, in the order of the rows.
-
-        Raises:
-            ValueError: there is neither an environment nor tools nor an agent.
         """
-        if factory is None and not tools and agent is None:
-            raise ValueError("`factory`, `tools` and `agent` are all None. Set one.")
         every, episodes = [dict(row) for row in rows], []
         sampling, options = self.sampling(greedy), {"agent": agent, "wrap_backend": wrap_backend}
         with self.player(factory, tools=tools, **options) as player:
-            # A shared instance plays one episode at a time; each episode of a batch needs its own instance.
-            size = 1 if player.is_shared else parallel or max(1, len(every))
-            for start in range(0, len(every), size):
-                part = every[start : start + size]
+            for start in range(0, len(every), parallel):
+                part = every[start : start + parallel]
                 names = [(start + i, 0) for i in range(len(part))]
                 seeds = (seed, EVALUATION)
                 episodes += player.play(part, sampling, seeds, names=names).episodes
@@ -235,7 +221,7 @@ class Agent:
         """Play held-out rows, divided among all processes, and score them as a trainer's evaluation does.
 
         Args:
-            factory: as `env` of `run`, but no instance.
+            factory: as `env` of `run`.
             data_sets: rows of each data set, by name.
             reward_funcs: functions in TRL's form, besides the environment's rewards.
             reward_weights: one per function; default 1.
@@ -271,54 +257,6 @@ class Agent:
         if greedy:
             known = {"repetition_penalty": known.get("repetition_penalty", 1.0)}
         return SamplingSettings(**{**known, "do_sample": not greedy})
-
-    def act(
-        self,
-        messages: list[Message] | str,
-        *,
-        tools: list[Callable[..., object]] | None = None,
-        seed: int = 0,
-        greedy: bool = True,
-        trusted_text: bool = False,
-    ) -> str:
-        """Return the text of the agent's next turn in a conversation.
-
-        Args:
-            messages: the conversation, without the agent's turn; or plain text, in which control tokens
-                count.
-            tools: functions whose schemas the template shows.
-            seed: seed of the random numbers.
-            greedy: take the likeliest token, else sample as in the run's evaluation.
-            trusted_text: parse control tokens in messages. Otherwise they are plain text, except in
-                system messages.
-
-        Raises:
-            ValueError: the conversation fills the context, or the template has no tools.
-        """
-        kwargs = self.settings.chat_template_kwargs
-        kinds = [entry.get("kind") for entry in self.settings.environments]
-        uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
-        template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
-        renderer = self._speaker.renderer(template, kwargs)
-        talk: Any = messages
-        before = 0
-        if not isinstance(messages, str):
-            talk = renderer.read(read_messages(messages))
-            before = sum(m["role"] == "assistant" for m in talk)
-            if not trusted_text:
-                talk = renderer.without_control_tokens(talk)
-        ids = renderer.prompt_ids(talk, tools)
-        limits = self._limits()
-        room = limits.max_turn_tokens or limits.max_completion_tokens
-        if limits.max_context_tokens is not None:
-            room = min(room, limits.max_context_tokens - len(ids))
-        if room < 1:
-            raise ValueError(
-                f"The conversation has {len(ids)} tokens; must be < {limits.max_context_tokens}, the context."
-            )
-        number = (seed, EVALUATION, 0, 0, before)
-        request = TurnRequest(0, ids, room, number, tuple(images_of(talk)))
-        return renderer.decode_action(self._speaker.turn(request, self.sampling(greedy)))
 
     def _limits(self) -> Limits:
         settings, text_config = self.settings, self.model.config.get_text_config()

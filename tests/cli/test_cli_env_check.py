@@ -1,15 +1,10 @@
 """`trl-stppo env check`: a report for clean, careless and broken environments."""
 
-import contextlib
 import importlib
 import json
-import threading
 
-import openai
 import pytest
 
-from tests.kit.fakes import CHAT_TEMPLATE, char_tokenizer
-from trl_stppo.cli import env_check
 from trl_stppo.cli.main import main
 
 
@@ -59,10 +54,6 @@ class Open(Clean):
         Open.alive -= 1
 
 
-NO_TOOLS = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}" + CHAT_TEMPLATE
-ADDS = ["--action", 'add {"a": 2}', "--action", "bye"]
-
-
 @pytest.fixture
 def check(capsys):
     def run(name: str, *words: str) -> tuple[int, str]:
@@ -109,114 +100,3 @@ def test_rows_are_read_from_a_file_of_json_lines(check, tmp_path):
     assert code == 0
     assert "played 8 rows" in shown
     assert "played 1 rows" in check("Clean", "--row", '{"number": 1}')[1]
-
-
-# --------------------------------------------------------------------------------- agents
-
-
-def say(client, **options):
-    messages = [{"role": "user", "content": "hi"}]
-    return client.chat.completions.create(model="policy", messages=messages, **options)
-
-
-async def careful(client, row):
-    await say(client)
-    return 1.0
-
-
-async def rowless(client, row=None):
-    await say(client)
-    return 1.0
-
-
-def adding(client, row):
-    schema = {"name": "add", "parameters": {"type": "object"}}
-    answer = say(client, tools=[{"type": "function", "function": schema}], temperature=0.1)
-    (call,) = answer.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"a": 2}
-    say(client)
-
-
-async def stubborn(client, row):
-    while True:
-        with contextlib.suppress(openai.PermissionDeniedError):
-            await say(client)
-
-
-async def broken(client, row):
-    raise RuntimeError("no database")
-
-
-async def deaf(client, row):
-    with contextlib.suppress(openai.OpenAIError):
-        await client.chat.completions.create(model="gpt", messages=[])
-    return 0.0
-
-
-async def unlimited(client, row):
-    while True:
-        await say(client)
-
-
-def hanging(client, row):
-    threading.Event().wait()
-
-
-@pytest.mark.parametrize("agent", ["careful", "rowless"])
-def test_a_clean_agent(check, agent):
-    code, shown = check(agent, "--strict")
-    assert code == 0
-    assert "calls 1" in shown
-
-
-def test_an_agent_gets_the_actions_as_turns_and_calls_of_its_tools(check):
-    code, shown = check("adding", *ADDS)
-    assert code == 0
-    assert "calls 2, tools add, returns None" in shown
-    assert "warning: `temperature`" in shown
-    assert "no reward" in shown
-    assert check("adding", *ADDS, "--strict")[0] == 1
-
-
-def test_a_call_of_an_unknown_tool_is_an_answer_with_a_warning(check):
-    code, shown = check("careful", "--action", 'nosuch {"a": 2}')
-    assert code == 0
-    assert 'warning: `nosuch {"a": 2}`' in shown
-
-
-def test_an_agent_that_does_not_catch_its_limit_gets_no_warning_of_its_reward(check):
-    code, shown = check("unlimited", "--steps", "2", "--strict")
-    assert code == 0
-    assert "calls 3" in shown
-
-
-@pytest.mark.parametrize(("name", "part"), [
-    ("broken", "RuntimeError: no database (test_cli_env_check.py:"),
-    ("hanging", "longer than 0.2 s"),
-    ("stubborn", "after"),
-    ("deaf", "no call that can be answered"),
-])  # fmt: skip
-def test_what_an_agent_does_wrong_is_an_error(check, monkeypatch, name, part):
-    if name == "hanging":
-        monkeypatch.setattr(env_check, "SECONDS", 0.2)
-    code, shown = check(name)
-    assert code == 1
-    assert part in shown
-    assert "Traceback" not in shown
-
-
-@pytest.mark.parametrize(("name", "template", "problem"), [
-    ("Garden", CHAT_TEMPLATE, "cannot render tool calls"),
-    ("adding", NO_TOOLS, "no tools here"),
-    ("adding", CHAT_TEMPLATE, None),
-    ("Clean", CHAT_TEMPLATE, None),
-])  # fmt: skip
-def test_a_models_template_must_render_the_tools(check, tmp_path, name, template, problem):
-    tokenizer = char_tokenizer()
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(tmp_path)
-    actions = ADDS if name == "adding" else []
-    code, shown = check(name, "--model", str(tmp_path), *actions)
-    assert code == int(problem is not None), shown
-    assert problem is None or problem in shown
-    assert "Traceback" not in shown

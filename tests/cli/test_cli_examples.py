@@ -14,18 +14,6 @@ from tests.kit.script_kit import AGENT
 from tests.kit.trace_kit import made_up_run
 from trl_stppo.cli.main import FIRST_STEPS, MODULES, documented, main
 
-ENVIRONMENT = """
-class MyEnv:
-    def reset(self, **row):
-        self.over = False
-        return "Left or right? ", {}
-
-    def step(self, action):
-        if self.over:
-            raise RuntimeError("over")
-        self.over = "right" in action
-        return "On. ", 1.0, self.over, False, {"valid_action": True, "success": self.over}
-"""
 RUN = """
 model_name_or_path: base
 environment: my_env:MyEnv
@@ -42,8 +30,6 @@ use_cpu: true
 bf16: false
 report_to: none
 """
-# As one would try it first.
-SHIPPED = "env check scripts.search.search_env:StdlibSearchEnv --action '<search>csv</search>' --strict"
 # Takes more than a few seconds: what trains.
 SLOW = re.compile(r"train (?!.*--dry_run)")
 
@@ -51,7 +37,7 @@ SLOW = re.compile(r"train (?!.*--dry_run)")
 def examples():
     pages = [FIRST_STEPS, *(documented(command)[2] for command in MODULES)]
     lines = re.findall(r"^ +trl-stppo (.+)$", "\n".join(pages), re.MULTILINE)
-    for line in dict.fromkeys([*lines, SHIPPED]):
+    for line in dict.fromkeys(lines):
         if not line.startswith("COMMAND"):
             yield pytest.param(line, marks=pytest.mark.slow if SLOW.match(line) else ())
 
@@ -60,7 +46,7 @@ def examples():
 def folder(tmp_path_factory):
     """Where somebody types: an environment, rows, a configuration and runs."""
     here = tmp_path_factory.mktemp("typed")
-    (here / "my_env.py").write_text(ENVIRONMENT)
+    (here / "my_env.py").write_text("from tests.cli.test_cli_env_check import Clean as MyEnv\n")
     rows = "\n".join([json.dumps({"prompt": [{"role": "user", "content": "Go."}]})] * 16)
     (here / "data").mkdir()
     for file in ("rows.jsonl", "data/train.jsonl", "data/test.jsonl"):
@@ -70,7 +56,7 @@ def folder(tmp_path_factory):
     for name in ("demo", "mine", "agent", "ppo", "st-ppo"):
         made = shutil.copytree(AGENT, here / "runs" / name)
         entries = [{"step": i, "episode/success_rate": i / 4} for i in range(4)]
-        first = {"format": 1, "settings": {"variant": name.partition("-")[0]}}
+        first = {"format": 1, "settings": {}, "steps_per_rollout": 1}
         (made / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in [first, *entries]))
     made_up_run(here / "runs" / "demo")
     return here

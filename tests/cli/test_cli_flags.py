@@ -18,16 +18,13 @@ RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:
     ("train --max_turn 3", "--max_turn"),
     ("train --learning 1", "--learning"),
     ("evaluate --dry_run", "--dry_run"),
-    ("train --num_processes 2", "--num_processes"),
     ("train --optim adamw_troch", "--optim"),
     ("train run.yaml", "run.yaml"),
     ("train --variant so-ppo --use_cpu --bf16 false", "`variant='so-ppo'`"),
     ("train --config nowhere.yaml", "nowhere.yaml"),
-    ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
     ("env check", "MODULE:CLASS"),
     ("env check a:b --row {}", "`a:b`"),
-    ("env check scripts.search.search_env:SearchEnv --stict", "--stict"),
-    ("env play scripts.search.search_env:SearchEnv --row [1]", "`row=[1]`"),
+    ("env check scripts.search.search_env:SearchEnv --row [1]", "`row=[1]`"),
 ])  # fmt: skip
 def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -81,13 +78,10 @@ def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path, monke
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
-    ("--dry_run", True), ("--dry-run", True), ("--dry_run T", True), ("--dry_run=Yes", True),
-    ("", False), ("--dry_run 0", False), ("--config on", True), ("--config off", False),
-    ("--config on --dry_run false", False),
+    ("--dry-run", True), ("", False), ("--config on", True), ("--config on --dry_run false", False),
 ])  # fmt: skip
 def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, monkeypatch):
-    for name, value in (("on", "true"), ("off", "false")):
-        (tmp_path / name).write_text(f"dry_run: {value}\n")
+    (tmp_path / "on").write_text("dry_run: true\n")
     monkeypatch.chdir(tmp_path)
     assert early(words.split()).dry_run is wanted
     assert parse_flags(TrainArguments, [*words.split(), *CPU])[0].dry_run is wanted

@@ -1,12 +1,10 @@
 """What an environment's class says of itself: its rows, and what an evaluation reports."""
 
-import pytest
 from datasets import Dataset
 
 from trl_stppo import isolated
 from trl_stppo.cli import agents, evaluate, objects
 from trl_stppo.cli.flags import EvaluateArguments
-from trl_stppo.cli.usage import UsageError
 from trl_stppo.rollout.isolation import Isolated
 
 HERE = __name__
@@ -67,17 +65,10 @@ def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
 
 
 def test_figures_are_the_environments_own_unless_they_are_in_the_score():
-    def reported(*counting, **others):
-        return evaluate.reported_functions(arguments(**others), counting)
+    def reported(*counting, environment):
+        return evaluate.reported_functions(arguments(environment), counting)
 
     assert reported(environment=f"{HERE}:Offering") == [shout]
     assert reported(environment=f"{HERE}:Silent") == []
     counted = objects.load_reward(f"{HERE}:shout")
     assert reported(counted, environment=f"{HERE}:Offering") == []
-    other = f"{HERE}:Offering"
-    assert reported(environment=f"{HERE}:Silent", eval_environment=other) == [shout]
-
-
-def test_a_required_environment_cannot_be_none():
-    with pytest.raises(UsageError, match="environment=none"):
-        objects.named_factory("none", None)

@@ -52,7 +52,7 @@ def test_curves_and_episodes_follow_a_run(tmp_path):
         (now,) = json.loads(get(f"{url}/state"))
         assert now["panels"]["success"]["train"] == [[1, 0.9], [2, 0.2]]
         assert now["panels"]["success"]["falls"] == [2]
-        assert (now["unit"], now["resumed"]) == ("update", [2])
+        assert now["resumed"] == [2]
         assert "3 episodes from 1 update" in get(f"{url}/episodes/0")
         made_up_run(run, updates=2)
         assert json.loads(get(f"{url}/state"))[0]["episodes"] != now["episodes"]

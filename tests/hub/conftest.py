@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub.constants as constants
 import huggingface_hub.file_download as file_download
@@ -12,7 +14,6 @@ import huggingface_hub.utils._http as http
 import pytest
 import transformers.utils.hub as transformers_hub
 
-from tests.hub.hub_kit import Impatient
 from tests.hub.hub_server import TOKEN, LocalHub
 
 
@@ -32,8 +33,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", server.url)
     monkeypatch.setattr(transformers_hub, "_hf_api", None)
+    # A request that fails is repeated without a pause.
+    at_once = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
     for module in (http, file_download):
-        monkeypatch.setattr(module, "time", Impatient)
+        monkeypatch.setattr(module, "time", at_once)
     yield server
     server.close()
     http.close_session()

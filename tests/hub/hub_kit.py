@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +13,6 @@ from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import STPPOTrainer
 
 REPO = "me/agent"
-
-
-class Impatient:
-    """The time module, without sleep."""
-
-    waited: ClassVar[list[float]] = []
-    time, monotonic, perf_counter = time.time, time.monotonic, time.perf_counter
-
-    @classmethod
-    def sleep(cls, seconds: float) -> None:
-        cls.waited.append(seconds)
 
 
 def letters(count: int = 8) -> Any:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 TOKEN = "hf_" + "Local0" * 5
-LARGE = 10_000
-BINARY = (".safetensors", ".pt", ".pth", ".bin", ".png", ".gz", ".parquet")
 
 
 @dataclass
@@ -43,28 +40,12 @@ class Repo:
         return (sha, self.commits[sha]) if sha in self.commits else None
 
 
-@dataclass
-class Fault:
-    """What goes wrong with requests whose line ("PUT /lfs/...") matches.
-
-    A status is answered in place of the truth; None drops the connection after so many bytes.
-    """
-
-    pattern: str
-    status: int | None
-    times: int = 10**9
-    headers: dict[str, str] = field(default_factory=dict)
-    after: int = 100
-
-
 class LocalHub:
-    """A server with repositories, faults, and a list of the requests that it got."""
+    """A server with repositories and faults: statuses for requests whose line ("POST /api/...") matches."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
-        self.large: dict[str, bytes] = {}
-        self.faults: list[Fault] = []
-        self.requests: list[str] = []
+        self.faults: dict[str, int] = {}
         self.before: Callable[[str], None] = lambda line: None
         self.lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("", (Handler,), {"hub": self}))
@@ -76,33 +57,17 @@ class LocalHub:
         self._server.shutdown()
         self._server.server_close()
 
-    def fail(self, pattern: str, status: int | None, times: int = 10**9, **how: Any) -> None:
+    def fail(self, pattern: str, status: int) -> None:
         """Let requests go wrong from now on."""
-        self.faults.append(Fault(pattern, status, times, **how))
+        self.faults[pattern] = status
 
-    def fault(self, line: str) -> Fault | None:
-        with self.lock:
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.pattern, line):
-                    fault.times -= 1
-                    return fault
-        return None
-
-    def count(self, pattern: str) -> int:
-        return sum(bool(re.search(pattern, line)) for line in self.requests)
+    def fault(self, line: str) -> int | None:
+        return next((status for pattern, status in self.faults.items() if re.search(pattern, line)), None)
 
 
-def is_large(path: str, size: int) -> bool:
-    return path.endswith(BINARY) or size > LARGE
-
-
-def oid(path: str, content: bytes | None) -> str | None:
-    """The id of a file: by sha256, or as a blob in git."""
-    if content is None:
-        return None
-    blob = b"blob %d\0" % len(content) + content
-    large = is_large(path, len(content))
-    return (hashlib.sha256(content) if large else hashlib.sha1(blob)).hexdigest()
+def oid(content: bytes | None) -> str | None:
+    """The id of a file, as a blob in git."""
+    return None if content is None else hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -116,24 +81,14 @@ class Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         path = unquote(urlparse(self.path).path)
         line = f"{self.command} {path}"
-        self.hub.requests.append(line)
         self.hub.before(line)
-        self._drop_after: int | None = None
-        fault = self.hub.fault(line)
-        if fault is not None and fault.status is None and self.command in ("PUT", "POST"):
-            sent = int(self.headers.get("Content-Length") or fault.after)
-            self.rfile.read(min(fault.after, sent))
-            return self._drop()
         body = self._body()
-        if fault is not None and fault.status is not None:
-            text = json.dumps({"error": f"injected {fault.status}"}).encode()
-            return self._answer(fault.status, text, fault.headers)
-        if fault is not None:
-            self._drop_after = fault.after
+        if (status := self.hub.fault(line)) is not None:
+            return self._answer(status, {"error": f"injected {status}"})
         with self.hub.lock:
             self._route(path, body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = _serve
+    do_GET = do_HEAD = do_POST = _serve
 
     def _body(self) -> bytes:
         if "chunked" in (self.headers.get("Transfer-Encoding") or ""):
@@ -145,10 +100,6 @@ class Handler(BaseHTTPRequestHandler):
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def _drop(self) -> None:
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
-
     def _answer(
         self, status: int, body: bytes | dict | list = b"", headers: dict[str, str] | None = None
     ) -> None:
@@ -158,20 +109,15 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        if self._drop_after is not None and self._drop_after < len(body):
-            self.wfile.write(body[: self._drop_after])
-            self.wfile.flush()
-            return self._drop()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _refuse(self, status: int, code: str) -> None:
         self._answer(status, {"error": code}, {"X-Error-Code": code, "X-Error-Message": code})
 
     def _route(self, path: str, body: bytes) -> None:
         authorised = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        writes = self.command in ("POST", "PUT") and not path.startswith(("/lfs/", "/api/validate"))
+        writes = self.command == "POST" and not path.startswith("/api/validate")
         if writes and not authorised:
             return self._answer(401, {"error": "Invalid username or password."})
         routes = (
@@ -180,8 +126,6 @@ class Handler(BaseHTTPRequestHandler):
             (r"POST /api/validate-yaml", lambda: self._answer(200, {"errors": [], "warnings": []})),
             (r"POST /api/models/(.+?)/preupload/(.+)", self._preupload),
             (r"POST /api/models/(.+?)/commit/(.+)", self._commit),
-            (r"POST /(.+?)\.git/info/lfs/objects/batch", self._batch),
-            (r"PUT /lfs/(\w+)", self._store),
             (r"GET /api/models/(.+?)/tree/([^/]+)", self._tree),
             (r"GET /api/models/(.+?)/revision/(.+)", self._info),
             (r"GET /api/models/([^/]+/[^/]+)", self._info),
@@ -214,27 +158,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         files = []
         for asked in json.loads(self._content)["files"]:
-            path = asked["path"]
-            mode = "lfs" if is_large(path, asked["size"]) else "regular"
-            known = {"oid": oid(path, repo.files.get(path)), "shouldIgnore": False}
-            files.append({"path": path, "uploadMode": mode, **known})
+            known = {"oid": oid(repo.files.get(asked["path"])), "shouldIgnore": False}
+            files.append({"path": asked["path"], "uploadMode": "regular", **known})
         self._answer(200, {"files": files})
-
-    def _batch(self, name: str) -> None:
-        if self._repo(name) is None:
-            return
-        objects = []
-        for entry in json.loads(self._content)["objects"]:
-            known = entry["oid"] in self.hub.large
-            href = f"{self.hub.url}/lfs/{entry['oid']}"
-            objects.append(entry if known else {**entry, "actions": {"upload": {"href": href}}})
-        self._answer(200, {"transfer": "basic", "objects": objects})
-
-    def _store(self, digest: str) -> None:
-        if hashlib.sha256(self._content).hexdigest() != digest:
-            return self._refuse(400, "Checksum")
-        self.hub.large[digest] = self._content
-        self._answer(200)
 
     def _commit(self, name: str, revision: str) -> None:
         repo = self._repo(name)
@@ -248,10 +174,6 @@ class Handler(BaseHTTPRequestHandler):
                 summary = value["summary"]
             elif key == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif key == "lfsFile":
-                if value["oid"] not in self.hub.large:
-                    return self._refuse(400, "MissingLfsObject")
-                files[value["path"]] = self.hub.large[value["oid"]]
         sha = repo.commit(files, summary, revision)
         url = f"{self.hub.url}/{name}/commit/{sha}"
         self._answer(200, {"commitOid": sha, "commitUrl": url, "success": True})
@@ -268,32 +190,21 @@ class Handler(BaseHTTPRequestHandler):
     def _tree(self, name: str, revision: str) -> None:
         found = self._at(name, revision)
         if found is not None:
-            entries = [self._entry(path, content) for path, content in sorted(found[1].items())]
-            self._answer(200, entries)
-
-    def _entry(self, path: str, content: bytes) -> dict[str, Any]:
-        entry = {"type": "file", "path": path, "size": len(content), "oid": oid(path, content)}
-        if is_large(path, len(content)):
-            entry["lfs"] = {**entry, "pointerSize": 130}
-        return entry
+            files = sorted(found[1].items())
+            kept = [{"path": path, "size": len(data), "oid": oid(data)} for path, data in files]
+            self._answer(200, [{"type": "file", **entry} for entry in kept])
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
         found = self._at(name, revision)
         if found is None:
             return
         sha, files = found
-        head = {"X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        head = {"X-Repo-Commit": sha}
         if path not in files:
             code = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
             return self._answer(404, b"", {**head, **code})
         content = files[path]
-        head["ETag"] = f'"{oid(path, content)}"'
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        if wanted and self.command == "GET":
-            start = int(wanted[1])
-            head["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            return self._answer(206, content[start:], head)
-        self._answer(200, content, head)
+        self._answer(200, content, {**head, "ETag": f'"{oid(content)}"'})
 
     def _repo(self, name: str) -> Repo | None:
         if name not in self.hub.repos:

@@ -12,7 +12,7 @@ from tests.hub.hub_server import Repo
 from tests.kit.builders import build, quick_config
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import Agent
-from trl_stppo.cli.evaluate import check_agent, load_agent
+from trl_stppo.cli.evaluate import load_agent
 from trl_stppo.hub.loading import load_tokenizer, policy_folder
 from trl_stppo.models.critic_models import critic_from_checkpoint
 from trl_stppo.trainer.setup import models as setup_models
@@ -89,7 +89,6 @@ LOADS = {
     "policy to go on with": lambda name, lora, c: setup_models.policy_to_go_on_with(lora, None, c, None),
     "reward model": lambda name, lora, c: build(c.output_dir, arguments={"reward_funcs": [name]}),
     "turn reward model": lambda name, lora, c: build(c.output_dir, arguments={"turn_reward_funcs": [name]}),
-    "command line": lambda name, lora, c: check_agent(Path(name), "models", False),
     "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig(), {}),
 }
 
@@ -115,22 +114,15 @@ def test_the_caller_can_say_so(coded, adapter, marker, tmp_path):
     assert setup_models.loading_options(kept) == trusting
 
 
-def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded):
-    files = {path.name: path.read_bytes() for path in Path(coded).iterdir()}
-    repo = hub.repos["me/coded"] = Repo()
-    repo.commit(files, "first")
-    assert not (policy_folder("me/coded") / "own.py").exists()
-    assert (policy_folder("me/coded", code=True) / "own.py").exists()
-
-
-def test_named_chat_templates_are_fetched_and_other_folders_are_not(hub, coded):
+def test_python_files_are_fetched_on_request_templates_always_other_folders_never(hub, coded):
     files = {path.name: path.read_bytes() for path in Path(coded).iterdir()}
     files["additional_chat_templates/tool_use.jinja"] = b"{{ tools }}"
     for folder in ("critic", "adapter", "checkpoint-3"):
         files[f"{folder}/config.json"] = b"{}"
-    hub.repos["me/named"] = Repo()
-    hub.repos["me/named"].commit(files, "first")
-    folder = policy_folder("me/named")
+    hub.repos["me/coded"] = Repo()
+    hub.repos["me/coded"].commit(files, "first")
+    folder = policy_folder("me/coded")
+    assert not (folder / "own.py").exists()
     assert (folder / "additional_chat_templates" / "tool_use.jinja").exists()
-    found = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert found == {"additional_chat_templates"}
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["additional_chat_templates"]
+    assert (policy_folder("me/coded", code=True) / "own.py").exists()

@@ -48,7 +48,7 @@ def test_push_load_run_and_train_on(hub, tmp_path):
     assert agent.tokenizer(words) == trainer._tokenizer(words)
     episodes = agent.run_many(CountEnv, rows, seed=trainer.args.seed, parallel=3)
     assert [(e.prompt_ids, e.ids) for e in episodes] == expected
-    assert agent.run(CountEnv(), rows[2]).ids == expected[2][1]
+    assert agent.run(CountEnv, rows[2]).ids == expected[2][1]
     assert agent.settings.max_turn_tokens == 4
 
     files = hub.repos[REPO].files

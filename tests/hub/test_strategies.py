@@ -11,7 +11,6 @@ from tests.hub.hub_kit import REPO, letters, run
 from tests.kit.scripted import assert_same_weights
 from tests.kit.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer import disk
 
 STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
 POLICY = {"config.json", "model.safetensors", "tokenizer.json", "agent.json", "README.md"}
@@ -106,15 +105,3 @@ def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
     assert "last-checkpoint/stppo_checkpoint.json" in files
     left = [p.name for p in (tmp_path / "run").glob("checkpoint-*")]
     assert left == ["checkpoint-4"]
-
-
-def test_nothing_half_written_is_uploaded(hub, tmp_path):
-    trainer = run(tmp_path / "run")
-    names = ["_deleted/x", "trace/episodes.gz", "trace.html", "metrics.jsonl"]
-    for name in (*names, f"{disk.STAGING}/checkpoint-9/x.pt", "last-checkpoint/model.safetensors"):
-        path = tmp_path / "run" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"no")
-    trainer.push_to_hub()
-    assert {p.split("/")[0] for p in hub.repos[REPO].files if "/" in p} == {"critic"}
-    assert not [path for path in hub.repos[REPO].files if "metrics" in path]

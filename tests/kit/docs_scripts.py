@@ -19,11 +19,7 @@ import trl
 from tests.kit.docs_kit import ROOT
 
 # Scripts that are commands under another name.
-SHIMS = {
-    "scripts/train_stppo.py": "train",
-    "scripts/evaluate.py": "evaluate",
-    "scripts/play_env.py": "env play",
-}
+SHIMS = {"scripts/train_stppo.py": "train", "scripts/evaluate.py": "evaluate"}
 FLAG = re.compile(r"--[A-Za-z]\w*(?:-\w+)*")
 # Commands of others, whose flags are not ours to check.
 OTHERS = {"cd", "source", "export", "hf", "py-spy", "tensorboard", "trackio", "cat", "python3"}

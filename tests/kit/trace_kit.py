@@ -1,7 +1,6 @@
 """Made-up traces of any size, hostile ones too."""
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ WORDS = (
     *("which", "class", "defines", "the", "method", "search", "read", "answer", "module"),
     *("of", "library", "is", "in", "found", "no", "result"),
 )
-ENDS = ("terminated", "max_turns", "token_budget", "env_error")
 # What a page must show as text and never obey.
 HOSTILE = [
     "</script><script>alert('script')</script>", "<img src=x onerror=alert('image')>",
@@ -22,44 +20,27 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def figures(draw: random.Random, spans: list[tuple[int, int]], length: int) -> dict[str, Any]:
-    """Per-token figures inside the turns."""
-    inside = [any(start <= i < end for start, end in spans) for i in range(length)]
-
-    def some(spread: float, middle: float = 0.0) -> list[float | None]:
-        return [draw.gauss(middle, spread) if there else None for there in inside]
-
-    ratio = some(0.15)
+def figures(length: int) -> dict[str, Any]:
+    """Per-token figures of one turn."""
+    some = [math.sin(i) for i in range(length)]
     return {
-        "loss_mask": inside,
-        "old_logprobs": [None if x is None else -abs(x) for x in some(1.5)],
-        "token_log_ratio": ratio, "log_ratio": ratio, "advantages": some(1.0),
-        "values": some(0.2, 0.4), "returns": some(0.3, 0.5),
-        "clipped": [None if x is None else abs(x) > math.log(1.2) for x in ratio],
+        "loss_mask": [True] * length, "old_logprobs": [-abs(x) for x in some],
+        "token_log_ratio": some, "log_ratio": some, "advantages": some,
+        "values": some, "returns": some, "clipped": [x > math.log(1.2) for x in some],
     }  # fmt: skip
 
 
-def episode(update: TracedUpdate, row: int, draw: random.Random, **changes: Any) -> TracedEpisode:
-    """An episode of one to five turns."""
-    prompt = ["<|im_start|>", *(f" {draw.choice(WORDS)}" for _ in range(40)), "\n"]
-    pieces, spans = [], []
-    for turn in range(draw.randint(1, 5)):
-        said = [f" {draw.choice(WORDS)}" for _ in range(draw.randint(8, 30))]
-        spans.append((len(pieces), len(pieces) + len(said)))
-        pieces += said
-        if turn < 4:
-            pieces += ["\n", *(f" {draw.choice(WORDS)}" for _ in range(draw.randint(10, 50)))]
-    success = draw.random() < 0.2 + 0.5 * update.update / 250
-    rewards = [0.0] * (len(spans) - 1) + [float(success)]
+def episode(update: TracedUpdate, row: int, **changes: Any) -> TracedEpisode:
+    """An episode of two turns, of which the second has no figures."""
+    pieces = [f" {word}" for word in WORDS]
+    unknown = dict.fromkeys(figures(0), [None] * (len(pieces) - 5))
     values = {
-        "prompt_id": f"question-{row}",
-        "columns": {"answers": ["the answer", "another"], "hops": 2},
-        "environment": draw.choice(["SearchEnv", "ToolEnv"]), "pieces": prompt + pieces,
-        "token_ids": [draw.randrange(50_000) for _ in prompt + pieces],
-        "prompt_tokens": len(prompt), "turn_spans": spans, **figures(draw, spans, len(pieces)),
-        "steps": {"taken": 4}, "turn_rewards": rewards, "rewards": {"correct": float(success)},
-        "score": sum(rewards), "success": success, "terminated": True,
-        "stop_reason": draw.choice(ENDS),
+        "prompt_id": f"question-{row}", "columns": {"answers": ["the answer", "another"]},
+        "environment": "SearchEnv", "pieces": ["<|im_start|>", f" {row}", "\n", *pieces],
+        "token_ids": list(range(3 + len(pieces))), "prompt_tokens": 3, "turn_spans": [(0, 5), (8, 10)],
+        **{name: known + unknown[name] for name, known in figures(5).items()},
+        "steps": {"taken": 4}, "turn_rewards": [0.0, 1.0], "rewards": {"correct": 1.0},
+        "score": 1.0, "success": True, "terminated": True, "stop_reason": "terminated",
     }  # fmt: skip
     return TracedEpisode(update, row, **{**values, **changes})
 
@@ -69,30 +50,28 @@ def hostile(update: TracedUpdate, row: int) -> TracedEpisode:
     text = "".join(HOSTILE[:9])
     pieces = ["prompt ", *HOSTILE, "", "end\n\n"]
     length = len(pieces) - 1
-    draw = random.Random(0)
     return episode(
-        update, row, draw, pieces=pieces, token_ids=list(range(len(pieces))), prompt_tokens=1,
-        turn_spans=[(0, length)], **figures(draw, [(0, length)], length), environment=text,
+        update, row, pieces=pieces, token_ids=list(range(len(pieces))), prompt_tokens=1,
+        turn_spans=[(0, length)], **figures(length), environment=text,
         stop_reason=text, error=text, prompt_id=text, columns={text: text},
         rewards={text: math.nan}, score=math.inf, turn_rewards=[-math.inf],
         pictures=["<svg onload='alert(1)'><script>alert('picture')</script><rect/></svg>", text],
     )  # fmt: skip
 
 
-def made_up_run(folder: Path, updates: int = 4, per_update: int = 3, **changes: Any) -> Path:
+def made_up_run(folder: Path, updates: int = 4, per_update: int = 3) -> Path:
     """A run's folder with so many episodes; every tenth update has an evaluation behind it."""
-    draw = random.Random(7)
     for number in range(1, updates + 1):
         about = {
             "trainer": "ST-PPO", "variant": "st-ppo", "level": "turn", "episodes": per_update,
         }  # fmt: skip
         update = TracedUpdate("train", "train", number, 8 * (number - 1), **about)
-        made = [episode(update, row, draw, **changes) for row in range(per_update)]
+        made = [episode(update, row) for row in range(per_update)]
         write_update(folder / FOLDER, update, [one.to_json() for one in made])
         if number % 10 == 0:
             held = TracedUpdate("eval", "eval", number, 8 * number, **about)
             unused = dict.fromkeys(("clipped", "log_ratio", "token_log_ratio"))
-            made = [episode(held, row, draw, steps={}, **unused) for row in range(per_update)]
+            made = [episode(held, row, steps={}, **unused) for row in range(per_update)]
             write_update(folder / FOLDER, held, [one.to_json() for one in made])
     return folder
 

@@ -37,14 +37,6 @@ class Pictures:
         return blocks, (sum(map(ord, action)) % 7) / 7, self.count >= self.turns, False, {}
 
 
-class Later(Pictures):
-    """Begins with text."""
-
-    def reset(self, seed: int = 0, task: int = 0) -> Any:
-        super().reset(seed, task)
-        return "go", {}
-
-
 class Sometimes(Pictures):
     """Shows no image in some episodes."""
 

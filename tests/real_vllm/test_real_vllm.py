@@ -201,7 +201,7 @@ def test_an_agent_and_an_adapter_are_served_to_openais_client(tmp_path):
                 model=name, messages=QUESTION, temperature=0.0, max_tokens=24
             )
             said[name] = answer.choices[0].message.content
-            assert own.act(QUESTION).strip() == said[name].strip()
+            assert own.run(None, {"prompt": QUESTION}).turns[0].strip() == said[name].strip()
         assert said["base"] != said["policy"]
     finally:
         server.kill()

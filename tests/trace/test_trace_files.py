@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ def update(number: int, *, start: int = 1, first_step: int = 0, **options) -> Tr
 
 
 def write(folder, about: TracedUpdate, **changes) -> None:
-    made = episode(about, 0, random.Random(about.update), **changes)
+    made = episode(about, 0, **changes)
     files.write_update(folder / "trace", about, [made.to_json()])
 
 
@@ -77,7 +76,7 @@ def test_damaged_files_are_left_out(tmp_path, caplog, capsys):
     assert main(["trace", str(tmp_path)]) == 0
     assert "3 of 4 episodes, 0.1 MiB" in capsys.readouterr().out
     assert page.read_text().count('id="episode-') == 3
-    assert "3 episodes of 4 from 2 updates and 0 evaluations" in page.read_text()
+    assert "episodes from 2 updates and 0 evaluations" in page.read_text()
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

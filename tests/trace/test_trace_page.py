@@ -29,7 +29,8 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def html(run):
-    return build_page(run, run / "page.html").path.read_text()
+    build_page(run, run / "page.html")
+    return (run / "page.html").read_text()
 
 
 def test_it_holds_every_episode(run, html):

@@ -46,7 +46,7 @@ def described(tmp_path):
 
 def test_environments_and_tools_are_named_once_each(described):
     names = described(partial(Adder, 7, note="a text of several words"), tools=[lookup])
-    assert names["environment"] == "Adder(largest=7, note=#aec331) + tools lookup"
+    assert names["environment"] == "Adder(7, note=#aec331) + tools lookup"
 
 
 def test_several_environments_have_names_and_rows_have_a_size(described):

@@ -15,10 +15,6 @@ def history(*values, metric="episode/score", start=1):
     return [{metric: value, "step": start + i} for i, value in enumerate(values)]
 
 
-def logged(entries, steps=None) -> Run:
-    return Run(Path(), entries, steps_per_rollout=steps)
-
-
 def drawn(runs, path, monkeypatch):
     """The figure that is saved: titles, lines and legend."""
     seen = []
@@ -37,7 +33,7 @@ def test_one_picture_has_all_runs(tmp_path, monkeypatch):
     success = history(0.5, 0.9, 0.2, metric="episode/success_rate")
     entries = [*success, *history(1.0), *history(0.1, 0.2, metric="policy/approx_kl")]
     entries += [{"eval_episode/success_rate": 0.8, "step": 2}, {"guard/falls": 0, "step": 2}]
-    runs = {"a": logged(entries), "b_b": logged(success[:1])}
+    runs = {"a": Run(Path(), entries), "b_b": Run(Path(), success[:1])}
     lines, labels = drawn(runs, tmp_path / "new" / "x.png", monkeypatch)
     assert list(lines) == ["success", "KL to the sampling policy"]
     evaluated = [[2], [0.8]]

@@ -47,15 +47,6 @@ def load_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[]
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
-def load_eval_environment(args: AgentArguments, count_tokens: Counter) -> Callable[[], object] | None:
-    """Return the evaluation's environment factory, or None if evaluation uses the training's factory."""
-    path, arguments = args.eval_environment, args.eval_environment_kwargs
-    if path is None and arguments is None:
-        return None
-    path = args.environment if path is None else path
-    return factory_of(path, arguments, count_tokens, flag="eval_environment_kwargs")
-
-
 def load_agent(args: AgentArguments) -> Callable[..., object] | None:
     """Return the agent function of `--agent`, or None without the flag."""
     return None if args.agent is None else load_object(args.agent)

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from timeit import timeit
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -18,36 +17,30 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoConfig, PreTrainedModel, ProcessorMixin, TrainingArguments
+from transformers import TrainingArguments
 from trl import ModelConfig
 
-from ..envs.base import Row, is_text_environment
-from ..envs.check import DEFAULT_ACTIONS, HandPlayer, check_env
+from ..envs.check import check_env
 from ..errors import EnvironmentContractError
-from ..generation.slots import supports
-from ..hub.loading import load_processor, model_class
-from ..rollout.contexts import AgentRequest
-from ..rollout.images import is_image
+from ..hub.loading import load_processor
 from ..trainer.planning import plan
-from ..trainer.planning.data import rows_with_prompts, training_rows
+from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.ppo_trainer import PPOTrainer
-from ..trainer.precision import SAMPLE, WAYS_OUT, rounded_away
-from ..trainer.setup.images import make_reader
-from ..watch.runs import duration
 from . import agents
-from .env_check import play_agent, render
 from .flags import TrainArguments
 from .objects import offered_by
 from .usage import UsageError
 
-ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
-JOINING = ("LOCAL_RANK", "WORLD_SIZE", "RANK", "MASTER_ADDR", *ENGINES)
+JOINING = (
+    *("LOCAL_RANK", "WORLD_SIZE", "RANK", "MASTER_ADDR"),
+    *("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"),
+)
 
 
 @dataclass
 class Plan:
-    """A planned run: flags, number of processes, rows, policy without weights, what an image costs."""
+    """A planned run: flags, number of processes, rows."""
 
     args: TrainArguments
     config: Any
@@ -55,8 +48,6 @@ class Plan:
     trainer_class: type[PPOTrainer]
     processes: int
     train: Any = None
-    model: PreTrainedModel | None = None
-    images: str | None = None
 
 
 class Findings:
@@ -77,20 +68,12 @@ class Findings:
 def run(words: Sequence[str]) -> int:
     """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
-    engines = [name for name in ENGINES if os.environ.get(name) == "true"]
     if not torch.cuda.is_available():
         words = [*words, "--use_cpu", "true"]
     with alone(processes):
         plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)
-        plan_of_run.model = shape_of(plan_of_run)
         look(plan_of_run, found)
         rows = resolved(plan_of_run)
-        if plan_of_run.images is not None:
-            rows["first image"] = plan_of_run.images
-    # DeepSpeed takes steps with float32 copies of the weights; FSDP2 does in mixed precision.
-    masters = bool(engines) and (plan_of_run.config.bf16 or engines == ["ACCELERATE_USE_DEEPSPEED"])
-    if not masters and (facts := rounding(plan_of_run)) is not None:
-        found.notes.append(f"for weights of the usual size, {facts}. {WAYS_OUT}")
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
@@ -141,46 +124,18 @@ def look(run: Plan, found: Findings) -> None:
     factory = found.check(agents.load_environment, args, counter)
     if factory is None and args.environment not in (None, "none"):
         return
-    found.check(agents.load_eval_environment, args, counter)
     agent = found.check(agents.load_agent, args)
     rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:
         return
     if processor is not None:
-        tokenizer = found.check(plan.fitted_tokenizer, processor, rollout)
-        if agent is not None:
-            found.check(_render, agent, run, tokenizer)
+        found.check(plan.fitted_tokenizer, processor, rollout)
     if not rollout.brings_rewards and not rewards:
         found.problems.append("There is no reward: set `environment`, `agent` or `reward_funcs`.")
     if run.train is not None:
         found.check(training_rows, run.train, config, rollout)
     if factory is not None and run.train is not None:
         found.check(_play, factory, run, found)
-    if isinstance(processor, ProcessorMixin):
-        run.images = found.check(cost_of_images, run, factory, processor)
-
-
-def cost_of_images(run: Plan, factory: Any, processor: Any) -> str | None:
-    """Describe what the first image of a run costs; None if the first row and turn show none."""
-    row: Row = next(iter(run.train or ()), {})
-    (read,), _ = rows_with_prompts([row], processor.tokenizer, owns_prompts=True, sees=True)
-    messages = read["prompt"] if isinstance(read["prompt"], list) else []
-    contents = [message.get("content") for message in messages]
-    if factory is not None:
-        player = HandPlayer()
-        env = player.make(factory)
-        contents.append(player.reset(env, row))
-        if is_text_environment(env):
-            contents.append(player.play(env, DEFAULT_ACTIONS[0]).observation)
-        player.close()
-    blocks = [b for content in contents if isinstance(content, list) for b in content]
-    picture = next((block["image"] for block in blocks if is_image(block)), None)
-    if run.model is None or picture is None:
-        return None
-    reader = make_reader(run.model, processor)
-    image = reader.read(picture)
-    size = sum(tensor.nbytes for tensor in reader.fields(image).values()) / 2**20
-    return f"{image} are {size:.2g} MiB of tensors, and {len(image.png) / 2**20:.2g} MiB are kept"
 
 
 def _play(factory: Callable[[], object], run: Plan, found: Findings) -> None:
@@ -195,15 +150,6 @@ def _play(factory: Callable[[], object], run: Plan, found: Findings) -> None:
             found.notes.append(str(error))
 
 
-def _render(agent: Any, run: Plan, tokenizer: Any) -> None:
-    """Render the calls that an agent makes in two rows, as far as made-up answers lead it."""
-    for row in islice(run.train or (), 2):
-        requests: list[AgentRequest] = []
-        with suppress(EnvironmentContractError):
-            play_agent(agent, row, DEFAULT_ACTIONS, 20, requests.append)
-        render(tokenizer, row, requests, **(run.config.chat_template_kwargs or {}))
-
-
 def how_trained(run: Plan) -> str:
     """Describe the policy's training in words, such as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
     model_args = run.model_args
@@ -212,67 +158,6 @@ def how_trained(run: Plan) -> str:
         how += f" on {4 if model_args.load_in_4bit else 8}-bit weights"
     dtype = agents.model_options(model_args, run.config.model_init_kwargs).get("dtype") or "float32"
     return f"{how}, {dtype}"
-
-
-def shape_of(run: Plan) -> PreTrainedModel | None:
-    """Return the policy without weights if its configuration is on this machine, else None."""
-    name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
-    with suppress(Exception):
-        config = AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
-        with torch.device("meta"):
-            return model_class(config).from_config(config)
-    return None
-
-
-def rounding(run: Plan) -> str | None:
-    """Describe which weights steps do not move, judged by the size of a new model's weights."""
-    named = agents.model_options(run.model_args, run.config.model_init_kwargs).get("dtype")
-    own = getattr(run.model, "dtype", torch.float32)
-    dtype = getattr(torch, str(named or "float32").removeprefix("torch."), own)
-    size = getattr(getattr(run.model, "config", None), "initializer_range", 0.02)
-    usual, lora = (size * torch.randn(SAMPLE)).to(dtype), run.model_args.use_peft
-    critic = run.trainer_class.has_critic and (run.args.value_model_name_or_path or not lora)
-    full = {"learning_rate": not lora, "critic_learning_rate": critic}
-    return rounded_away({f: [(usual, getattr(run.config, f))] for f in full if full[f]})
-
-
-def passes(run: Plan) -> str:
-    """Describe whether forward passes would be packed."""
-    if run.config.torch_compile:
-        return "padded: `torch_compile` is set"
-    if run.model is None:
-        return "not known before the model is here"
-    reason = supports(run.model)
-    return "packed" if reason is None else f"padded. {reason}"
-
-
-def length_of(run: Plan, rollouts: float) -> str:
-    """Describe how long one rollout batch and its updates take, and all together, without prompts.
-
-    A forward pass takes two operations per weight and token. A backward pass takes twice as many, or as many
-    if only adapters are trained. On a CPU, passes are about half as fast as the matrix product that is timed
-    here.
-    """
-    config, critic = run.config, int(run.trainer_class.has_critic)
-    if run.model is None:
-        return "not known before the model is here"
-    if config.device.type != "cpu":
-        return "not known: on a GPU, the launch of kernels takes most of the sampling"
-    each = (2 if run.model_args.use_peft else 3) + int(config.gradient_checkpointing)
-    scored = (config.steps_per_rollout > 1) + bool(config.kl_coef or config.beta) + critic
-    rounds = 1 + scored + config.num_iterations * each * (1 + critic)
-    tokens = config.generation_batch_size * config.max_completion_length
-    matrix = torch.ones(1024, 1024)
-    matrix @ matrix
-    rate = 4 * 2 * 1024**3 / timeit(lambda: matrix @ matrix, number=4)
-    weights = sum(parameter.numel() for parameter in run.model.parameters())
-    seconds = 2 * weights * tokens * rounds / (rate / 2) / run.processes
-    total = f", {duration(seconds * rollouts)} in all" if rollouts > 0 else ""
-    least = duration(seconds / (config.max_turns or 1))
-    return (
-        f"about {least} (one turn each) to {duration(seconds)} (all tokens) per rollout batch{total}, if no "
-        "two episodes begin alike. Prompts and evaluations come on top"
-    )
 
 
 def resolved(run: Plan) -> dict[str, str]:
@@ -297,8 +182,6 @@ def resolved(run: Plan) -> dict[str, str]:
         "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
-        "forward passes": passes(run),
-        "images": run.images or "none in the first row",
         "processes": str(run.processes),
         "environment": args.agent or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
         "reward functions": ", ".join(args.reward_funcs or []) or "none",
@@ -312,5 +195,4 @@ def resolved(run: Plan) -> dict[str, str]:
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
         else "not known: max_steps and the number of rows are not set",
-        "time here": length_of(run, steps / each),
     }

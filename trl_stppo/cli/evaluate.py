@@ -24,13 +24,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_quantization_config
 
 from ..agent import Agent
 from ..generation.protocol import Backend
-from ..hub.loading import adapter_base, load_processor, policy_folder
+from ..hub.loading import policy_folder
 from ..hub.settings import SAMPLING, AgentSettings
 from ..paths import check_name
 from ..rollout.reward_funcs import RewardFunc, name_of, numbered
@@ -57,9 +56,7 @@ from .usage import UsageError
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 Wrapper = Callable[[Agent, str], Callable[[Backend], Backend]]
-UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Settings that affect the metrics.
 RECORDED = ("seed", "eval_generation_kwargs", "bf16")
 # Field of the configuration -> the agent's setting.
@@ -70,30 +67,12 @@ LIMITS = {
 
 
 def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
-    """Return the path or Hub id of each agent by its label in the table."""
+    """Return the path or Hub id of each agent by its label in the table, which is its folder if unique."""
     models = args.models or [model_args.model_name_or_path]
     if models == [None]:
         raise UsageError("There is no agent: set models, or model_name_or_path.")
-    labels = args.labels or [Path(name).name or name for name in models]
-    if args.labels is None and len(set(labels)) < len(models):
-        labels = list(models)
-    if len(labels) != len(models) or len(set(labels)) < len(labels):
-        raise UsageError(f"`labels={labels}`: must be {len(models)} different names.")
-    return dict(zip(labels, models, strict=True))
-
-
-def check_agent(folder: Path, flag: str, trust: bool) -> None:
-    """Raise FileNotFoundError if an agent cannot be loaded. Called before the first agent is played."""
-    base = adapter_base(folder)
-    if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
-        raise FileNotFoundError(
-            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter."
-        )
-    try:
-        load_processor(folder, trust_remote_code=trust)
-        AutoConfig.from_pretrained(base or folder, trust_remote_code=trust)
-    except Exception as error:
-        raise FileNotFoundError(f"`{flag}`: {folder} cannot be loaded: {error}") from error
+    labels = [Path(name).name or name for name in models]
+    return dict(zip(labels if len({*labels}) == len(models) else models, models, strict=True))
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
@@ -121,7 +100,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
 
 def reported_functions(args: EvaluateArguments, counting: Sequence[RewardFunc]) -> list[RewardFunc]:
     """Return the environment's reward functions that are reported but not `counting` in the score."""
-    offered = offered_by(args.eval_environment or args.environment, "figures") or []
+    offered = offered_by(args.environment, "figures") or []
     return [function for function in offered if function not in counting]
 
 
@@ -196,12 +175,8 @@ class Watch:
         if time.monotonic() - self._spoke > QUIET_SECONDS and played < self._total:
             self._spoke = time.monotonic()
             print(f"{self._label}: {played} of {self._total} episodes", flush=True)
-        # Show the first episode of each row before a repetition.
-        names = rollout.names or ()
-        order = sorted(range(len(pairs)), key=lambda n: names[n][1])
-        pairs = [pairs[n] for n in order[: self._left]]
-        self._left -= len(pairs)
-        for episode, score in pairs:
+        told, self._left = pairs[: self._left], max(0, self._left - len(pairs))
+        for episode, score in told:
             ending = f"{episode.stop_reason} after {episode.num_turns} turns, score {score:.3g}"
             success = {True: ", success", False: ", no success", None: ""}[episode.success]
             print(f"\n{self._label}: {ending}{success}")
@@ -226,8 +201,7 @@ def evaluate(
     `name` is the agent's Hub id or path as the user gave it; for `wrapper` see `compare`.
     """
     counter = agents.token_counter(folder)
-    factory = agents.load_eval_environment(args, counter)
-    factory = factory or agents.load_environment(args, counter)
+    factory = agents.load_environment(args, counter)
     counting = [load_reward(path) for path in args.reward_funcs or []]
     reported = reported_functions(args, counting)
     functions = [*counting, *reported]
@@ -285,11 +259,6 @@ def compare(words: Sequence[str], wrapper: Wrapper | None = None) -> Results:
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
     folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
-    for folder in folders.values():
-        check_agent(folder, flag, trust)
-    for name in UNUSED:
-        if getattr(config, name):
-            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     chosen = chosen_settings(words, config)
     settings = {label: settings_for(folder, config, chosen) for label, folder in folders.items()}
     if any(each != next(iter(settings.values())) for each in settings.values()):

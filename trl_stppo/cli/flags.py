@@ -46,8 +46,6 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
         "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
         "holds settings of their sampling.",
     )
-    eval_environment: str | None = option(None, "module:factory of evaluation; default training's.")
-    eval_environment_kwargs: str | None = option(None, "JSON object of arguments for that factory.")
 
     @property
     def row_sources(self) -> list[str]:
@@ -74,7 +72,6 @@ class EvaluateArguments(AgentArguments):
     models: list[str] | None = option(
         None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path."
     )
-    labels: list[str] | None = option(None, "Their names in the table; default their folders'.")
     output: str | None = option(None, "JSON file to write, with figures and settings.")
     max_rows: int | None = option(None, "Most rows of each data set, drawn with a fixed seed; default all.")
     show: int = option(0, "Print each agent's first N episodes.")

@@ -26,7 +26,6 @@ MODULES = {
     "train": "cli.train",
     "evaluate": "cli.evaluate",
     "env check": "cli.env_check",
-    "env play": "cli.play",
     "watch": "cli.watch",
     "trace": "trace.page",
     "plot": "watch.plot",

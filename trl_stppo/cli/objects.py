@@ -63,14 +63,6 @@ def offered_by(path: str | None, name: str) -> Any:
     return method() if inspect.ismethod(method) else None
 
 
-def named_factory(path: str, arguments: str | None) -> Callable[[], object]:
-    """Return the factory of a required environment; raise UsageError if `path` is "none"."""
-    factory = factory_of(path, arguments, flag="arguments")
-    if factory is None:
-        raise UsageError("`environment=none`: must be module:name.")
-    return factory
-
-
 def factory_of(
     path: str | None,
     arguments: str | None,

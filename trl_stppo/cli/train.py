@@ -57,7 +57,6 @@ def make_trainer(
         peft_config=get_peft_config(model_args),
         value_model=critic,
         environment_factory=agents.load_environment(args, counter),
-        eval_environment_factory=agents.load_eval_environment(args, counter),
         agent=agents.load_agent(args),
     )
 
@@ -105,8 +104,7 @@ def train(
         if found:
             (output_dir / "evaluation.json").write_text(json.dumps(found))
             parts = {name: figures_of(part, prefix="eval_") for name, part in found.items()}
-            same = args.dataset_test_split == args.dataset_train_split and not args.test_split_size
-            title = "rows of training, none held out" if same else "held-out rows"
+            title = f"rows of the split {args.dataset_test_split!r}"
             print_table({name: {title: figures} for name, figures in parts.items()})
         print(f"model: {output_dir}")
     if training_args.push_to_hub:

@@ -61,9 +61,8 @@ class WatchedRun:
             }
             for panel in run.panels()
         }
-        resumed = [step / (run.steps_per_rollout or 1) for step in run.resumed]
-        unit = "update" if run.steps_per_rollout else "step"
-        return state | {"unit": unit, "resumed": resumed, "panels": panels}
+        resumed = [step / run.steps_per_rollout for step in run.resumed]
+        return state | {"resumed": resumed, "panels": panels}
 
     def episodes(self) -> bytes:
         """Return the HTML page of the episodes. The page is rebuilt if there are new episodes."""

@@ -19,7 +19,7 @@ _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 # These files are not downloaded: folders except `additional_chat_templates`, a second copy of the weights,
 # the trainer's state.
 _NOT = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors", "trainer_state.json")
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     **{"padding_side": "left", "truncation_side": "left"},
     # transformers would otherwise prompt in a terminal.
     "trust_remote_code": False,
@@ -79,18 +79,12 @@ def critic_folder(
     return folder if folder.is_dir() else None
 
 
-def adapter_base(name: str | Path) -> str | None:
-    """Return the base model of an adapter's folder; None if the folder holds no adapter."""
-    folder = Path(name)
-    return base_of(folder)[0] if (folder / ADAPTER_CONFIG).is_file() else None
-
-
 def load_processor(name: str | Path, revision: str | None = None, **options: Any) -> Any:
     """Load a policy's processor, or its tokenizer if it reads only text; see `load_tokenizer`."""
     from transformers import AutoProcessor, ProcessorMixin
 
     folder = Path(name)
-    if not (folder / "tokenizer_config.json").is_file() and adapter_base(folder) is not None:
+    if not (folder / "tokenizer_config.json").is_file() and (folder / ADAPTER_CONFIG).is_file():
         return load_processor(*base_of(folder), **options)
     if not folder.is_dir() or any((folder / file).is_file() for file in PROCESSOR_FILES):
         check_name("name", str(name))
@@ -112,9 +106,8 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     check_name("name", str(name))
     options, folder = _OPTIONS | options, Path(name)
     file = folder / "tokenizer_config.json"
-    if not file.is_file() and adapter_base(folder) is not None:
-        base, of_base = base_of(folder)
-        return AutoTokenizer.from_pretrained(base, revision=of_base, **options)
+    if not file.is_file() and (folder / ADAPTER_CONFIG).is_file():
+        return load_tokenizer(*base_of(folder), **options)
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     plain = config.get("tokenizer_class") in PLAIN_TOKENIZERS
     plain = plain and (folder / "tokenizer.json").is_file()

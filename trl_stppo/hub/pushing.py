@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import metadata_load, metadata_save
-
 from ..paths import CRITIC_FOLDER
 from ..watch.runs import MEASURES, SCORE, number
 from .settings import AGENT_FILE
@@ -49,10 +47,8 @@ def complete_card(
     repo: str,
     settings: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
-    *,
-    sees: bool,
 ) -> None:
-    """Add to TRL's model card what TRL cannot know: how to load the agent, results, settings, images."""
+    """Add to TRL's model card what TRL cannot know: how to load the agent, results, settings."""
     rows = [[f"`{name}`", f"`{value}`"] for name, value in settings.items() if value is not None]
     sections = {
         "Agent": f"`trl_stppo.Agent.from_pretrained({repo!r})` plays as the run's evaluation did.",
@@ -61,8 +57,6 @@ def complete_card(
     }
     with card.open("a", encoding="utf-8") as file:
         file.writelines(f"\n## {name}\n\n{text}\n" for name, text in sections.items() if text)
-    if sees:
-        metadata_save(card, {**(metadata_load(card) or {}), "pipeline_tag": "image-text-to-text"})
 
 
 def results(history: Sequence[Mapping[str, Any]]) -> str:

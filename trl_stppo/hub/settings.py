@@ -31,9 +31,7 @@ class AgentSettings:
         env_timeout_seconds: time limit of one call of the environment.
         sampling: temperature and other settings of turns that are not greedy.
         eos_token_ids: ids that end a turn; empty for the model's own ids.
-        environments: `name` (among several), `kind` ("text" or "tools"), `class` and `import`
-            ("module:Class") of each. Nothing is imported from there.
-        tools: names of the functions without an environment.
+        environments: "module:Class" of each. Nothing is imported from there.
         quantization: quantization of the model in the run, as a bitsandbytes configuration.
         seed: seed of the run, which gives an agent the random numbers of the run's evaluation.
     """
@@ -47,8 +45,7 @@ class AgentSettings:
     sampling: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    environments: list[dict[str, Any]] = field(default_factory=list)
-    tools: list[str] = field(default_factory=list)
+    environments: list[str] = field(default_factory=list)
     trainer: str | None = None
     dtype: str | None = None
     quantization: dict[str, Any] | None = None

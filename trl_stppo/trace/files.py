@@ -25,7 +25,6 @@ FOLDER = "trace"
 ENDING = ".jsonl.gz"
 # Level of gzip: level 6 takes almost three times as long and saves 6%.
 COMPRESSION = 4
-FORMAT = "trl-stppo-trace"
 # Increase this if older versions of the package would misread a file; new fields do not need that.
 VERSION = 1
 
@@ -74,7 +73,7 @@ class TracedUpdate:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dictionary for the first line of a trace file."""
-        return {"format": FORMAT, "version": VERSION, **vars(self)}
+        return {"version": VERSION, **vars(self)}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:

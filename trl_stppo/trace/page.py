@@ -20,10 +20,7 @@ import html
 import json
 import os
 import re
-import shutil
-import tempfile
 import webbrowser
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,14 +41,13 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.run)
     output = Path(options.output) if options.output else folder / "trace.html"
     try:
-        page = build_page(folder, output, max_episodes=max(0, options.max_episodes) or None)
+        shown, recorded = build_page(folder, output, max_episodes=max(0, options.max_episodes) or None)
     except OSError as error:
         raise OSError(f"`--output {output}` cannot be written: {error}.") from error
-    of = f" of {page.recorded}" if page.episodes < page.recorded else ""
-    size = page.path.stat().st_size / 2**20
-    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB")
+    of = f" of {recorded}" if shown < recorded else ""
+    print(f"{output}: {shown}{of} episodes, {output.stat().st_size / 2**20:.1f} MiB")
     if options.open:
-        webbrowser.open(page.path.resolve().as_uri())
+        webbrowser.open(output.resolve().as_uri())
     return 0
 
 
@@ -61,19 +57,10 @@ TAG = re.compile(r"<[^<>]{1,40}>")
 MAX_EPISODES = 2000
 
 
-@dataclass(frozen=True)
-class PageSummary:
-    """Summary of a written page: its path, and the numbers of episodes in it and in the trace."""
-
-    path: Path
-    episodes: int
-    recorded: int
-
-
 def build_page(
     run: str | Path, output: str | Path, *, max_episodes: int | None = MAX_EPISODES
-) -> PageSummary:
-    """Write the HTML page of a run's episodes atomically.
+) -> tuple[int, int]:
+    """Write the HTML page of a run's episodes atomically; return its number of episodes, and the trace's.
 
     `run` is the run's `output_dir`, or the trace folder in it. If there are more than `max_episodes`, so many
     are sampled evenly from first to last.
@@ -87,27 +74,19 @@ def build_page(
     held = {(head.name, head.global_step) for head, _ in updates if head.phase == "eval"}
     counts = {"update": len(trained), "evaluation": len(held)}
     named = [f"{number} {what}{'s' * (number != 1)}" for what, number in counts.items()]
+    shown = f"{few} episodes" + (f" of {recorded}" if few < recorded else "")
+    before, after = _frame(f"Episodes of {run.resolve().name}", f"{shown} from {' and '.join(named)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
     try:
-        with (
-            aside.open("w", encoding="utf-8") as page,
-            tempfile.TemporaryFile("w+", encoding="ascii") as data,
-        ):
-            # Write the data first, because the heading has the number of readable episodes.
-            count = _write_blocks(data, updates, wanted)
-            shown = f"{count} episodes" + (f" of {recorded}" if count < recorded else "")
-            summary = f"{shown} from {' and '.join(named)}"
-            title = f"Episodes of {run.resolve().name}"
-            before, after = _frame(title, summary)
+        with aside.open("w", encoding="utf-8") as page:
             page.write(before)
-            data.seek(0)
-            shutil.copyfileobj(data, page)
+            count = _write_blocks(page, updates, wanted)
             page.write(after)
         aside.replace(output)
     finally:
         aside.unlink(missing_ok=True)
-    return PageSummary(output, count, recorded)
+    return count, recorded
 
 
 def _frame(title: str, summary: str) -> tuple[str, str]:
@@ -140,7 +119,7 @@ def _policy(*texts: str) -> str:
     )
 
 
-def _write_blocks(data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int]) -> int:
+def _write_blocks(page: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int]) -> int:
     """Write the page's data: episodes, their texts, their list. Return the number of episodes."""
     rows: list[dict[str, Any]] = []
     texts: list[str] = []
@@ -153,13 +132,13 @@ def _write_blocks(data: IO[str], updates: list[tuple[TracedUpdate, Path]], wante
                 continue
             shown = {**episode.to_json(), "prompt": None, "messages": None}
             shown |= {name: _rounded(shown[name]) for name in PER_TOKEN if shown[name]}
-            data.write(_block(f"episode-{len(rows)}", shown))
+            page.write(_block(f"episode-{len(rows)}", shown))
             texts.append("\n".join(filter(None, (episode.text, episode.error, episode.prompt_id))))
             rows.append(_row(episode, group))
     heads = json.dumps([update.to_json() for update, _ in updates])
     heads = json.loads(heads, parse_constant=str)
-    data.write(_block("texts", texts))
-    data.write(_block("list-data", {"rows": rows, "updates": heads}))
+    page.write(_block("texts", texts))
+    page.write(_block("list-data", {"rows": rows, "updates": heads}))
     return len(rows)
 
 

@@ -343,8 +343,8 @@ class AgentTrainer(Bridge):
         return self._evaluator.loader(super().get_eval_dataloader, eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Rows) -> DataLoader:
-        """Return the dataloader of `predict`, with one entry per episode."""
-        return self.get_eval_dataloader(test_dataset)
+        """Refuse `predict`, which differs from `evaluate` only for models with labels."""
+        raise NotImplementedError("`predict` is not supported: call `evaluate(rows)`.")
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Run upstream's evaluation loop over a dataloader and return its metrics."""
@@ -358,10 +358,9 @@ class AgentTrainer(Bridge):
         return None, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log by upstream's method, with a separate table of completions for each evaluation."""
+        """Log by upstream's method, with the training's mean loss as the final loss."""
         self._run_state.set_final_loss(logs)
-        with self._evaluator.table_of_its_own():
-            super().log(logs, start_time)
+        super().log(logs, start_time)
 
     def create_optimizer(self, *args: object, **kwargs: object) -> torch.optim.Optimizer:
         """Create upstream's optimizer, and add the critic's parameters to it if gradients are not sharded."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import re
 from dataclasses import fields
@@ -23,8 +22,6 @@ from .ppo_config import PPOConfig
 
 # Names that `datasets` gives to rows read from files: the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
-# An argument that the commands bind, not the user.
-COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
 
 
@@ -42,18 +39,13 @@ def task(policy: PreTrainedModel, rows: object, rollout: RolloutPlan) -> dict[st
         players.append(f"tools {' '.join(map(name_of, rollout.standalone_tools))}")
     players += [name_of(each) for each in (rollout.user_func, rollout.agent) if each is not None]
     size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
+    known = getattr(getattr(rows, "info", None), "dataset_name", None)
     return {
         # Keep two parts, because the last part of `runs/a/checkpoint-100` is ambiguous.
         "model": "/".join(PurePath(model).parts[-2:]),
         "environment": " + ".join(players) or "none",
-        "dataset": ", ".join(filter(None, (dataset_of(rows), size))),
+        "dataset": ", ".join(filter(None, (None if known in READERS else known, size))),
     }
-
-
-def dataset_of(rows: object) -> str | None:
-    """Return a data set's name; None if it is unknown."""
-    known = getattr(getattr(rows, "info", None), "dataset_name", None)
-    return None if known in READERS else known
 
 
 def critic_of(critic: Critic) -> str:
@@ -108,13 +100,9 @@ def _arguments(factory: object) -> str:
     """Return a partial's arguments as text, such as `(largest=7)`; long values become digests."""
     if not isinstance(factory, functools.partial):
         return ""
-    try:
-        given = inspect.signature(factory.func).bind_partial(*factory.args).arguments
-    except (TypeError, ValueError):
-        given = {}
-    named = {**given, **factory.keywords}.items()
-    shown = [(n, v) for n, v in named if v is not None and not (n == COUNTER and callable(v))]
-    return f"({', '.join(f'{name}={_short(value)}' for name, value in shown)})" if shown else ""
+    named = {name: value for name, value in factory.keywords.items() if not callable(value)}
+    shown = [*map(_short, factory.args), *(f"{name}={_short(value)}" for name, value in named.items())]
+    return f"({', '.join(shown)})" if shown else ""
 
 
 def _short(value: object) -> str:

@@ -26,7 +26,7 @@ from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.batched import BatchedBackend
 from ..generation.cached import CachedBackend
 from ..generation.probe import why_unlike
-from ..generation.protocol import Backend, TurnRequest
+from ..generation.protocol import Backend
 from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
@@ -114,15 +114,6 @@ class Speaker:
             logger.warning("Turns go through `generate`. %s", reason)
         return reason is None
 
-    def turn(self, request: TurnRequest, sampling: SamplingSettings) -> list[int]:
-        """Sample one turn."""
-        backend = self.backend(sampling)
-        backend.add(request)
-        with backend.running():
-            while True:
-                for result in backend.step():
-                    return list(result.ids)
-
     def _generate(
         self,
         sampling: SamplingSettings,
@@ -168,32 +159,11 @@ def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[in
     return [*{*(end for end in ends if end is not None), tokenizer.eos_token_id}]
 
 
-def prompt_template(
-    speaker: Speaker,
-    template_kwargs: dict[str, Any] | None,
-    *,
-    uses_tools: bool,
-    prepare: Callable[[ChatRenderer], str | None] = growing_template,
-) -> tuple[str | None, ValueError | None]:
-    """Return training's chat template (None: the tokenizer's own), and the error for conversations, or None.
-
-    If there are tools, a template that cannot render them raises ValueError.
-    """
-    if uses_tools:
-        return prepare_tool_tokenizer(speaker.tokenizer), None
-    try:
-        return prepare(speaker.renderer(template_kwargs=template_kwargs)), None
-    except ValueError as error:
-        # The error is not raised here, because plain prompts need no template.
-        return None, error
-
-
 class Player:
     """Plays rows without a trainer, as a trainer's evaluation does. A context manager releases its workers.
 
     The arguments are as in the trainer and in `assemble`; `wrap_backend` wraps the speaker's backend.
-    `factory` may be an instance, which all episodes share and the caller closes. Without environments and
-    tools a row gets one turn.
+    Without environments and tools a row gets one turn.
     """
 
     def __init__(
@@ -208,21 +178,22 @@ class Player:
         wrap_backend: Callable[[Backend], Backend] | None = None,
         agent_endpoint: bool = False,
     ) -> None:
-        self.is_shared = not isinstance(factory, (type, dict)) and hasattr(factory, "reset")
-        text, tool_factories, probes = split_environments((lambda: factory) if self.is_shared else factory)
+        text, tool_factories, probes = split_environments(factory)
         self.rollout = RolloutPlan(text, tool_factories, probes, list(tools or []), agent=agent)
         if isinstance(getattr(speaker.tokenizer, "chat_template", None), dict):
             speaker = copy.copy(speaker)
             speaker.tokenizer = fitted_tokenizer(speaker.tokenizer, self.rollout)
         self._speaker, self._wrap = speaker, wrap_backend
         template, self._broken = None, None
-        if self.rollout.plays_environment:
-            template, self._broken = prompt_template(
-                speaker,
-                template_kwargs,
-                uses_tools=bool(tool_factories or tools),
-                prepare=agent_template if agent else growing_template,
-            )
+        if tool_factories or tools:
+            template = prepare_tool_tokenizer(speaker.tokenizer)
+        elif self.rollout.plays_environment:
+            prepare = agent_template if agent else growing_template
+            try:
+                template = prepare(speaker.renderer(template_kwargs=template_kwargs))
+            except ValueError as error:
+                # The error is not raised here, because plain prompts need no template.
+                self._broken = error
         self.renderer = speaker.renderer(template, template_kwargs)
         self._engine = assemble(self.rollout, self.renderer, limits, agent_endpoint=agent_endpoint)
 
@@ -230,10 +201,7 @@ class Player:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.is_shared:
-            self._engine.calls.close()
-        else:
-            self._engine.close()
+        self._engine.close()
 
     def play(
         self,

@@ -17,7 +17,6 @@ from ..hub.settings import AGENT_FILE, SAMPLING, AgentSettings
 from ..models.adapters import discard_saved_reference
 from ..paths import CRITIC_FOLDER
 from ..rollout.episode import Limits
-from ..rollout.reward_funcs import name_of
 from . import disk
 from ._trl import uploads_of
 from .bridge import Bridge, Wrapped
@@ -72,7 +71,7 @@ class Publisher:
         names = (*pushing.SETTINGS, *(pushing.OF_CRITIC if host.has_critic else ()))
         settings = {name: algorithm_settings(host.args).get(name) for name in names}
         repo, card = host.hub_model_id or str(self._run_dir), self._run_dir / pushing.CARD
-        pushing.complete_card(card, repo, settings, host.state.log_history, sees=bool(host.reader))
+        pushing.complete_card(card, repo, settings, host.state.log_history)
 
     def push(self, wrapped: Wrapped, *args: object, **kwargs: object) -> Any:
         """Implement `AgentTrainer.push_to_hub`: upload the agent's files by upstream's method."""
@@ -132,15 +131,8 @@ class Publisher:
             eos_token_ids=[int(i) for i in host.eos_token_ids],
             chat_template_kwargs=_as_json(host.chat_template_kwargs or {}),
             environments=[
-                {
-                    "name": name,
-                    "kind": "text" if name in rollout.text else "tools",
-                    "class": type(probe).__qualname__,
-                    "import": f"{type(probe).__module__}:{type(probe).__qualname__}",
-                }
-                for name, probe in rollout.probes.items()
+                f"{type(probe).__module__}:{type(probe).__qualname__}" for probe in rollout.probes.values()
             ],
-            tools=[name_of(tool) for tool in rollout.standalone_tools],
             trainer=type(host).__name__,
             dtype=str(model.dtype).removeprefix("torch."),
             quantization=quantization,

@@ -238,11 +238,9 @@ class TraceRecorder(TrainerCallback):
             self._evaluation.episodes += self._complete(records, {}, {})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the record of a completed evaluation or prediction."""
+        """Write the record of a completed evaluation."""
         record, self._evaluation = self._evaluation, None
         self._write(record)
-
-    on_predict = on_evaluate
 
     def _begun(
         self, rollout: Played, scored: Scored, numbers: Sequence[int], engine: RolloutEngine

@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 FIRST = 3
 # If no line was printed for this many seconds, an optimizer step of an update is printed.
 QUIET_SECONDS = 20.0
-# KL of the first two rollouts, nats per token, below which steps are too small to teach anything.
-STILL = 1e-4
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
@@ -33,8 +31,6 @@ CUT_OFF = {
     "stop_reason/max_turns": "max_turns too small?",
 }
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
-# Times the largest sum of rewards, beyond which a mean value is too large; returns contain values, too.
-FAR = 1.2
 # Metric that is 0 in all rollouts if nothing can be learned -> the message about it.
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
 GUARDS = {
@@ -85,7 +81,7 @@ class ProgressLines(TrainerCallback):
         self._columns: list[Column] = []
         # Metrics that at least one entry of the log has.
         self._metrics: set[str] = set()
-        self._warned = self._shows_both = self._far = False
+        self._warned = self._shows_both = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: object, **kwargs: object
@@ -222,21 +218,6 @@ class ProgressLines(TrainerCallback):
         cells = [f"{shown(mean(known(new, c.metric)), c.form):>{c.width}}" for c in columns]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
         self._say("".join([place, *cells, times]))
-        moved = known(log, "policy/approx_kl")
-        # A trust region begins with small steps and enlarges them itself.
-        learns = any(known(log, "advantage/std")) and not known(log, "step/factor")
-        if learns and self._steps > 1 and len(moved) == 2 and max(moved) < STILL:
-            self._say(
-                f"! the policy hardly moves (KL below {STILL:g}): raise learning_rate (with LoRA 1e-4 to "
-                "3e-4 is usual)"
-            )
-        value, most = (mean(known(new, f"value/{name}")) for name in ("mean", "reward_max_abs"))
-        if value is not None and most is not None and abs(value) > FAR * most and not self._far:
-            self._far = True
-            self._say(
-                f"! the critic's values, {value:.3g} in the mean, are beyond all rewards (up to {most:.3g}): "
-                "lower critic_learning_rate"
-            )
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(known(new, metric)), mean(known(new, SUCCESS))
             # If the success is not known, warn only if nearly all episodes are cut.

@@ -43,7 +43,7 @@ class MetricsFile(TrainerCallback):
             return
         path = Path(args.output_dir) / METRICS_FILE
         head = {"format": FORMAT, "settings": {**changed_settings(args), **self._task()}}
-        head["steps_per_rollout"] = getattr(args, "steps_per_rollout", None)
+        head["steps_per_rollout"] = getattr(args, "steps_per_rollout", 1)
         try:
             if state.global_step > 0:
                 before = read_run(path).resumed if path.is_file() else []

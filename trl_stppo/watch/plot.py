@@ -22,16 +22,12 @@ PICTURE = "curves.png"
 
 
 def draw_curves(runs: Mapping[str, Run], path: Path) -> Path:
-    """Draw the panels of labelled runs into a picture, with circles for evaluations; return its path.
-
-    The axis counts updates, or optimizer steps if the length of an update is not known for each run.
-    """
+    """Draw the panels of labelled runs into a picture, with circles for evaluations; return its path."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackageError("matplotlib", "plot") from error
 
-    steps = None if all(run.steps_per_rollout for run in runs.values()) else 1
     panels = list(dict.fromkeys(panel for run in runs.values() for panel in run.panels()))
     if not panels:
         raise ValueError("`runs`: no run has a metric of the panels.")
@@ -40,10 +36,10 @@ def draw_curves(runs: Mapping[str, Run], path: Path) -> Path:
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis, panel in zip(axes.flat, panels, strict=False):
         for label, run in runs.items():
-            (line,) = axis.plot(*run.points(panel.metric, steps), ".-", markersize=3, label=label)
-            evaluated = run.points(f"eval_{panel.metric}", steps)
+            (line,) = axis.plot(*run.points(panel.metric), ".-", markersize=3, label=label)
+            evaluated = run.points(f"eval_{panel.metric}")
             axis.plot(*evaluated, "o", fillstyle="none", color=line.get_color())
-        axis.set(title=panel.title, xlabel="update" if steps is None else "step", ylabel=panel.unit)
+        axis.set(title=panel.title, xlabel="update", ylabel=panel.unit)
         axis.set_ylim(*panel.limits)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
@@ -55,7 +51,7 @@ def draw_curves(runs: Mapping[str, Run], path: Path) -> Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `plot` to the parser."""
-    about = "output_dir of a run, a checkpoint, or a file with a log"
+    about = "output_dir of a run, or its log"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
     about = f"picture to write; default {PICTURE}, in the run's folder if there is one run"
     parser.add_argument("--output", type=Path, metavar="FILE", help=about)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from accelerate.utils import gather_object, set_seed
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -43,7 +42,7 @@ class Evaluator:
     rollout_plan: RolloutPlan
     trace: TraceRecorder
     run: EvaluationRun | None = None
-    prefix: str | None = None
+    prefix: str = "eval"
 
     def evaluate(
         self,
@@ -61,7 +60,7 @@ class Evaluator:
             check_eval_dataset(eval_dataset, self.rollout_plan)
         open_trackio(self.host)
         self.source.settle()
-        with replaced(self, prefix=prefix), saving, undisturbed(self.host):
+        with saving, undisturbed(self.host):
             return wrapped(eval_dataset, ignore_keys, prefix)
 
     def loader(
@@ -75,7 +74,9 @@ class Evaluator:
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
         if COLUMN not in host.signature_columns:
             host.signature_columns.append(COLUMN)
-        named = named_rows(rows, host.num_generations_eval)
+        # An evaluation plays all rows, of a stream too, and counts them.
+        listed = rows if hasattr(rows, "__len__") else list(rows)
+        named = NamedRows(listed, host.num_generations_eval)
         # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.
         options = {"dataloader_drop_last": False, "dataloader_persistent_workers": False}
         # `Agent.evaluate` plays in this order too, on which `generate` and environments may depend.
@@ -94,64 +95,32 @@ class Evaluator:
     ) -> EvalLoopOutput:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self.host
-        surroundings: AbstractContextManager[None] = nullcontext()
-        # `predict` calls this method without `evaluate`, so isolate it from training here.
-        if self.prefix is None:
-            open_trackio(self.host)
-            self.source.settle()
-            surroundings = undisturbed(host)
-        process = host.accelerator.process_index, host.accelerator.num_processes
-        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
-        with replaced(self, run=run), surroundings, evaluation_settings(host):
+        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), host.accelerator.process_index)
+        with replaced(self, run=run, prefix=metric_key_prefix), evaluation_settings(host):
             output = wrapped(dataloader, description, True, ignore_keys, metric_key_prefix)
         figures = run.figures(gather_object)
         figures["num_tokens"] = host.state.num_input_tokens_seen
         output.metrics.update({f"{metric_key_prefix}_{k}": v for k, v in figures.items()})
         return output
 
-    @contextmanager
-    def table_of_its_own(self) -> Iterator[None]:
-        """Context manager in which upstream's log writes an evaluation's completions to a separate table."""
-        host = self.host
-        evaluates = self.prefix is not None and host.log_completions
-        if not evaluates or not host.accelerator.is_main_process:
-            yield
-            return
-        folder = Path(host.args.output_dir) / "completions"
-        table = folder / f"completions_{host.state.global_step:05d}.parquet"
-        aside = table.with_suffix(".kept")
-        if table.exists():
-            table.rename(aside)
-        try:
-            yield
-        finally:
-            if table.exists():
-                table.rename(folder / f"{self.prefix}_{table.name}")
-            if aside.exists():
-                aside.rename(table)
-
     def play(self, inputs: list[Row]) -> tuple[Played, Scored]:
-        """Play and score a batch of held-out rows; during an evaluation, also count its episodes."""
-        rows, names = inputs, None
-        # Held-out rows are named, training rows are not.
-        if COLUMN in inputs[0]:
-            names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
-            rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
-            seed_batch((self.host.args.seed, 1), names)
+        """Play and score a batch of rows; during an evaluation, also count its episodes."""
         seed, run, training = self.host.args.seed, self.run, self.host.model.training
-        # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
-        seeds = (seed, 1, self.host.state.global_step) if names is None else (seed, 1)
+        step = self.host.state.global_step
+        rows = [{k: v for k, v in row.items() if k != COLUMN} for row in inputs]
         if run is None:
-            rollout = self.player.play(rows, seeds, names, training=training)
+            rollout = self.player.play(rows, (seed, 1, step), None, training=training)
             return rollout, self._score(rollout)
-        counted = run.running_names(len(rows)) if names is None else names
-        first = run.mark_new(counted, gather_object)
+        names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in inputs]
+        # Evaluations reuse their seeds, so that two evaluations of the same weights agree.
+        seed_batch((seed, 1), names)
+        first = run.mark_new(names, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
-        rollout = self.player.play(rows, seeds, names, repeated, training=training)
+        rollout = self.player.play(rows, (seed, 1), names, repeated, training=training)
         scored = self._score(rollout)
         self.log.table(rollout, scored.everyone, [0.0] * len(scored.everyone))
-        self.trace.evaluated(rollout, scored, self.prefix or "predict", self.host.state.global_step)
-        self._count(run, rollout, scored, counted)
+        self.trace.evaluated(rollout, scored, self.prefix, step)
+        self._count(run, rollout, scored, names)
         return rollout, scored
 
     def _score(self, rollout: Played) -> Scored:
@@ -169,9 +138,9 @@ class Evaluator:
 
 
 class NamedRows:
-    """Dataset view that contains each row `repetitions` times, with an episode name in each entry."""
+    """View of rows that contains each row `repetitions` times, with an episode name in each entry."""
 
-    def __init__(self, dataset: Dataset, repetitions: int) -> None:
+    def __init__(self, dataset: Dataset | list[Row], repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions
 
     def __len__(self) -> int:
@@ -180,19 +149,6 @@ class NamedRows:
     def __getitem__(self, index: int) -> Row:
         row, repetition = divmod(index, self._repetitions)
         return {**self._dataset[row], COLUMN: [row, repetition]}
-
-
-def named_rows(dataset: Dataset | IterableDataset, repetitions: int) -> NamedRows | IterableDataset:
-    """Repeat each row of a dataset or stream `repetitions` times, with an episode name in each entry."""
-    if not isinstance(dataset, IterableDataset):
-        return NamedRows(dataset, repetitions)
-
-    def repeated(columns: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
-        result = {key: [v for v in values for _ in range(repetitions)] for key, values in columns.items()}
-        result[COLUMN] = [[row, number] for row in indices for number in range(repetitions)]
-        return result
-
-    return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
 
 
 @contextmanager

@@ -22,17 +22,11 @@ class EvaluationRun:
 
     reward_names: list[str]
     uses_tools: bool = False
-    process: tuple[int, int] = (0, 1)
+    process: int = 0
     episodes: list[PlayedEpisode] = field(default_factory=list)
     _seen: set[EpisodeKey] = field(default_factory=set)
     # Name, total and weight of means that are not taken over episodes.
     sums: list[tuple[str, float, float]] = field(default_factory=list)
-
-    def running_names(self, count: int) -> list[EpisodeKey]:
-        """Number the episodes of a dataloader without names; return unique names."""
-        index, processes = self.process
-        start = len(self.episodes)
-        return [((start + i) * processes + index, 0) for i in range(count)]
 
     def mark_new(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
         """Mark the named episodes as seen on all processes; return for each name whether it is new."""
@@ -42,7 +36,7 @@ class EvaluationRun:
             for name in batch:
                 new[-1].append(name not in self._seen)
                 self._seen.add(name)
-        return new[self.process[0]]
+        return new[self.process]
 
     def figures(self, gather: GatherObjects) -> dict[str, float]:
         """Compute all metrics over all processes, which must call this together; names have no prefix."""

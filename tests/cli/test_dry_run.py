@@ -8,6 +8,7 @@ import pytest
 from tests.hub.hub_kit import saved_base
 from tests.kit.script_kit import DEMO, ROOT, small_data
 from tests.kit.tiers import quick
+from tests.kit.vision import vision_model
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
@@ -55,6 +56,20 @@ def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tm
     found, shown = dry_run(*words, *flags)
     assert found == code
     assert named in shown
+
+
+def test_the_cost_of_an_image_is_told(dry_run, tmp_path):
+    for part in vision_model("LLaVA"):
+        part.save_pretrained(tmp_path / "sees")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": [{"role": "user", "content": "look: "}]}\n' * 8)
+    words = ["--model_name_or_path", str(tmp_path / "sees"), "--output_dir", str(tmp_path / "run")]
+    words += ["--dataset_name", str(tmp_path / "rows.jsonl"), "--total_episodes", "16"]
+    words += ["--environment", "tests.kit.vision_runs:Pictures"]
+    code, shown = dry_run(*words, "--max_completion_length", "200", "--bf16", "false")
+    assert code == 0, shown
+    # 3 x 16 x 16 numbers of 32 bits.
+    assert "first image [image 24x16, 16 tokens] are 0.0029 MiB of tensors" in shown
+    assert "first image" not in dry_run("--config", DEMO)[1]
 
 
 def test_a_template_that_cannot_render_tools_is_a_problem(dry_run, tmp_path):

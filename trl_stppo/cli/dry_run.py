@@ -17,16 +17,19 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import TrainingArguments
+from transformers import AutoConfig, ProcessorMixin, TrainingArguments
 from trl import ModelConfig
 
-from ..envs.check import check_env
+from ..envs.base import Row
+from ..envs.check import HandPlayer, check_env
 from ..errors import EnvironmentContractError
-from ..hub.loading import load_processor
+from ..hub.loading import load_processor, model_class
+from ..rollout.images import images_of
 from ..trainer.planning import plan
-from ..trainer.planning.data import training_rows
+from ..trainer.planning.data import rows_with_prompts, training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.ppo_trainer import PPOTrainer
+from ..trainer.setup.images import make_reader
 from . import agents
 from .flags import TrainArguments
 from .objects import offered_by
@@ -40,7 +43,7 @@ JOINING = (
 
 @dataclass
 class Plan:
-    """A planned run: flags, number of processes, rows."""
+    """A planned run: flags, number of processes, rows, and what the first image costs."""
 
     args: TrainArguments
     config: Any
@@ -48,6 +51,7 @@ class Plan:
     trainer_class: type[PPOTrainer]
     processes: int
     train: Any = None
+    image: str | None = None
 
 
 class Findings:
@@ -73,7 +77,7 @@ def run(words: Sequence[str]) -> int:
     with alone(processes):
         plan_of_run = Plan(*agents.parse_flags(TrainArguments, words), processes)
         look(plan_of_run, found)
-        rows = resolved(plan_of_run)
+        rows = resolved(plan_of_run) | ({"first image": plan_of_run.image} if plan_of_run.image else {})
     if os.environ.get("RANK", "0") != "0":
         return int(bool(found.problems))
     console, table = Console(highlight=False), Table(title="What would run", show_header=False)
@@ -136,6 +140,28 @@ def look(run: Plan, found: Findings) -> None:
         found.check(training_rows, run.train, config, rollout)
     if factory is not None and run.train is not None:
         found.check(_play, factory, run, found)
+    if isinstance(processor, ProcessorMixin):
+        run.image = found.check(cost_of_image, run, factory, processor)
+
+
+def cost_of_image(run: Plan, factory: Any, processor: Any) -> str | None:
+    """Describe what the first image of a run costs; None if the first row and observation show none."""
+    row: Row = next(iter(run.train or ()), {})
+    (read,), _ = rows_with_prompts([row], processor.tokenizer, owns_prompts=True, sees=True)
+    player, messages = HandPlayer(), read["prompt"] if isinstance(read["prompt"], list) else []
+    if factory is not None:
+        messages = [*messages, {"content": player.reset(player.make(factory), row)}]
+        player.close()
+    images = images_of(messages)
+    if not images:
+        return None
+    config = AutoConfig.from_pretrained(str(run.model_args.model_name_or_path), local_files_only=True)
+    with torch.device("meta"):
+        model = model_class(config).from_config(config)
+    reader = make_reader(model, processor)
+    image = reader.read(images[0])
+    size = sum(tensor.nbytes for tensor in reader.fields(image).values()) / 2**20
+    return f"{image} are {size:.2g} MiB of tensors, and {len(image.png) / 2**20:.2g} MiB are kept"
 
 
 def _play(factory: Callable[[], object], run: Plan, found: Findings) -> None:

@@ -31,6 +31,8 @@ CUT_OFF = {
     "stop_reason/max_turns": "max_turns too small?",
 }
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
+# Times the largest sum of rewards, beyond which a mean value is too large; returns contain values, too.
+FAR = 1.2
 # Metric that is 0 in all rollouts if nothing can be learned -> the message about it.
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}
 GUARDS = {
@@ -81,7 +83,7 @@ class ProgressLines(TrainerCallback):
         self._columns: list[Column] = []
         # Metrics that at least one entry of the log has.
         self._metrics: set[str] = set()
-        self._warned = self._shows_both = False
+        self._warned = self._shows_both = self._far = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: object, **kwargs: object
@@ -218,6 +220,13 @@ class ProgressLines(TrainerCallback):
         cells = [f"{shown(mean(known(new, c.metric)), c.form):>{c.width}}" for c in columns]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
         self._say("".join([place, *cells, times]))
+        value, most = (mean(known(new, f"value/{name}")) for name in ("mean", "reward_max_abs"))
+        if value is not None and most is not None and abs(value) > FAR * most and not self._far:
+            self._far = True
+            self._say(
+                f"! the critic's values, {value:.3g} in the mean, are beyond all rewards (up to {most:.3g}): "
+                "lower critic_learning_rate"
+            )
         for metric, causes in CUT_OFF.items():
             cut, solved = mean(known(new, metric)), mean(known(new, SUCCESS))
             # If the success is not known, warn only if nearly all episodes are cut.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import Any
 
 from torch import nn
@@ -14,10 +13,10 @@ from ...rollout.images import ImageReader, with_pictures
 from ..bridge import Bridge
 from .players import renderer
 
-logger = logging.getLogger(__name__)
-
 # Arguments by which models learn which tokens are images.
 KINDS = ("mm_token_type_ids", "token_type_ids")
+# Annotations of tools that return no images.
+TEXTS = (str, int, float, bool, "str", "int", "float", "bool")
 
 
 def build_reader(host: Bridge) -> ImageReader | None:
@@ -85,7 +84,11 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
     same = all(made[name].to(own.dtype).equal(own) for name, own in tensors.items())
     if not same or made["input_ids"][0].tolist() != ids:
         raise refusal("changes or drops the images of a message")
-    for role in ("user", "tool"):
+    show = [tool for tool in host.tools if inspect.signature(tool).return_annotation not in TEXTS]
+    asked = {"function": {"name": "f", "arguments": {}}, "type": "function"}
+    # Some templates write results of tools only after their calls.
+    answers = {"user": answer, **({"tool": {**answer, "content": "", "tool_calls": [asked]}} if show else {})}
+    for role, answer in answers.items():
         later = {"role": role, "name": "f", "content": blocks}
         try:
             suffix = chat.observation_ids([later], last=host.eos_token_ids[0])
@@ -95,5 +98,6 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
             why = f"are refused ({error})"
         if why and role == "user":
             raise refusal(f"writes later images otherwise than the first: they {why}")
-        if why and host.tools:
-            logger.warning("Images in results of tools %s by the chat template.", why)
+        if why:
+            names = [tool.__name__ for tool in show]
+            raise refusal(f"writes no images of tools: they {why}. {names} are not annotated as `-> str`")

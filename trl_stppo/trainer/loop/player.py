@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -113,15 +114,17 @@ class EpisodePlayer:
         """Return the name of a training row for error messages."""
         numbers, images = self._numbers.get(_words(row), []), _images(row)
         if images:
-            numbers = [n for n in numbers[:MOST_COMPARED] if _images(self.rows[n]) == images]
+            candidates, numbers = numbers[:MOST_COMPARED], []
+            # The image of another row may be damaged, or an array that does not compare.
+            with suppress(Exception):
+                numbers = [n for n in candidates if _images(self.rows[n]) == images]
         return f"row {numbers[0]} of `train_dataset`" if numbers else f"the row {row!r:.80}"
 
     @cached_property
     def _numbers(self) -> dict[int, list[int]]:
-        """Return the numbers of the training rows by what they hold beside images; empty for a stream."""
+        """Return the training rows' numbers by all but images, which are not decoded; empty for a stream."""
         known, numbers = self.rows if hasattr(self.rows, "__len__") else [], defaultdict(list)
         if isinstance(known, Dataset):
-            # Images would be decoded.
             known = known.select_columns([c for c in known.column_names if c not in IMAGE_COLUMNS])
         for number, row in enumerate(known):
             numbers[_words(row)].append(number)
@@ -195,7 +198,7 @@ def _words(row: Row) -> int:
 
 
 def _images(row: Row) -> list[Any]:
-    return [row[name] for name in IMAGE_COLUMNS if row.get(name)]
+    return [row[name] for name in IMAGE_COLUMNS if row.get(name) is not None]
 
 
 def play_rows(

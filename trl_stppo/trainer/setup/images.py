@@ -16,7 +16,7 @@ from .players import renderer
 # Arguments by which models learn which tokens are images.
 KINDS = ("mm_token_type_ids", "token_type_ids")
 # Annotations of tools that return no images.
-TEXTS = (str, int, float, bool, "str", "int", "float", "bool")
+TEXTS = (str, int, float, bool, dict, None, "str", "int", "float", "bool", "dict", "None")
 
 
 def build_reader(host: Bridge) -> ImageReader | None:

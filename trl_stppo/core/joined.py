@@ -57,7 +57,7 @@ class JoinedView:
                 last[episode], place = start // length, until
         for row, episode in enumerate(episodes):
             if not turns[row]:
-                last[episode] = max(row, last[episode])
+                last[episode] = max(row, int(last[episode]))
         self._source, self.turn_index = source.to(device), index.to(device)
         self.last = last.to(device)
 

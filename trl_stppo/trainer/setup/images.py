@@ -61,7 +61,8 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
     one, other = reader.samples()
     blocks: list[dict[str, Any]] = [{"type": "image", "image": each} for each in (one, other)]
     blocks = [{"type": "text", "text": "x"}, *blocks, {"type": "text", "text": "y"}]
-    first, answer = {"role": "user", "content": blocks}, {"role": "assistant", "content": "z"}
+    first: dict[str, Any] = {"role": "user", "content": blocks}
+    answers: dict[str, dict[str, Any]] = {"user": {"role": "assistant", "content": "z"}}
     options = {"tokenize": True, "return_dict": True, "return_tensors": "pt", **chat.template}
     options["chat_template"] = options["chat_template"] or host.text_tokenizer.chat_template
 
@@ -84,10 +85,11 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
     same = all(made[name].to(own.dtype).equal(own) for name, own in tensors.items())
     if not same or made["input_ids"][0].tolist() != ids:
         raise refusal("changes or drops the images of a message")
-    show = [tool for tool in host.tools if inspect.signature(tool).return_annotation not in TEXTS]
-    asked = {"function": {"name": "f", "arguments": {}}, "type": "function"}
-    # Some templates write results of tools only after their calls.
-    answers = {"user": answer, **({"tool": {**answer, "content": "", "tool_calls": [asked]}} if show else {})}
+    show = [t.__name__ for t in host.tools if inspect.signature(t).return_annotation not in TEXTS]
+    if show:
+        # Some templates write results of tools only after their calls.
+        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        answers["tool"] = {"role": "assistant", "content": "", "tool_calls": [call]}
     for role, answer in answers.items():
         later = {"role": role, "name": "f", "content": blocks}
         try:
@@ -96,8 +98,6 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
             why = None if whole[-len(suffix) :] == suffix else "are changed"
         except Exception as error:
             why = f"are refused ({error})"
-        if why and role == "user":
-            raise refusal(f"writes later images otherwise than the first: they {why}")
         if why:
-            names = [tool.__name__ for tool in show]
-            raise refusal(f"writes no images of tools: they {why}. {names} are not annotated as `-> str`")
+            whose = "" if role == "user" else f" of tools ({show} are not annotated as `-> str`)"
+            raise refusal(f"writes later images{whose} otherwise than the first: they {why}")

@@ -46,6 +46,11 @@ def test_an_episode_without_turns_and_a_batch_without_any():
     assert empty.split(torch.ones(2, 1)).tolist() == [[0.0] * 3] * 2
 
 
+def test_an_episode_ends_in_a_context_without_turns_after_its_last_turn():
+    spans, turns = [[(0, 1)], [], [], [(0, 1)], []], [[0], [], [], [0], []]
+    assert view(spans, turns, [0, 0, 1, 1, 2], episodes=3, length=2).last.tolist() == [1, 3, 4]
+
+
 @pytest.mark.parametrize("estimator", [token_gae, turn_gae])
 @pytest.mark.parametrize("seed", range(20))
 def test_the_advantages_do_not_depend_on_how_an_episode_is_cut(seed, estimator):

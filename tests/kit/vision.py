@@ -20,6 +20,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.utils import PushToHubMixin
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -45,11 +46,15 @@ TOWER = {
 }
 
 
-class NoVideo:
-    """Stands for the video processor, which needs torchvision."""
+class NoVideo(PushToHubMixin):
+    """Stands for the video processor, which needs torchvision; saved as an empty entry."""
 
     model_input_names = ()
     temporal_patch_size, merge_size, num_frames, fps = 2, 2, 1, 1
+    _auto_class = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
 
 
 def without_video(processor_class: type, **parts: Any) -> Any:

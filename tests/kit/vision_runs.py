@@ -66,7 +66,7 @@ class KeepingLoop(TrainingLoop):
     """Keeps what the last update was made of."""
 
     def report(self, played: Any, scored: Any, estimates: Any, data: Any, seconds: float) -> None:
-        self.host.played, self.host.data = played, data
+        self.host.played, self.host.data, self.host.estimates = played, data, estimates
         super().report(played, scored, estimates, data, seconds)
 
 

@@ -237,7 +237,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),
     *(
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": given}]}]},
             named,
             400,
         )
@@ -247,6 +247,7 @@ REFUSED = [
             "data:image/png;base64,AAAA": "base64",
             "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7": "only text",
         }.items()
+        for given in ({"url": url}, url)
     ),
     ({"messages": [{"content": "no role"}]}, "role", 400),
     # What cannot be sampled.

@@ -1,5 +1,6 @@
 """More images than one context holds: the oldest leave it, and each turn trains as it was sampled."""
 
+import copy
 import json
 
 import pytest
@@ -87,3 +88,45 @@ def test_an_observation_of_too_many_images_fails_its_episode(tmp_path):
     assert [len(c.images) for c in ends["terminated"].contexts] == [1, 1, 1]
     trainer.save_model()
     assert json.loads((tmp_path / "agent.json").read_text())["max_images"] == 1
+
+
+class Talking(Pictures):
+    """Says much after its third image."""
+
+    def step(self, action):
+        blocks, *rest = super().step(action)
+        return [*blocks, {"type": "text", "text": "x" * 300 * (self.count == 2)}], *rest
+
+
+def value_after(trainer, critic, context):
+    """The critic's value after a context's last token, by its own pass over the row."""
+    row = torch.tensor([context.prompt_ids + context.ids])
+    seen = trainer.reader.model_inputs(context.images, row)
+    with torch.no_grad():
+        return float(critic.values(row, torch.ones_like(row), 1, **seen)[0, -1])
+
+
+@pytest.mark.parametrize("packs", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_cut_observation_that_opens_a_context_is_the_last_state(packs, tmp_path):
+    options = {"max_images": 2, "max_completion_length": 200, "bootstrap_truncated": True, **ONE}
+    trainer = vision_trainer(tmp_path, "Qwen2.5-VL", Talking, **options)
+    if not packs:
+        trainer._forward.why_padded = "to compare"
+    with torch.no_grad():
+        trainer.critic.head.weight.normal_()
+    critic = copy.deepcopy(trainer.critic)
+    trainer = trained(trainer)
+    episodes, final = trainer.played.episodes, trainer.estimates.passes.final_values
+    assert {str(e.stop_reason) for e in episodes} == {"token_budget"}
+    assert [[c.turns for c in e.contexts] for e in episodes] == [[[0, 1], []]] * 8
+    for episode, value in zip(episodes, final.tolist(), strict=True):
+        assert episode.last is episode.more[0]
+        assert (len(episode.last.ids), len(episode.last.images)) == (200, 1)
+        assert value == pytest.approx(value_after(trainer, critic, episode.last), abs=1e-5)
+        assert abs(value - value_after(trainer, critic, episode)) > 1e-3
+
+
+def test_a_cut_observation_that_opens_a_context_counts_as_truncated(tmp_path):
+    options = {"max_images": 2, "max_completion_length": 200, "mask_truncated_completions": True}
+    trainer = trained(vision_trainer(tmp_path, "LLaVA", Talking, **options, **ONE))
+    assert not trainer.data["completion_mask"].any()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
-from datasets import Dataset
+from datasets import Dataset, features
 from PIL import Image
 
 from tests.kit.vision import picture, vision_model
@@ -60,6 +60,57 @@ def test_what_is_transparent_is_white_as_in_the_processor(family, mode):
     found = reader.fields(reader.read(seen))["pixel_values"]
     expected = processor.image_processor(images=[seen], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I;16L"])
+def test_grey_of_16_bits_becomes_grey_of_8(mode, reader):
+    grey, same = Image.new(mode, (4, 1)), Image.new("L", (4, 1))
+    for at, value in enumerate((0, 255, 0x8000, 0xFFFF)):
+        grey.putpixel((at, 0), value)
+        same.putpixel((at, 0), value >> 8)
+    assert reader.read(grey.resize((16, 16), 0)).key == reader.read(same.resize((16, 16), 0)).key
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_of_unknown_range_is_refused(mode, reader):
+    with pytest.raises(ValueError, match=f"'{mode}'.*255"):
+        reader.read(Image.new(mode, (16, 16), 256))
+    assert reader.read(Image.new(mode, (16, 16), 255)).key == reader.read(Image.new("L", (16, 16), 255)).key
+
+
+def test_a_photo_with_more_views_is_its_first(reader):
+    file, one = io.BytesIO(), Image.new("RGB", (16, 16), "red")
+    one.save(file, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
+    photo = Image.open(file)
+    assert (photo.format, photo.n_frames) == ("MPO", 2)
+    file = io.BytesIO()
+    one.save(file, "JPEG")
+    assert reader.read(photo).key == reader.read(Image.open(file)).key
+
+
+def test_an_error_names_the_file_of_an_image(reader, tmp_path):
+    picture(1).save(tmp_path / "moving.gif", save_all=True, append_images=[picture(2)])
+    with pytest.raises(ValueError, match=r"moving\.gif.*animated"):
+        reader.read(Image.open(tmp_path / "moving.gif"))
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_an_error_names_the_row_of_an_image(column, tmp_path, caplog):
+    files = [io.BytesIO() for _ in range(8)]
+    for number, file in enumerate(files):
+        more = {"save_all": True, "append_images": [picture(9)]} if number == 5 else {}
+        picture(number).save(file, "GIF", **more)
+    given = [{"bytes": file.getvalue(), "path": None} for file in files]
+    values = given if column == "image" else [[each] for each in given]
+    asked = [[{"role": "user", "content": "look: "}]] * 8
+    rows = Dataset.from_dict({"prompt": asked, column: values})
+    rows = rows.cast_column(column, features.Image() if column == "image" else [features.Image()])
+    options = {"train_dataset": rows, "reward_funcs": [lambda prompts, **row: [1.0] * len(prompts)]}
+    trainer = vision_trainer(tmp_path, "LLaVA", None, max_turns=None, max_turn_tokens=None, **options, **ONE)
+    trainer.train()
+    errors = [episode.error for episode in trainer.played.episodes if episode.error]
+    assert len(errors) == 1
+    assert "row 5 of `train_dataset`" in errors[0]
 
 
 def test_an_image_is_known_by_its_pixels(reader):

@@ -1,6 +1,9 @@
 """Images where the policy, or a setting, does not read them: an error by name, before a model is loaded."""
 
+from pathlib import Path
+
 import pytest
+import trl
 from PIL import Image
 
 from tests.kit.builders import build, prompts
@@ -8,6 +11,7 @@ from tests.kit.vision_runs import vision_trainer
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 
 PICTURE = Image.new("RGB", (8, 8))
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
 @pytest.mark.parametrize(
@@ -73,3 +77,49 @@ def test_a_template_that_drops_or_repeats_images_is_refused(change, why, tmp_pat
     monkeypatch.setattr(vision, "CHATML", change(original.replace("IMAGE", "<image>")))
     with pytest.raises(ValueError, match=f"chat template.*({why})"):
         vision_trainer(tmp_path, "LLaVA")
+
+
+def look(name):
+    """Show it.
+
+    Args:
+        name: of what.
+    """
+    return PICTURE
+
+
+def read(name):
+    """Read it.
+
+    Args:
+        name: of what.
+    """
+    return name
+
+
+look.__annotations__ = {"name": str, "return": list}
+read.__annotations__ = {"name": str, "return": str}
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_v3"])
+def test_a_template_that_drops_only_the_images_of_tools_is_refused(name, tmp_path):
+    options = {"max_turns": None, "train_dataset": prompts(8), "reward_funcs": [len_of]}
+    template = (TEMPLATES / f"{name}.jinja").read_text()
+    with pytest.raises(ValueError, match=r"chat template.*tools.*'look'"):
+        vision_trainer(tmp_path, "Gemma 4", None, tools=[read, look], template=template, **options)
+    # A tool that returns only text shows none.
+    vision_trainer(tmp_path, "Gemma 4", None, tools=[read], template=template, **options)
+
+
+@pytest.mark.parametrize("name", ["gemma4_v2", "gemma4_v4"])
+def test_a_template_that_writes_images_of_tools_passes(name, tmp_path):
+    options = {"max_turns": None, "train_dataset": prompts(8), "reward_funcs": [len_of], "tools": [look]}
+    template = (TEMPLATES / f"{name}.jinja").read_text()
+    vision_trainer(tmp_path, "Gemma 4", None, template=template, **options)
+
+
+def test_a_row_that_numbers_images_anew_is_refused(tmp_path):
+    renderer = vision_trainer(tmp_path, "LLaVA")._player.renderer
+    with pytest.raises(ValueError, match="`chat_template_kwargs` has add_vision_id=True"):
+        renderer.for_row({"chat_template_kwargs": {"add_vision_id": True}})
+    assert renderer.for_row({"chat_template_kwargs": {"add_vision_id": None}}) is renderer

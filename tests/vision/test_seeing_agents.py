@@ -13,11 +13,12 @@ pytest.importorskip("openai")
 ONE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 
 
-def shown(image, text):
+def shown(image, text, **more):
     file = io.BytesIO()
     image.save(file, "PNG")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    part = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    # Without a `detail` it is a text, as some clients write it.
+    part = {"type": "image_url", "image_url": {"url": url, **more} if more else url}
     return {"role": "user", "content": [{"type": "text", "text": text}, part]}
 
 
@@ -61,7 +62,7 @@ def test_a_conversation_with_images_is_one_row(family, tmp_path):
 
 def test_another_image_of_the_same_tokens_opens_a_context(tmp_path):
     async def agent(client, row):
-        first, other = (shown(picture(n), "look: ") for n in (1, 2))
+        first, other = (shown(picture(n), "look: ", detail="low") for n in (1, 2))
         said = await ask(client, [first])
         await ask(client, [other, said, {"role": "user", "content": "go on"}])
         return 1.0

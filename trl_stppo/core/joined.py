@@ -24,7 +24,7 @@ class JoinedView:
 
     Attributes:
         turn_index: [B, J] int64, k at the tokens of turn k of the episode, -1 at padding.
-        last: [B] int64, index of the context with the episode's last turn; 0 for an episode without turns.
+        last: [B] int64, index of the context with the episode's last turn, or of one without turns after it.
 
     Source: GAE across rewritten contexts, as in arXiv:2604.18401 (StepPO).
     """
@@ -55,6 +55,9 @@ class JoinedView:
                 source[episode, place:until] = torch.arange(start, end)
                 index[episode, place:until] = turn
                 last[episode], place = start // length, until
+        for row, episode in enumerate(episodes):
+            if not turns[row]:
+                last[episode] = max(row, int(last[episode]))
         self._source, self.turn_index = source.to(device), index.to(device)
         self.last = last.to(device)
 

@@ -484,7 +484,8 @@ class _Rollout:
             if not episode.prompt_ids or episode.turn_limit(self._limits) < 1:
                 episode.prompt_ids = [self._renderer.tokenizer.eos_token_id]
                 episode.images = []
-        episode.more = [context for context in episode.more if context.turns]
+        # Tokens after the last turn are an observation that was cut: the state in which the episode ended.
+        episode.more = [context for context in episode.more if context.turns or context.ids]
         for context in episode.contexts:
             # Add a token that no mask covers, because TRL cannot collate an empty row.
             if not context.ids:

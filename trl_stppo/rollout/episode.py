@@ -164,8 +164,9 @@ class Episode(Context):
 
     @property
     def last(self) -> Context:
-        """The context of the newest turn."""
-        return max(self.contexts, key=lambda context: max(context.turns, default=-1))
+        """The context of the newest turn, or one without turns that was opened after it."""
+        newest = self.contexts[-1]
+        return max(self.contexts, key=lambda c: max(c.turns, default=-1)) if newest.turns else newest
 
     @property
     def trains(self) -> bool:

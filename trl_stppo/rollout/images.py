@@ -337,12 +337,20 @@ def _pixels(picture: Any) -> Any:
     if not isinstance(picture, Pillow.Image):
         raise ValueError(f"an image is {picture!r:.60}; allowed is an image of Pillow")
     width, height = picture.size
-    if getattr(picture, "is_animated", False):
-        raise ValueError("an image is animated; allowed is one picture")
+    file = getattr(picture, "filename", "")
+    name = f"an image ({file})" if file else "an image"
+    # A phone's photo is an MPO file, whose further frames are other views of it.
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":
+        raise ValueError(f"{name} is animated; allowed is one picture")
     if not 0 < width * height <= MOST_PIXELS:
-        raise ValueError(f"an image has {width} x {height} pixels; allowed are 1 to {MOST_PIXELS}")
+        raise ValueError(f"{name} has {width} x {height} pixels; allowed are 1 to {MOST_PIXELS}")
     try:
         picture = ImageOps.exif_transpose(picture)
+        if picture.mode.startswith("I;16"):
+            # `convert` alone shows all above 255 as white.
+            picture = picture.convert("I").point(lambda grey: grey * (1 / 256)).convert("L")
+        if picture.mode in ("I", "F") and not 0 <= min(ends := picture.getextrema()) <= max(ends) <= 255:
+            raise ValueError(f"its mode {picture.mode!r} has values of {ends}; allowed are 0 to 255")
         if "A" in picture.getbands() or picture.info.get("transparency") is not None:
             # On white, as transformers does; `convert` alone shows what a transparent pixel hides.
             picture = picture.convert("RGBA")
@@ -351,7 +359,7 @@ def _pixels(picture: Any) -> Any:
         return picture.convert("RGB")
     except Exception as error:
         # Decoders of damaged files raise various errors.
-        raise ValueError(f"an image cannot be decoded: {error}") from error
+        raise ValueError(f"{name} cannot be decoded: {error}") from error
 
 
 def is_image(block: Any) -> bool:

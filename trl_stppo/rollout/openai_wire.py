@@ -106,11 +106,12 @@ def _opened(part: dict[str, Any]) -> dict[str, Any]:
     """Return a part of a message, with the image of a data URL. No other address is read."""
     if part.get("type") != "image_url":
         return part
-    url = part["image_url"]["url"]
-    kind, _, data = url.partition(";base64,")
-    if not kind.startswith("data:image/"):
+    # Some clients give the address alone, as OpenAI's newer API has it.
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    if not (isinstance(url, str) and url.startswith("data:image/")):
         raise ValueError(f"`image_url` is {url!r:.40}; allowed is `data:image/...;base64,...`")
-    return {"type": "image", "image": decoded_image(data)}
+    return {"type": "image", "image": decoded_image(url.partition(";base64,")[2])}
 
 
 def completion(name: str, message: Message, finish: str, prompt: int, count: int) -> dict[str, Any]:

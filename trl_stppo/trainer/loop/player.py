@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
+from datasets import Dataset
 
 from ...envs.base import described
 from ...errors import EnvironmentFailureError, NonFiniteError, RolloutError
@@ -23,9 +26,12 @@ from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Tokens, collate
 from ..engine import engine_of
-from ..planning.data import Row, rows_with_prompts
+from ..planning.data import IMAGE_COLUMNS, Row, rows_with_prompts
 from .rollout import EpisodeKey, Played, Raw, Sums
 from .sampler import TurnSampler
+
+# Largest number of rows whose images are decoded to find one row.
+MOST_COMPARED = 1000
 
 
 @dataclass(eq=False, repr=False)
@@ -101,15 +107,23 @@ class EpisodePlayer:
 
     def _label(self, row: Row) -> str:
         """Return the name of a training row for error messages."""
-        number = self._numbers.get(hash(repr(row)))
-        return f"row {number} of `train_dataset`" if number is not None else f"the row {row!r:.80}"
+        numbers, images = self._numbers.get(_words(row), []), _images(row)
+        if images:
+            candidates, numbers = numbers[:MOST_COMPARED], []
+            # The image of another row may be damaged, or an array that does not compare.
+            with suppress(Exception):
+                numbers = [n for n in candidates if _images(self.rows[n]) == images]
+        return f"row {numbers[0]} of `train_dataset`" if numbers else f"the row {row!r:.80}"
 
     @cached_property
-    def _numbers(self) -> dict[int, int]:
-        """Return a mapping from each training row's hash to the first row with it; empty for a stream."""
-        known = self.rows if hasattr(self.rows, "__len__") else []
-        hashes = [hash(repr(row)) for row in known]
-        return {found: number for number, found in reversed([*enumerate(hashes)])}
+    def _numbers(self) -> dict[int, list[int]]:
+        """Return the training rows' numbers by all but images, which are not decoded; empty for a stream."""
+        known, numbers = self.rows if hasattr(self.rows, "__len__") else [], defaultdict(list)
+        if isinstance(known, Dataset):
+            known = known.select_columns([c for c in known.column_names if c not in IMAGE_COLUMNS])
+        for number, row in enumerate(known):
+            numbers[_words(row)].append(number)
+        return numbers
 
     def finish(self, raw: Raw, seed: tuple[int, ...], sums: Sums, **more: Any) -> Played:
         """Complete what an engine has played with environment types and metrics; not thread-safe."""
@@ -172,6 +186,14 @@ class EpisodePlayer:
             hidden=hidden,
             sees=reader is not None,
         )
+
+
+def _words(row: Row) -> int:
+    return hash(repr({name: value for name, value in row.items() if name not in IMAGE_COLUMNS}))
+
+
+def _images(row: Row) -> list[Any]:
+    return [row[name] for name in IMAGE_COLUMNS if row.get(name) is not None]
 
 
 def play_rows(

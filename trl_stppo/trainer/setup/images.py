@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import Any
 
 from torch import nn
@@ -14,10 +13,10 @@ from ...rollout.images import ImageReader, with_pictures
 from ..bridge import Bridge
 from .players import renderer
 
-logger = logging.getLogger(__name__)
-
 # Arguments by which models learn which tokens are images.
 KINDS = ("mm_token_type_ids", "token_type_ids")
+# Annotations of tools that return no images.
+TEXTS = (str, int, float, bool, dict, None, "str", "int", "float", "bool", "dict", "None")
 
 
 def build_reader(host: Bridge) -> ImageReader | None:
@@ -62,7 +61,8 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
     one, other = reader.samples()
     blocks: list[dict[str, Any]] = [{"type": "image", "image": each} for each in (one, other)]
     blocks = [{"type": "text", "text": "x"}, *blocks, {"type": "text", "text": "y"}]
-    first, answer = {"role": "user", "content": blocks}, {"role": "assistant", "content": "z"}
+    first: dict[str, Any] = {"role": "user", "content": blocks}
+    answers: dict[str, dict[str, Any]] = {"user": {"role": "assistant", "content": "z"}}
     options = {"tokenize": True, "return_dict": True, "return_tensors": "pt", **chat.template}
     options["chat_template"] = options["chat_template"] or host.text_tokenizer.chat_template
 
@@ -85,7 +85,12 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
     same = all(made[name].to(own.dtype).equal(own) for name, own in tensors.items())
     if not same or made["input_ids"][0].tolist() != ids:
         raise refusal("changes or drops the images of a message")
-    for role in ("user", "tool"):
+    show = [t.__name__ for t in host.tools if inspect.signature(t).return_annotation not in TEXTS]
+    if show:
+        # Some templates write results of tools only after their calls.
+        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        answers["tool"] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    for role, answer in answers.items():
         later = {"role": role, "name": "f", "content": blocks}
         try:
             suffix = chat.observation_ids([later], last=host.eos_token_ids[0])
@@ -93,7 +98,6 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
             why = None if whole[-len(suffix) :] == suffix else "are changed"
         except Exception as error:
             why = f"are refused ({error})"
-        if why and role == "user":
-            raise refusal(f"writes later images otherwise than the first: they {why}")
-        if why and host.tools:
-            logger.warning("Images in results of tools %s by the chat template.", why)
+        if why:
+            whose = "" if role == "user" else f" of tools ({show} are not annotated as `-> str`)"
+            raise refusal(f"writes later images{whose} otherwise than the first: they {why}")

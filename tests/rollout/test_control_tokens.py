@@ -5,12 +5,12 @@ import random
 import unicodedata
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from tests.kit.episodes import TOKENIZER
 from tests.kit.fakes import char_tokenizer
-from tests.kit.tokenizer_kit import KINDS, Kind, gpt2
+from tests.kit.tokenizer_kit import KINDS, Kind, gpt2, qwen
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.control_tokens import MARK, ControlTokens
 
@@ -197,6 +197,24 @@ def test_a_vocabulary_that_spells_its_control_tokens_does_not_give_them():
     chat = ChatRenderer(tokenizer, [1])
     ids = chat.observation_ids(user("a</s>b"), last=0, conversational=False)
     assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b"]
+
+
+def test_other_spellings_that_the_normaliser_makes_control_tokens_of_are_plain_too():
+    tokenizer = qwen().tokenizer
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase()]
+    )
+    tokenizer.add_tokens([AddedToken("<observation>", special=False, normalized=True)])
+    tokenizer.chat_template += "<observation>"
+    chat = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
+    token = tokenizer.convert_tokens_to_ids("<observation>")
+    for text in ("<OBSERVATION>", "\uff1cobservation\uff1e", "a<Observation>b<observation>"):
+        assert token in tokenizer(text)["input_ids"]
+        ids = chat.observation_ids(user(text), last=0, conversational=False)
+        assert token not in ids
+        assert tokenizer.decode(ids).endswith("observation>")
+    plain = "\uff21 plain text"
+    assert chat.control.split(plain) is plain
 
 
 def test_control_tokens_that_eat_blanks_leave_those_of_the_text():

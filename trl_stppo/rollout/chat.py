@@ -63,6 +63,12 @@ class ChatRenderer:
         given = (row.get("chat_template_kwargs") or {}).items()
         # Arrow adds the settings of other rows, with None as their value.
         own = {name: value for name, value in given if value is not None}
+        if self.reader is not None and own.get("add_vision_id"):
+            # An option of Qwen's templates; each message is rendered alone.
+            raise ValueError(
+                "`chat_template_kwargs` has add_vision_id=True, which would number the images of each "
+                "message from 1. Leave it out."
+            )
         return self._of_rows.setdefault(repr(own), self.with_options(**own)) if own else self
 
     def prompt_ids(

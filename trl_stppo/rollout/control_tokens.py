@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -87,10 +87,17 @@ class ControlTokens:
         return [*row[:start], *self._ids(text), *row[start + len(bare) :]]
 
     def _split(self, text: str, before: str) -> str:
-        text = text.replace(MARK, "\ufffd")
+        text = self._as_read(text.replace(MARK, "\ufffd"))
         tail, head = before[1 - self._longest :], text[: self._longest - 1]
         arising = self._count(tail + head) > self._count(tail) + self._count(head)
         return (MARK if tail and arising else "") + self._pattern.sub(rf"\g<0>{MARK}", text)
+
+    def _as_read(self, text: str) -> str:
+        """Return the normalised text if normalisation reveals a control token, else the text unchanged."""
+        if self._normalize is None:
+            return text
+        normal = self._normalize(text)
+        return normal if self._count(normal) > self._count(text) else text
 
     def _count(self, text: str) -> int:
         return len(self._pattern.findall(text))
@@ -136,13 +143,15 @@ class ControlTokens:
 
     @functools.cached_property
     def _contents(self) -> list[str]:
-        """Strings of all control tokens."""
+        """Strings of all control tokens, normalised forms included."""
         if not self._added:
             return []
         contents = {*self.special.values(), *self.tokenizer.all_special_tokens}
         if self._written:
             others = {t.content for t in self._added.values() if not t.content.isspace()}
             contents |= {content for content in others if content in self.template_text}
+        if self._normalize is not None:
+            contents |= {n for c in contents if c not in (n := self._normalize(c))}
         return sorted(content for content in contents if len(content) > 1)
 
     @functools.cached_property
@@ -158,6 +167,15 @@ class ControlTokens:
         ]
         # Without control tokens the pattern matches nothing.
         return re.compile("|".join(starts) or "(?!)")
+
+    @functools.cached_property
+    def _normalize(self) -> Callable[[str], str] | None:
+        """Function that normalises a text before the tokenizer searches it for added tokens, or None."""
+        normalizer = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "normalizer", None)
+        if normalizer is None:
+            return None
+        added = self.tokenizer.added_tokens_decoder.values()
+        return normalizer.normalize_str if any(token.normalized for token in added) else None
 
     @property
     def split_tokens(self) -> list[str]:

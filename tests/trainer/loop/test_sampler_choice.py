@@ -72,7 +72,7 @@ def test_each_episode_is_what_its_model_says_alone(
 def test_processes_choose_together(tmp_path, monkeypatch, caplog) -> None:
     trainer = build(tmp_path, PPOTrainer, arguments=dict(TEXT), **LIMITS)
     other = [(0, 0, 0), (1, 0, 0)]
-    monkeypatch.setattr(sampler.TurnSampler, "_exchange", lambda self, own: other)
+    monkeypatch.setattr(sampler.TurnSampler, "exchange", lambda self, own: other)
     with caplog.at_level(logging.WARNING), trainer._player.sampler.backend() as backend:
         assert isinstance(backend, BatchedBackend)
     assert caplog.text.count("go through `generate`") == 1

@@ -99,8 +99,7 @@ class AgentTrainer(Bridge):
         value_model: Model | None = None,
         ref_model: Model | None = None,
         data_collator: object = None,
-        turn_reward_funcs: Rewards | None = None,
-        turn_reward_processing_classes: Tokenizers | None = None,
+        turn_reward_funcs: RewardFunc | list[RewardFunc] | None = None,
         eval_environment_factory: Environments | None = None,
         agent: AgentFunc | None = None,
     ) -> None:
@@ -142,25 +141,19 @@ class AgentTrainer(Bridge):
                 rollout_func=rollout_func,
                 **run.upstream_arguments(),
             )
-        models.check_sharding(self, critic, reference, turn_reward_funcs)
+        models.check_sharding(self, critic, reference)
         models.install_stop_token(self)
         self.reader = images.build_reader(self)
         self._build_models(run)
-        self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
+        self._build_players(run, turn_reward_funcs)
         self._build_run(run)
         self._build_loop(run)
 
-    def _build_players(self, run: RunPlan, turn_funcs: Rewards | None, tokenizers: Tokenizers | None) -> None:
+    def _build_players(self, run: RunPlan, turn_funcs: RewardFunc | list[RewardFunc] | None) -> None:
         self._turn_reward_funcs = TurnRewardFuncs(
-            turn_funcs,
-            tokenizers,
-            lambda call: self._player.engine.calls.run_async(call),
-            self.text_tokenizer,
-            self.accelerator,
-            run.args,
-            template_kwargs=self.chat_template_kwargs,
+            turn_funcs, lambda call: self._player.engine.calls.run_async(call), self.text_tokenizer
         )
-        context = readers.check_readers(self, run.rewards, self._turn_reward_funcs)
+        context = readers.check_readers(self, run.rewards)
         self._player = players.build_player(self, run.rollout, run.evaluation, context)
         self.reward_funcs: list[RewardFunc] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names

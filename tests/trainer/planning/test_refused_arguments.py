@@ -221,6 +221,7 @@ REFUSED = [
         for role in ("reward_funcs", "turn_reward_funcs")
         for func in (rewarded(1.0, "one"), one_later)
     ),
+    ("turn_reward_funcs", {"turn_reward_funcs": ["some/model"]}),
     ("mine()[1]", {"reward_funcs": rewarded(lambda n: [0.0, math.nan] * (n // 2))}),
     ("mine()[0]", {"reward_funcs": rewarded(lambda n: ["good"] * n)}),
     *(("mine", {"reward_funcs": rewarded(value)}) for value in ({"a": 1.0}, "1.0", lists)),

@@ -23,9 +23,8 @@ ROLES = {
     "ref_model": False,
     "reward_model": True,
     "reward_funcs": True,
-    "turn_reward_funcs": True,
 }
-SCORERS = ("reward_model", "reward_funcs", "turn_reward_funcs")
+SCORERS = ("reward_model", "reward_funcs")
 
 
 def model(kind=GPT2ForSequenceClassification, rows=SIZE, context=256, **options):
@@ -35,14 +34,9 @@ def model(kind=GPT2ForSequenceClassification, rows=SIZE, context=256, **options)
 
 def given(role, one):
     """Arguments that give a model this role."""
-    arguments = {role: [one] if role.endswith("funcs") else one}
-    readers = {
-        "turn_reward_funcs": "turn_reward_processing_classes",
-        "reward_funcs": "reward_processing_classes",
-    }
-    if role in readers:
-        arguments[readers[role]] = [TOKENIZER]
-    return {**TEXT, **arguments}
+    if role == "reward_funcs":
+        return {**TEXT, role: [one], "reward_processing_classes": [TOKENIZER]}
+    return {**TEXT, role: one}
 
 
 def fitting(role, **options):
@@ -70,8 +64,7 @@ def test_a_shorter_context_limits_the_episodes(role, tmp_path, caplog):
 def test_a_reward_model_refuses_a_longer_text(role, tmp_path):
     """Only it knows how many tokens its own tokenizer makes of a text."""
     trainer = build(tmp_path, STPPOTrainer, arguments=given(role, fitting(role, context=64)))
-    found = [*trainer.reward_funcs, *trainer._turn_reward_funcs.funcs]
-    scorer = next(each for each in found if hasattr(each, "config"))
+    scorer = next(each for each in trainer.reward_funcs if hasattr(each, "config"))
     ids = TOKENIZER("a" * 65, return_tensors="pt")
     with pytest.raises(ValueError, match=rf"`{role}.*64 tokens"):
         scorer(**ids)

@@ -233,7 +233,6 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "adapter": (zero(3), {"copies_adapter": True}, "adapter"),
     "reward model": (zero(3), {"rewards": [torch.nn.Linear(1, 1)]}, "A reward model is not"),
-    "turn reward model": (zero(3), {"rewards": ["some/model"]}, "A reward model is not"),
     "target KL": (zero(2), {"args.target_kl": 0.1}, "`target_kl=0.1` is not supported with ZeRO-2"),
 }
 

@@ -124,13 +124,10 @@ def quantised(config: Any) -> list[str]:
     return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]
 
 
-def check_sharding(
-    host: Bridge, given: GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
-) -> None:
+def check_sharding(host: Bridge, given: GivenCritic, reference: ReferencePlan) -> None:
     """Refuse engines and settings with which a training would be wrong without an error."""
     accelerator, model = host.accelerator, host.model
     state, lora = accelerator.state, hasattr(model, "peft_config")
-    several = isinstance(turn_reward_funcs, list | tuple)
     critic = "shared" if lora else "copied"
     if given.model is not None:
         critic = "given"
@@ -147,7 +144,7 @@ def check_sharding(
             or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
             own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
             copies_adapter=reference.adapter,
-            rewards=[*host.reward_funcs, *(turn_reward_funcs if several else [turn_reward_funcs])],
+            rewards=host.reward_funcs,
             parallelism=getattr(accelerator, "parallelism_config", None),
         )
     )

@@ -16,7 +16,6 @@ from ...hub.loading import load_tokenizer
 from ...models.critic import SeparateCritic
 from .._trl import get_config_model_id, max_context_tokens
 from ..bridge import Bridge
-from ..loop.turn_rewards import TurnRewardFuncs
 from ..planning.data import rows_with_prompts
 from ..planning.rewards import RewardPlan
 from .players import renderer
@@ -27,14 +26,14 @@ MARGIN = 16
 POLICYS_TOKENS = ("model", "ref_model", "value_model")
 
 
-def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> int | None:
+def check_readers(host: Bridge, rewards: RewardPlan) -> int | None:
     """Refuse models that cannot read what they will get; return the shortest context, in tokens."""
     unwrap, reads = host.accelerator.unwrap_model, host.text_tokenizer
     critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
     models = zip(POLICYS_TOKENS, (host.model, host.ref_model, critic), [reads] * 3, strict=True)
     judges = zip(rewards.fields, host.reward_funcs, host.reward_processing_classes, strict=False)
     shortest, own = max_context_tokens(host), get_config_model_id(unwrap(host.model).config)
-    for field, wrapped, tokenizer in (*models, *judges, *turns.models()):
+    for field, wrapped, tokenizer in (*models, *judges):
         model: Any = unwrap(wrapped) if isinstance(wrapped, nn.Module) else None
         if not hasattr(getattr(model, "config", None), "get_text_config"):
             continue

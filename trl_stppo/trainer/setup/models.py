@@ -126,30 +126,15 @@ def quantised(config: Any) -> list[str]:
 
 def check_sharding(host: Bridge, given: GivenCritic, reference: ReferencePlan) -> None:
     """Refuse engines and settings with which a training would be wrong without an error."""
-    accelerator, model = host.accelerator, host.model
-    state, lora = accelerator.state, hasattr(model, "peft_config")
+    lora = hasattr(host.model, "peft_config")
     critic = "shared" if lora else "copied"
     if given.model is not None:
         critic = "given"
     elif given.name is not None:
         critic = "named"
-    checks.check(
-        checks.EngineRun(
-            engine=engine_of(accelerator).name,
-            plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
-            args=host.args,
-            critic=critic if host.has_critic else None,
-            lora=lora,
-            quantised=bool(getattr(model, "quantization_method", None))
-            or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
-            own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
-            copies_adapter=reference.adapter,
-            rewards=host.reward_funcs,
-            parallelism=getattr(accelerator, "parallelism_config", None),
-        )
-    )
+    checks.check(host, critic if host.has_critic else None, copies_adapter=reference.adapter)
     if lora:
-        adapters.check_loaded_policy(model)
+        adapters.check_loaded_policy(host.model)
 
 
 @dataclass

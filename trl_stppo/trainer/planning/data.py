@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ...envs.base import Row, tool_names, without_prompt
 from ...errors import EnvironmentContractError
 from ...rollout.images import TEXTS_ONLY
-from ...rollout.messages import check_turn, has_image, read_messages
+from ...rollout.messages import check_turn, read_messages
 from ...rollout.reward_funcs import unmatched
 from .._trl import prepare_multimodal_messages
 from ..ppo_config import PPOConfig
@@ -22,7 +22,6 @@ from .plan import RolloutPlan
 Rows: TypeAlias = Dataset | IterableDataset | None
 EvaluationRows: TypeAlias = Rows | Mapping[str, Rows]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
-IMAGE_COLUMNS = ("image", "images")
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1000
 # Columns that can hold the prompt; the first column that a row has is used.
@@ -35,7 +34,7 @@ def rows_with_prompts(
     """Return copies whose prompts have the form of chat templates, and the pre-tokenised ids or None."""
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
-        ids = [unpadded(row, tokenizer) for row in rows]
+        ids = [unpadded(row) for row in rows]
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
     prompts = [read_prompt(row.get("prompt")) for row in rows]
@@ -57,18 +56,10 @@ def with_images(prompt: Any, row: Row, *, sees: bool) -> Any:
     return prepare_multimodal_messages(prompt, images=images) if images else prompt
 
 
-def unpadded(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a pre-tokenised prompt without its left padding."""
-    ids = [int(i) for i in row["input_ids"]]
-    if row.get("attention_mask") is not None:
-        return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
-    start, pad = 0, tokenizer.pad_token_id
-    # Keep all tokens, because the first token may be the prompt's own BOS.
-    if pad == tokenizer.bos_token_id:
-        return ids
-    while start < len(ids) - 1 and ids[start] == pad:
-        start += 1
-    return ids[start:]
+def unpadded(row: Row) -> list[int]:
+    """Return the ids of a pre-tokenised prompt that its `attention_mask`, if there is one, does not hide."""
+    ids, mask = [int(i) for i in row["input_ids"]], row.get("attention_mask")
+    return ids if mask is None else [i for i, keep in zip(ids, mask, strict=True) if keep]
 
 
 def is_conversational(dataset: object) -> bool:
@@ -87,7 +78,6 @@ class DataPlan:
         plain: the first text prompt, or None.
         columns: columns of the training rows that reward functions get; None if they are unknown, or
             if a `rollout_func` may add columns.
-        images: the first place with images, for error texts, or None.
     """
 
     train: Rows
@@ -95,7 +85,6 @@ class DataPlan:
     messages: str | None
     plain: str | None
     columns: tuple[str, ...] | None
-    images: str | None = None
 
 
 def plan_data(
@@ -109,9 +98,8 @@ def plan_data(
     rows = training_rows(train, args, rollout)
     check_eval_dataset(evaluation, rollout, evaluation_plan)
     parts = [("train_dataset", rows), *_parts(evaluation)]
-    images = next(filter(None, (_images_in(name, part) for name, part in parts)), None)
     if rollout.user_func is not None:
-        return DataPlan(rows, evaluation, None, None, None, images)
+        return DataPlan(rows, evaluation, None, None, None)
     rendered = [
         (name, part) for name, part in parts
         if isinstance(part, Dataset) and "input_ids" not in part.column_names
@@ -121,18 +109,7 @@ def plan_data(
     hidden, columns = ("prompt", "completion", "completion_ids"), None
     if names := getattr(train, "column_names", None):
         columns = tuple(name for name in names if name not in hidden)
-    first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
-    return DataPlan(rows, evaluation, first_messages, first_plain, columns, images)
-
-
-def _images_in(name: str, dataset: Rows) -> str | None:
-    """Return where a dataset has images: its column, or its first prompt; None if it has none."""
-    for column in IMAGE_COLUMNS:
-        if column in (getattr(dataset, "column_names", None) or ()):
-            return f"The column `{column}` of `{name}`"
-    prompt = dataset[0].get("prompt") if isinstance(dataset, Dataset) else None
-    seen = isinstance(prompt, list) and any(has_image(m.get("content")) for m in prompt)
-    return f"The `prompt` of `{name}`" if seen else None
+    return DataPlan(rows, evaluation, next(iter(messages), None), next(iter(plain), None), columns)
 
 
 def training_rows(dataset: Rows, args: PPOConfig, rollout: RolloutPlan) -> Rows:

@@ -61,16 +61,6 @@ def test_a_shorter_context_limits_the_episodes(role, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("role", SCORERS)
-def test_a_reward_model_refuses_a_longer_text(role, tmp_path):
-    """Only it knows how many tokens its own tokenizer makes of a text."""
-    trainer = build(tmp_path, STPPOTrainer, arguments=given(role, fitting(role, context=64)))
-    scorer = next(each for each in trainer.reward_funcs if hasattr(each, "config"))
-    ids = TOKENIZER("a" * 65, return_tensors="pt")
-    with pytest.raises(ValueError, match=rf"`{role}.*64 tokens"):
-        scorer(**ids)
-
-
-@pytest.mark.parametrize("role", SCORERS)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(("kind", "options"), [
     (GPT2LMHeadModel, {}), (GPT2Model, {}), (GPT2ForTokenClassification, {}),

@@ -46,7 +46,6 @@ REFUSED = [
     {"use_adaptive_entropy": True},
     {"fp16": True},
     {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
-    {"optim": "lomo"},
     {"metric_for_best_model": "eval_loss"},
     {"save_best": True, "rollout_staleness": 1},
     {"rollout_staleness": 2, "use_vllm": True},
@@ -66,7 +65,6 @@ REFUSED = [
     {"vllm_engine_kwargs": {"enable_lora": True}, **COLOCATED},
     {"vllm_engine_kwargs": {"dtype": "float32"}, "use_vllm": True, "vllm_mode": "server"},
     # the sampler
-    {"vllm_importance_sampling_mode": "turn_truncate", **UNBOUNDED},
     {"vllm_importance_sampling_mode": "episode_mask"},
     {"vllm_importance_sampling_mode": "turn"},
     # ranges

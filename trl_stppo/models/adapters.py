@@ -57,8 +57,6 @@ def _check_given_adapters(model: PreTrainedModel) -> None:
         raise ValueError(f"`model` has an adapter loaded by transformers. Load it by {loaded}.")
     if model.active_adapters != [POLICY]:
         raise ValueError(f"`model` has {model.active_adapters} active; allowed: [{POLICY!r}].")
-    if REFERENCE in model.peft_config:
-        raise ValueError(f"`model` has an adapter {REFERENCE!r}, the reference's name.")
     if not any(p.requires_grad for n, p in model.named_parameters() if POLICY in n.split(".")):
         raise ValueError(f"The adapter {POLICY!r} of `model` is frozen. Load it by {loaded}.")
 

@@ -10,7 +10,6 @@ import torch
 from datasets import Dataset
 from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import (
-    BitsAndBytesConfig,
     PreTrainedModel,
     ProcessorMixin,
     Qwen2ForSequenceClassification,
@@ -167,7 +166,6 @@ def rows(**columns):
 
 EMPTY = Dataset.from_dict({"prompt": []})
 DICT = rows(prompt=MESSAGE)
-PACKED = BitsAndBytesConfig(load_in_4bit=True)
 COUNT = {"environment_factory": CountEnv}
 IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
 ARGUMENTS = inspect.signature(STPPOTrainer.__init__).parameters
@@ -209,7 +207,6 @@ REFUSED = [
     ("value_model", {"value_model": two_labels}),
     ("value_model", {"value_model": lambda: value_model().requires_grad_(False)}),
     ("peft_config", {"peft_config": IA3}),
-    ("peft_config", {"quantization_config": PACKED}),
     # rewards
     ("reward_weights", {"reward_weights": [1.0, 2.0]}),
     ("reward_funcs", {"reward_funcs": None}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import Any
 
 from torch import nn
@@ -13,8 +12,6 @@ from ...generation.slots import base_of
 from ...rollout.images import ImageReader, with_pictures
 from ..bridge import Bridge
 from .players import renderer
-
-logger = logging.getLogger(__name__)
 
 # Arguments by which models learn which tokens are images.
 KINDS = ("mm_token_type_ids", "token_type_ids")
@@ -85,15 +82,7 @@ def _check_template(host: Bridge, reader: ImageReader) -> None:
     same = all(made[name].to(own.dtype).equal(own) for name, own in tensors.items())
     if not same or made["input_ids"][0].tolist() != ids:
         raise refusal("changes or drops the images of a message")
-    for role in ("user", "tool"):
-        later = {"role": role, "name": "f", "content": blocks}
-        try:
-            suffix = chat.observation_ids([later], last=host.eos_token_ids[0])
-            whole = theirs(first, answer, later)["input_ids"][0].tolist()
-            why = None if whole[-len(suffix) :] == suffix else "are changed"
-        except Exception as error:
-            why = f"are refused ({error})"
-        if why and role == "user":
-            raise refusal(f"writes later images otherwise than the first: they {why}")
-        if why and host.tools:
-            logger.warning("Images in results of tools %s by the chat template.", why)
+    suffix = chat.observation_ids([first], last=host.eos_token_ids[0])
+    whole = theirs(first, answer, first)["input_ids"][0].tolist()
+    if whole[-len(suffix) :] != suffix:
+        raise refusal("writes later images otherwise than the first")

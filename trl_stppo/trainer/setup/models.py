@@ -43,15 +43,7 @@ def policy_to_go_on_with(
     """Load the policy if `model` names an adapter; return model, tokenizer and quantisation config."""
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
-    named = isinstance(model, str)
-    if not named or find_adapter_config_file(model, revision=revision, token=token) is None:
-        given = quantization_config or kwargs.get("quantization_config")
-        bits = quantised(given or getattr(model, "config", None))
-        if bits and peft_config is None and not hasattr(model, "peft_config"):
-            raise ValueError(
-                f"`quantization_config` has {bits[0]}=True, and packed weights cannot be trained. Pass "
-                f"`peft_config=LoraConfig(...)`, or leave `quantization_config` out."
-            )
+    if not isinstance(model, str) or find_adapter_config_file(model, revision=revision, token=token) is None:
         return model, processing_class, quantization_config
     if peft_config is not None:
         raise ValueError(
@@ -111,13 +103,6 @@ def shared_critic(policy: PreTrainedModel, folder: Path) -> SharedCritic:
     critic = SharedCritic(policy)
     critic.load(folder)
     return critic
-
-
-def quantised(config: Any) -> list[str]:
-    """Return the bitsandbytes flags, load_in_4bit or load_in_8bit, that a configuration sets."""
-    config = getattr(config, "quantization_config", config)
-    ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
-    return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]
 
 
 def check_sharding(host: Bridge, given: GivenCritic, reference: ReferencePlan) -> None:

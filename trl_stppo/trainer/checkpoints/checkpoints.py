@@ -121,13 +121,6 @@ class Checkpoints:
             output = wrapped(None if folder is None else str(folder), *args, **kwargs)
             if self._ending.unsaved:
                 self._ending.check_weights()
-            ended_early = not output.global_step and not self._ending.reason
-            if self._is_stream and ended_early:
-                rows = self._args.generation_batch_size // self._args.num_generations
-                raise ValueError(
-                    f"`train_dataset` is a stream that ended before the first step: a rollout takes "
-                    f"{rows} rows."
-                )
         # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 

@@ -111,7 +111,7 @@ class RunPlan:
     def upstream_arguments(self) -> dict[str, Any]:
         """Return the arguments for GRPOTrainer's constructor that the plan determines."""
         data = self.data
-        tokenizer = tokenizer_of(self.model, self.processing_class, self.args, data.messages, data.plain)
+        tokenizer = self._tokenizer()
         self._check_images(tokenizer)
         return {
             "args": self.args,
@@ -125,6 +125,25 @@ class RunPlan:
             "eval_dataset": data.evaluation,
             "environment_factory": self.rollout.tool_environments,
         }
+
+    def _tokenizer(self) -> Any:
+        """Return the given tokenizer, or load the model's tokenizer."""
+        args, processing_class, plain = self.args, self.processing_class, self.data.plain
+        if processing_class is None:
+            by_name = isinstance(self.model, str)
+            revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
+            trust = {"trust_remote_code": args.trust_remote_code}
+            # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
+            processing_class = load_processor(model_name(self.model), revision, **trust)
+        if self.data.messages is not None:
+            check_template(processing_class, f" of `{self.data.messages}`")
+        marks = getattr(processing_class, "tokenizer", processing_class).all_special_tokens
+        if plain and processing_class.chat_template and not any(mark in plain for mark in marks):
+            logger.warning(
+                "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
+                "[{'role': 'user', 'content': prompt}].", plain,
+            )  # fmt: skip
+        return processing_class
 
     def _check_images(self, tokenizer: Any) -> None:
         """Refuse what a processor is not supported with."""
@@ -165,33 +184,3 @@ class RunPlan:
         with replaced(args, **options), engine:
             yield
         trainer.beta = args.beta
-
-
-def tokenizer_of(
-    model: str | PreTrainedModel,
-    processing_class: PreTrainedTokenizerBase | None,
-    args: PPOConfig,
-    messages: str | None,
-    plain: str | None,
-) -> PreTrainedTokenizerBase:
-    """Return the given tokenizer, or load the model's tokenizer."""
-    if processing_class is None:
-        by_name, name = isinstance(model, str), model_name(model)
-        revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
-        trust = {"trust_remote_code": args.trust_remote_code}
-        # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
-        processing_class = load_processor(name, revision, **trust)
-    if messages is not None:
-        check_template(processing_class, f" of `{messages}`")
-    text = getattr(processing_class, "tokenizer", processing_class)
-    if (
-        plain
-        and processing_class.chat_template
-        and not any(mark in plain for mark in text.all_special_tokens)
-    ):
-        logger.warning(
-            "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
-            "[{'role': 'user', 'content': prompt}].",
-            plain,
-        )
-    return processing_class

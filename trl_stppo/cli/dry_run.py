@@ -233,7 +233,7 @@ def rounding(run: Plan) -> str | None:
     usual, lora = (size * torch.randn(SAMPLE)).to(dtype), run.model_args.use_peft
     critic = run.trainer_class.has_critic and (run.args.value_model_name_or_path or not lora)
     full = {"learning_rate": not lora, "critic_learning_rate": critic}
-    return rounded_away({f: [(usual, getattr(run.config, f))] for f in full if full[f]})
+    return rounded_away(run.config, {field: [usual] for field in full if full[field]})
 
 
 def passes(run: Plan) -> str:

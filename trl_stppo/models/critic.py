@@ -178,11 +178,9 @@ class SharedCritic(Critic):
 
     def load(self, folder: Path) -> None:
         """Load the adapter and the head from `folder`, or raise FileNotFoundError."""
-        if not (folder / HEAD_FILE).exists() or not (folder / "adapter_config.json").exists():
-            raise missing_critic(folder)
+        self.head.load_state_dict(load_file(folder / HEAD_FILE))
         weights = load_peft_weights(str(folder), device="cpu")
         set_peft_model_state_dict(self.model, weights, adapter_name=adapters.CRITIC)
-        self.head.load_state_dict(load_file(folder / HEAD_FILE))
         self._enable_gradients()
 
 
@@ -227,11 +225,4 @@ class SeparateCritic(Critic):
         if (folder / INDEX).exists():
             load_sharded_checkpoint(self.model, str(folder))
             return
-        if not (folder / SINGLE).exists():
-            raise missing_critic(folder)
         self.model.load_state_dict(load_file(folder / SINGLE), strict=False)
-
-
-def missing_critic(folder: Path) -> FileNotFoundError:
-    """Return the error for a checkpoint that holds the policy but no critic of this kind."""
-    return FileNotFoundError(f"`{folder}` does not hold this checkpoint's critic, of this kind.")

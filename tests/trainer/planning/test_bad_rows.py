@@ -128,10 +128,13 @@ def test_a_token_without_a_row_is_named_if_the_template_writes_it(tmp_path):
         build(tmp_path, arguments=with_token(template=True))
 
 
-def test_the_mask_of_pretokenised_rows_hides_their_padding():
+def test_ids_that_begin_with_the_begin_of_text_keep_it():
+    tokenizer = char_tokenizer()
     row = {"input_ids": [0, 0, 5, 6]}
-    assert unpadded(row) == [0, 0, 5, 6]
-    assert unpadded({**row, "attention_mask": [0, 1, 1, 1]}) == [0, 5, 6]
+    assert unpadded(row, tokenizer) == [5, 6]
+    tokenizer.bos_token = tokenizer.eos_token = tokenizer.pad_token
+    assert unpadded(row, tokenizer) == [0, 0, 5, 6]
+    assert unpadded({**row, "attention_mask": [0, 1, 1, 1]}, tokenizer) == [0, 5, 6]
 
 
 def played(tmp_path, data, **options):

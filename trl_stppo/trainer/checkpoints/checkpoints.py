@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
+from transformers.utils import logging as upstreams
 
 from ...errors import CheckpointError, CheckpointWriteError
 from .. import disk
@@ -73,6 +74,18 @@ def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
         if theirs is not None:
             raise theirs[0](theirs[1])
     return [one for results, _ in ends for one in results]
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Context manager without upstream's progress bars, because the first bar would start a thread."""
+    shown = upstreams.is_progress_bar_enabled()
+    upstreams.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            upstreams.enable_progress_bar()
 
 
 class Checkpoints:
@@ -183,7 +196,7 @@ class Checkpoints:
             disk.remove(staging)
         accelerator.wait_for_everyone()
         try:
-            with replaced(self, staging=staging):
+            with replaced(self, staging=staging), _without_bars():
                 wrapped(model, trial)
             self._find_best(run_dir, state)
             self._state.write(staging / name)

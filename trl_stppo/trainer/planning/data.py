@@ -34,7 +34,7 @@ def rows_with_prompts(
     """Return copies whose prompts have the form of chat templates, and the pre-tokenised ids or None."""
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
-        ids = [unpadded(row) for row in rows]
+        ids = [unpadded(row, tokenizer) for row in rows]
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
     prompts = [read_prompt(row.get("prompt")) for row in rows]
@@ -56,10 +56,18 @@ def with_images(prompt: Any, row: Row, *, sees: bool) -> Any:
     return prepare_multimodal_messages(prompt, images=images) if images else prompt
 
 
-def unpadded(row: Row) -> list[int]:
-    """Return the ids of a pre-tokenised prompt that its `attention_mask`, if there is one, does not hide."""
-    ids, mask = [int(i) for i in row["input_ids"]], row.get("attention_mask")
-    return ids if mask is None else [i for i, keep in zip(ids, mask, strict=True) if keep]
+def unpadded(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of a pre-tokenised prompt without its left padding."""
+    ids = [int(i) for i in row["input_ids"]]
+    if row.get("attention_mask") is not None:
+        return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
+    start, pad = 0, tokenizer.pad_token_id
+    # Keep all tokens, because the first token may be the prompt's own BOS.
+    if pad == tokenizer.bos_token_id:
+        return ids
+    while start < len(ids) - 1 and ids[start] == pad:
+        start += 1
+    return ids[start:]
 
 
 def is_conversational(dataset: object) -> bool:

@@ -106,19 +106,3 @@ def test_the_card_names_the_pipeline(tmp_path):
     trainer.create_model_card()
     assert metadata_load(tmp_path / "README.md")["pipeline_tag"] == "image-text-to-text"
     assert "## Settings" in (tmp_path / "README.md").read_text()
-
-
-@pytest.mark.long
-def test_another_processor_is_told_on_resume(tmp_path, caplog):
-    vision_trainer(tmp_path, "LLaVA", **OPTIONS).train()
-    checkpoint = str(tmp_path / "checkpoint-1")
-    again = vision_trainer(tmp_path, "LLaVA", **OPTIONS | {"max_steps": 2})
-    again.train(resume_from_checkpoint=checkpoint)
-    assert "pixels" not in caplog.text
-
-    def darker(processor):
-        processor.image_processor.image_mean = [0.1, 0.1, 0.1]
-
-    other = vision_trainer(tmp_path, "LLaVA", change=darker, **OPTIONS | {"max_steps": 3})
-    other.train(resume_from_checkpoint=checkpoint)
-    assert "pixels" in caplog.text

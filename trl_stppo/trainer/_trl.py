@@ -61,6 +61,7 @@ TESTED_TRL = "trl>=1.16,<1.17"
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
 # Tokens of a tile of log-probabilities if TRL computes it without Triton.
 TORCH_TILE_TOKENS = 256
+MAX_NESTING = 64
 
 
 class SingleGeneration(int):
@@ -185,8 +186,18 @@ def read_message(
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         # Arguments such as `[[[[` nest more deeply than a parser can recurse; then keep the text.
         with suppress(RecursionError):
-            return parse_response(tokenizer, ids, prefix=before, tools=list(tools))
+            message = parse_response(tokenizer, ids, prefix=before, tools=list(tools))
+            if not _is_deep(message.get("tool_calls")):
+                return message
     return {"role": "assistant", "content": renderer.decode_action(ids)}
+
+
+def _is_deep(value: object, levels: int = MAX_NESTING) -> bool:
+    """Return whether lists and dicts are nested too deeply for functions that recurse into them."""
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deep(part, levels - 1) for part in parts)
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

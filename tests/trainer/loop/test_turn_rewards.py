@@ -207,8 +207,6 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize(("value", "named", "asynchronous"), [
     (lambda n: [0.0] * (n - 1), "broken", False),
-    (lambda n: [0.0] * (n + 1), "broken", True),
-    (lambda n: None, "broken", False),
     (lambda n: [0.0] * (n - 1) + [NAN], "broken()[7]", True),
     (lambda n: [INF] + [0.0] * (n - 1), "broken()[0]", False),
 ])  # fmt: skip

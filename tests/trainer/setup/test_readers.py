@@ -76,13 +76,6 @@ def test_a_model_without_a_head_for_scores_is_refused(kind, options, named, role
         build(tmp_path, STPPOTrainer, arguments=given(role, one))
 
 
-@pytest.mark.parametrize("role", SCORERS)
-def test_a_named_scorer_is_taken(role, tmp_path):
-    model().save_pretrained(tmp_path / "model")
-    TOKENIZER.save_pretrained(tmp_path / "model")
-    train(tmp_path / "run", STPPOTrainer, arguments=given(role, str(tmp_path / "model")), max_steps=1)
-
-
 def other_words(folder):
     """A tokenizer of the same size, two of whose letters are exchanged."""
     tokenizer = char_tokenizer()

@@ -223,7 +223,7 @@ def refusal(state: dict[str, Any], args: dict[str, Any], changes: dict[str, Any]
     }  # fmt: skip
     host = SimpleNamespace(
         args=SimpleNamespace(**{**plain, **args}),
-        accelerator=SimpleNamespace(state=SimpleNamespace(**state)),
+        accelerator=SimpleNamespace(state=SimpleNamespace(**state), num_processes=2),
         model=SimpleNamespace(),
         optimizer=None,
         optimizer_cls_and_kwargs=None,

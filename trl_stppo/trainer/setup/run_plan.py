@@ -137,8 +137,13 @@ class RunPlan:
             processing_class = load_processor(model_name(self.model), revision, **trust)
         if self.data.messages is not None:
             check_template(processing_class, f" of `{self.data.messages}`")
-        marks = getattr(processing_class, "tokenizer", processing_class).all_special_tokens
-        if plain and processing_class.chat_template and not any(mark in plain for mark in marks):
+        text = getattr(processing_class, "tokenizer", processing_class)
+        # A text with special tokens was rendered before.
+        if (
+            plain
+            and processing_class.chat_template
+            and not any(mark in plain for mark in text.all_special_tokens)
+        ):
             logger.warning(
                 "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
                 "[{'role': 'user', 'content': prompt}].", plain,

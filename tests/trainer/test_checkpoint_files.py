@@ -125,6 +125,7 @@ def test_a_sealed_checkpoint_that_was_not_renamed_yet_is_used(tmp_path):
     (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
     (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
     (lambda f: (f / "model.safetensors").write_text("x"), "has changed since it was written"),
+    (lambda f: (f / "model.safetensors").write_text("weightt"), "has changed since it was written"),
     (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
     (lambda f: (f / MANIFEST).write_text('{"format": 99}'), "has format 99; this version reads"),
 ])  # fmt: skip
@@ -132,25 +133,13 @@ def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, 
     save(tmp_path, 2)
     save(tmp_path, 10)
     damage(tmp_path / "checkpoint-10")
-    assert message in complaint(tmp_path / "checkpoint-10")
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        to_resume(tmp_path, str(tmp_path / "checkpoint-10"))
     assert last_complete(tmp_path).name == "checkpoint-2"
     assert message in caplog.text
     shutil.rmtree(tmp_path / "checkpoint-2")
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         last_complete(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["weightt", "another's"[:7]], ids=["one bit", "another run's"])
-def test_other_content_of_the_same_size_is_found_out(content, tmp_path, caplog):
-    for step in (1, 2):
-        save(tmp_path, step)
-    file = tmp_path / "checkpoint-2" / "model.safetensors"
-    file.write_text(content)
-    said = f"`{file}` has changed since it was written: CRC-32"
-    with pytest.raises(CheckpointError, match=re.escape(said)):
-        to_resume(tmp_path, str(tmp_path / "checkpoint-2"))
-    assert to_resume(tmp_path, True).name == "checkpoint-1"
-    assert said in caplog.text
 
 
 @pytest.mark.parametrize(("limit", "best", "kept"), [

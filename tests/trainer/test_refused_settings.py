@@ -46,7 +46,6 @@ REFUSED = [
     {"use_adaptive_entropy": True},
     {"fp16": True},
     {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
-    {"optim": "lomo"},
     {"metric_for_best_model": "eval_loss"},
     {"rollout_staleness": 2, "use_vllm": True},
     *({name: value} for name, value in ADAPTERS.items()),
@@ -65,7 +64,6 @@ REFUSED = [
     {"vllm_engine_kwargs": {"enable_lora": True}, **COLOCATED},
     {"vllm_engine_kwargs": {"dtype": "float32"}, "use_vllm": True, "vllm_mode": "server"},
     # the sampler
-    {"vllm_importance_sampling_mode": "turn_truncate", **UNBOUNDED},
     {"vllm_importance_sampling_mode": "episode_mask"},
     {"vllm_importance_sampling_mode": "turn"},
     # ranges
@@ -102,11 +100,8 @@ TOGETHER = [
     ({"critic_learning_rate": "1e-5"}, r"`critic_learning_rate='1e-5'.* 1\.0e-5"),
     ({"eval_generation_kwargs": {"temprature": 0}}, "`eval_generation_kwargs` has 'temprature'"),
     ({"eval_generation_kwargs": {"min_p": 0.1}}, "`eval_generation_kwargs` has 'min_p'"),
-    # upstream's own checks, with one generation too
-    ({"num_generations": 3, "gradient_accumulation_steps": 4}, "num_generations"),
-    ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+    # an upstream check, with one generation too
     ({"vllm_importance_sampling_mode": "token_truncate", **UNBOUNDED}, "importance_sampling_clip"),
-    ({"vllm_importance_sampling_clip_min": 9.0}, "vllm_importance_sampling_clip_min"),
 ]
 # Ours, where less than nothing means something: a price may be paid.
 SIGNED = {"missing_eos_penalty"}

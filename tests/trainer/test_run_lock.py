@@ -1,6 +1,5 @@
 """One run at a time in a folder: the second is told who has it, and a crash leaves nothing to wait for."""
 
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import time
 import pytest
 from transformers import TrainerCallback
 
-from tests.kit import tiers, warm
+from tests.kit import warm
 from tests.kit.builders import build, prompts
 from tests.kit.isolation_kit import is_running
 from tests.kit.launch import ENVIRONMENT, ROOT
@@ -65,10 +64,8 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     second, _ = scripted_trainer(tmp_path, **RUN)
     with pytest.raises(RunLockError) as refused:
         second.train(resume_from_checkpoint="auto")
-    since = json.loads((tmp_path / LOCK).read_text())["since"]
-    for said in (str(tmp_path), f"host {socket.gethostname()}", f"process {first.pid}", since):
+    for said in (str(tmp_path), f"host {socket.gethostname()}", f"process {first.pid}"):
         assert said in str(refused.value)
-    assert since.endswith(" UTC")
     assert sorted(tmp_path.rglob("*")) == files
 
     first.kill()
@@ -81,10 +78,9 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     assert second.state.global_step == 7
 
 
-@pytest.mark.parametrize("left", tiers.quick(["", "{", "[]", '{"pid": 1}'], "", '{"pid": 1}'))
-def test_what_a_crash_has_left_is_taken_over(left, tmp_path):
+def test_what_a_crash_has_left_is_taken_over(tmp_path):
     """Whichever process has its number now."""
-    (tmp_path / LOCK).write_text(left)
+    (tmp_path / LOCK).write_text("host here, process 1")
     assert seconds_to_take(tmp_path) < 1.0
     assert list(tmp_path.iterdir()) == []
 
@@ -130,7 +126,7 @@ def test_another_trainer_of_the_same_process_is_refused_too(tmp_path):
     second = build(tmp_path)
 
     def begin() -> None:
-        with pytest.raises(RunLockError, match=f"process {os.getpid()},"):
+        with pytest.raises(RunLockError, match=f"process {os.getpid()}"):
             second.train()
 
     first = build(tmp_path, arguments={"callbacks": [Looks(tmp_path, then=begin)]})

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -27,15 +26,11 @@ from transformers.trainer_utils import load_sharded_checkpoint
 
 from . import adapters
 
-logger = logging.getLogger(__name__)
-
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD_FILE = "value_head.safetensors"
 # Added to the mean square of a state before division.
 EPSILON = 1e-6
-# Mark of a head that reads scaled states, in the model's configuration.
-SCALED = "reads_scaled_states"
 ADAPTERS = "value_model"
 
 
@@ -183,11 +178,9 @@ class SharedCritic(Critic):
 
     def load(self, folder: Path) -> None:
         """Load the adapter and the head from `folder`, or raise FileNotFoundError."""
-        if not (folder / HEAD_FILE).exists() or not (folder / "adapter_config.json").exists():
-            raise missing_critic(folder)
+        self.head.load_state_dict(load_file(folder / HEAD_FILE))
         weights = load_peft_weights(str(folder), device="cpu")
         set_peft_model_state_dict(self.model, weights, adapter_name=adapters.CRITIC)
-        self.head.load_state_dict(load_file(folder / HEAD_FILE))
         self._enable_gradients()
 
 
@@ -206,13 +199,6 @@ class SeparateCritic(Critic):
         if getattr(base.config, "num_labels", 1) != 1:
             raise ValueError(f"`value_model`: num_labels={base.config.num_labels}; must be 1.")
         self.model, self._base, self.head = model, base, base.score
-        trained = any(bool(weight.any()) for weight in base.score.parameters())
-        if trained and not getattr(base.config, SCALED, False):
-            logger.warning(
-                "The critic of %r has a head that was trained on states of another scale: its first values "
-                "are off by a factor, until the head has learned.", str(base.name_or_path),
-            )  # fmt: skip
-        setattr(base.config, SCALED, True)
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
 
@@ -239,11 +225,4 @@ class SeparateCritic(Critic):
         if (folder / INDEX).exists():
             load_sharded_checkpoint(self.model, str(folder))
             return
-        if not (folder / SINGLE).exists():
-            raise missing_critic(folder)
         self.model.load_state_dict(load_file(folder / SINGLE), strict=False)
-
-
-def missing_critic(folder: Path) -> FileNotFoundError:
-    """Return the error for a checkpoint that holds the policy but no critic of this kind."""
-    return FileNotFoundError(f"`{folder}` does not hold this checkpoint's critic, of this kind.")

@@ -15,9 +15,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 
-# Arguments of `from_pretrained` that locate a configuration on the Hub.
-PLACE = ("cache_dir", "code_revision", "local_files_only", "revision", "subfolder", "token")
-
 
 def _class_like(causal: PreTrainedModel) -> type[PreTrainedModel]:
     """Make the class of critics with the backbone of a causal model."""
@@ -65,8 +62,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
     """
     # If unset, transformers prompts in a terminal before it runs a repository's code.
     options = {"trust_remote_code": False, **model_init_kwargs}
-    place = {name: options[name] for name in (*PLACE, "trust_remote_code") if name in options}
-    config = AutoConfig.from_pretrained(path, **place)
+    config = AutoConfig.from_pretrained(path, **options)
     with torch.device("meta"):
         trust = options["trust_remote_code"]
         causal = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)

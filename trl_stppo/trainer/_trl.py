@@ -55,6 +55,8 @@ from ..rollout.chat import ChatRenderer, Message
 
 logger = logging.getLogger(__name__)
 
+# The versions of TRL whose methods the contract test has compared, as in setup.cfg.
+TESTED_TRL = "trl>=1.16,<1.17"
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
 # Tokens of a tile of log-probabilities if TRL computes it without Triton.
@@ -164,19 +166,13 @@ def overrides(trainer: GRPOTrainer, name: str) -> bool:
 
 
 def check_overrides(trainer: GRPOTrainer) -> None:
-    """Refuse overrides of methods that are never called; warn of one whose results differ from TRL's."""
+    """Refuse overrides of methods that are never called."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
                 f"`{type(trainer).__name__}.{name}` would never be called. Pass a `rollout_func`, or "
                 f"override `_generate_single_turn` or `_calculate_rewards`."
             )
-    name, package = "_generate_and_score_completions", __name__.split(".")[0]
-    if getattr(trainer, name).__module__.split(".")[0] != package:
-        logger.warning(
-            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B].",
-            type(trainer).__name__, name,
-        )  # fmt: skip
 
 
 def read_message(

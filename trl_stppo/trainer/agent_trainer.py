@@ -23,6 +23,7 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.utils.versions import require_version
 
 from ..envs.base import Row
 from ..rollout.agent_driver import AgentFunc
@@ -31,14 +32,13 @@ from ..rollout.func import RolloutFunc
 from ..rollout.reward_funcs import RewardFunc, numbered
 from ..rollout.workers import RolloutInterrupted
 from . import display
-from ._trl import check_overrides, profiling_decorator, small_tiles
+from ._trl import TESTED_TRL, check_overrides, profiling_decorator, small_tiles
 from .batch import UpdateData
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.reference import marks_of
 from .checkpoints.run_state import RunState
-from .contract import check_trl
-from .describe import adapter_of, critic_of, processor_of, task
+from .describe import adapter_of, critic_of, task
 from .evaluation.evaluator import Evaluator
 from .guards.endings import Ending
 from .guards.steps import Guards
@@ -99,12 +99,11 @@ class AgentTrainer(Bridge):
         value_model: Model | None = None,
         ref_model: Model | None = None,
         data_collator: object = None,
-        turn_reward_funcs: Rewards | None = None,
-        turn_reward_processing_classes: Tokenizers | None = None,
+        turn_reward_funcs: RewardFunc | list[RewardFunc] | None = None,
         eval_environment_factory: Environments | None = None,
         agent: AgentFunc | None = None,
     ) -> None:
-        check_trl()
+        require_version(TESTED_TRL, "trl-stppo wraps methods of this version.")
         plan.check_models(model, ref_model, reward_model, value_model)
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")
@@ -142,25 +141,19 @@ class AgentTrainer(Bridge):
                 rollout_func=rollout_func,
                 **run.upstream_arguments(),
             )
-        models.check_sharding(self, critic, reference, turn_reward_funcs)
+        models.check_sharding(self, critic, reference)
         models.install_stop_token(self)
         self.reader = images.build_reader(self)
         self._build_models(run)
-        self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
+        self._build_players(run, turn_reward_funcs)
         self._build_run(run)
         self._build_loop(run)
 
-    def _build_players(self, run: RunPlan, turn_funcs: Rewards | None, tokenizers: Tokenizers | None) -> None:
+    def _build_players(self, run: RunPlan, turn_funcs: RewardFunc | list[RewardFunc] | None) -> None:
         self._turn_reward_funcs = TurnRewardFuncs(
-            turn_funcs,
-            tokenizers,
-            lambda call: self._player.engine.calls.run_async(call),
-            self.text_tokenizer,
-            self.accelerator,
-            run.args,
-            template_kwargs=self.chat_template_kwargs,
+            turn_funcs, lambda call: self._player.engine.calls.run_async(call), self.text_tokenizer
         )
-        context = readers.check_readers(self, run.rewards, self._turn_reward_funcs)
+        context = readers.check_readers(self, run.rewards)
         self._player = players.build_player(self, run.rollout, run.evaluation, context)
         self.reward_funcs: list[RewardFunc] = run.rewards.with_environments(
             self.reward_funcs, self.reward_func_names
@@ -236,7 +229,6 @@ class AgentTrainer(Bridge):
             self._guards,
             self._ending,
             marks_of(self),
-            processor_of(self.processing_class),
             trainer=self.config_class.__name__,
             critic=critic_of(self.critic),
             adapter=adapter_of(policy),

@@ -37,8 +37,6 @@ FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 SAMPLER_CORRECTIONS = tuple(
     f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
 )
-# Optimizers that step inside the backward pass, before the critic's gradient and the clipping bias exist.
-EARLY_OPTIMIZERS = ("lomo", "layerwise")
 # Upper bounds; infinity means no limit, like None, and is passed on unchanged.
 LIMITS = {
     *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
@@ -93,12 +91,6 @@ def check_vllm(config: GRPOConfig) -> None:
         raise ValueError(
             "`stop_token_id` is not supported with `use_vllm=True`; use generation_kwargs' stop_token_ids."
         )
-    bounds = (config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max)
-    if config.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
-        raise ValueError(
-            "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
-            "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
-        )
     kwargs = config.vllm_engine_kwargs
     if kwargs is None:
         return
@@ -144,11 +136,6 @@ def check_refused(config: GRPOConfig) -> None:
     ):
         raise ValueError(
             "Mixed precision 'fp16' (set by the launcher) is not supported; allowed: bf16 or no."
-        )
-    optim = str(getattr(config.optim, "value", config.optim)).lower()
-    if any(part in optim for part in EARLY_OPTIMIZERS):
-        raise ValueError(
-            f"`optim={optim!r}` steps in the backward pass; allowed: AdamW, SGD and Adafactor variants."
         )
     if (config.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(

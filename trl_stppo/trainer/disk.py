@@ -17,7 +17,6 @@ import socket
 import zlib
 from collections.abc import Collection
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ DYING = 2.0
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # These names lie in the output directory, because renaming is atomic only on one disk. Upstream does not
 # upload names that begin with an underscore.
-STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.json"
+STAGING, TRASH, LOCK = "_incomplete", "_deleted", "_running.txt"
 # What a manifest says of its checkpoint: the run, and the files with their checksums.
 Manifest = dict[str, Any]
 MANIFEST = "stppo_checkpoint.json"
@@ -236,7 +235,11 @@ class RunLock:
             try:
                 self._lock.acquire(timeout=DYING)
             except Timeout:
-                raise self._refused() from None
+                holder = self._path.read_text(encoding="utf-8") or "unknown"
+                raise RunLockError(
+                    f"`output_dir={str(folder)!r}` belongs to another run ({holder}). End it, or set another "
+                    f"output_dir."
+                ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -245,9 +248,7 @@ class RunLock:
                     str(folder), error,
                 )  # fmt: skip
                 return
-            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-            self._path.write_text(json.dumps(holder), encoding="utf-8")
+            self._path.write_text(f"host {socket.gethostname()}, process {os.getpid()}", encoding="utf-8")
         except OSError as error:
             self.release()
             raise CheckpointWriteError(
@@ -260,12 +261,3 @@ class RunLock:
             with suppress(OSError):
                 self._path.unlink()
             self._lock.release()
-
-    def _refused(self) -> RunLockError:
-        other = {"host": "unknown", "pid": "unknown", "since": "a moment ago"}
-        with suppress(OSError, ValueError):
-            other |= json.loads(self._path.read_text(encoding="utf-8"))
-        return RunLockError(
-            f"`output_dir={str(self._path.parent)!r}` belongs to a run on host {other['host']}, process "
-            f"{other['pid']}, since {other['since']}. End it, or set another output_dir."
-        )

@@ -1,7 +1,7 @@
 """The engine around the policy: one process, DDP, DeepSpeed's ZeRO or FSDP2.
 
-Each class says what its engine does otherwise. In `sharding/`, `checks.py` refuses unsupported
-combinations, and `critics.py` has the critic beside a sharded policy.
+In `sharding/`, `checks.py` refuses unsupported combinations, and `critics.py` has the critic beside a sharded
+policy.
 """
 
 from __future__ import annotations
@@ -21,137 +21,83 @@ from ._trl import prepare_deepspeed, prepare_fsdp
 
 
 class Engine:
-    """One process or DDP: each process has all weights and gradients, and the optimizer takes the steps.
+    """What an accelerator's engine does otherwise than one process.
 
     Attributes:
         name: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".
         shards: whether gradients are sharded; the critic then has an optimizer of its own.
         gathers: whether all processes must join each forward pass, because it gathers weights.
-        steps_in_backward: whether the policy steps in the last backward pass.
+        steps_in_backward: whether the policy steps in the last backward pass, as under DeepSpeed.
         identity: the name in a checkpoint, which a resumed run must share; None if any other will do.
     """
 
-    shards = gathers = steps_in_backward = False
-    identity: str | None = None
-
-    def __init__(self, name: str, accelerator: Accelerator) -> None:
-        self.name, self._accelerator = name, accelerator
+    def __init__(self, accelerator: Accelerator) -> None:
+        deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
+        fsdp = getattr(accelerator.state, "fsdp_plugin", None)
+        self.name = "DDP" if accelerator.num_processes > 1 else "one process"
+        if deepspeed is not None:
+            self.name = f"ZeRO-{deepspeed.zero_stage}"
+        elif fsdp is not None:
+            self.name = f"FSDP{fsdp.fsdp_version}"
+        self._accelerator, self._is_fsdp = accelerator, fsdp is not None
+        self.steps_in_backward = deepspeed is not None
+        self.shards = self.steps_in_backward or self._is_fsdp
+        self.gathers = self._is_fsdp or self.name == "ZeRO-3"
+        self.identity = self.name if self.shards else None
 
     def num_rows(self, count: int) -> int:
-        """Return the number of rows of a rollout batch, from this process's number of contexts."""
-        return count
+        """Return the number of rows of a rollout batch, from this process's number of contexts.
+
+        With sharded gradients all processes must make equally many passes.
+        """
+        return max(gather_object([count])) if self.shards else count
 
     def counts_passes(self, model: nn.Module) -> bool:
         """Return whether the number of passes must depend only on the number of rows, not on their lengths.
 
-        DDP communicates in the last pass; if it searches for unused weights (experts without a token), it
-        sees only that pass.
+        An engine that shards may communicate in every pass. DDP communicates in the last pass; if it searches
+        for unused weights (experts without a token), it sees only that pass.
         """
         ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        return ddp and bool(model.find_unused_parameters or model.static_graph)
+        return self.shards or (ddp and bool(model.find_unused_parameters or model.static_graph))
 
     def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Return the weights that steps change themselves, and not float32 copies of them."""
-        return list(weights)
+        copied = self._is_fsdp and self._accelerator.mixed_precision != "no"
+        return [] if copied or self.steps_in_backward else list(weights)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the critic's autocast context."""
-        return self._accelerator.autocast()
-
-    def place(self, model: nn.Module) -> None:
-        """Move a critic to the device."""
-        model.to(self._accelerator.device)
-
-    def prepare_frozen(self, model: nn.Module) -> nn.Module:
-        """Prepare a frozen model for the engine, as GRPOTrainer prepares its reference."""
-        return self._accelerator.prepare_model(model, evaluation_mode=True)
-
-    def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
-        """Load the adapter of a policy that it shares with the critic."""
-        # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
-        policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
-
-    def load_skipped(self, policy: PreTrainedModel, folder: Path) -> None:
-        """Load policy weights that upstream skipped because their names differ on disk."""
-        load_converted(policy, folder)
-
-
-class ShardedEngine(Engine):
-    """Engine that reduces and shards gradients at the end of a backward pass."""
-
-    shards = True
-
-    def __init__(self, name: str, accelerator: Accelerator) -> None:
-        super().__init__(name, accelerator)
-        self.identity = name
-
-    def num_rows(self, count: int) -> int:
-        """Return the largest number of contexts of all processes, which must make equally many passes."""
-        most: int = max(gather_object([count]))
-        return most
-
-    def counts_passes(self, model: nn.Module) -> bool:
-        """Return True, because the engine may communicate in every pass."""
-        return True
-
-    def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
-        """Do nothing: the engine has loaded the adapter."""
-
-    def load_skipped(self, policy: PreTrainedModel, folder: Path) -> None:
-        """Do nothing: the engine has loaded all weights."""
-
-
-class DeepSpeed(ShardedEngine):
-    """DeepSpeed's ZeRO, which holds the weights itself."""
-
-    steps_in_backward = True
-
-    def __init__(self, name: str, accelerator: Accelerator) -> None:
-        super().__init__(name, accelerator)
-        self.gathers = name == "ZeRO-3"
-
-    def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Return no weights."""
-        return []
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the critic's autocast context, because accelerate's is empty."""
-        if self._accelerator.mixed_precision == "bf16":
+        # Under DeepSpeed accelerate's context is empty.
+        if self.steps_in_backward and self._accelerator.mixed_precision == "bf16":
             return torch.autocast(self._accelerator.device.type, dtype=torch.bfloat16)
         return self._accelerator.autocast()
 
+    def place(self, model: nn.Module) -> None:
+        """Move a critic to the device, unless FSDP2 moves it shard by shard."""
+        if not self._is_fsdp:
+            model.to(self._accelerator.device)
+
     def prepare_frozen(self, model: nn.Module) -> nn.Module:
-        """Prepare a frozen model for DeepSpeed."""
-        return prepare_deepspeed(model, self._accelerator)
+        """Prepare a frozen model for the engine, as GRPOTrainer prepares its reference."""
+        if self._is_fsdp:
+            return prepare_fsdp(model, self._accelerator)
+        if self.steps_in_backward:
+            return prepare_deepspeed(model, self._accelerator)
+        return self._accelerator.prepare_model(model, evaluation_mode=True)
 
     def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
-        """Load the adapter, as without an engine."""
-        Engine.load_adapter(self, policy, folder)
+        """Load the adapter of a policy that it shares with the critic, unless FSDP2 has loaded it."""
+        # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
+        if not self._is_fsdp:
+            policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
 
-
-class FSDP(ShardedEngine):
-    """FSDP2, which gathers weights for each pass."""
-
-    gathers = True
-
-    def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Return no weights with mixed precision."""
-        return list(weights) if self._accelerator.mixed_precision == "no" else []
-
-    def place(self, model: nn.Module) -> None:
-        """Do nothing: FSDP2 moves the critic to the device shard by shard."""
-
-    def prepare_frozen(self, model: nn.Module) -> nn.Module:
-        """Prepare a frozen model for FSDP."""
-        return prepare_fsdp(model, self._accelerator)
+    def load_skipped(self, policy: PreTrainedModel, folder: Path) -> None:
+        """Load policy weights that upstream skipped because their names differ on disk."""
+        if not self.shards:
+            load_converted(policy, folder)
 
 
 def engine_of(accelerator: Accelerator) -> Engine:
     """Return the engine of an accelerator."""
-    deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
-    fsdp = getattr(accelerator.state, "fsdp_plugin", None)
-    if deepspeed is not None:
-        return DeepSpeed(f"ZeRO-{deepspeed.zero_stage}", accelerator)
-    if fsdp is not None:
-        return FSDP(f"FSDP{fsdp.fsdp_version}", accelerator)
-    return Engine("DDP" if accelerator.num_processes > 1 else "one process", accelerator)
+    return Engine(accelerator)

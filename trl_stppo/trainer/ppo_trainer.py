@@ -52,10 +52,9 @@ class PPOTrainer(AgentTrainer):
             second adapter on the policy's backbone, else a second backbone with the policy's weights.
         ref_model: reference policy. Default: the policy as it is at the start.
         data_collator: accepted from PPO scripts; padding collators have no effect here.
-        turn_reward_funcs: functions, synchronous or asynchronous, and reward models that score each turn
-            in its context. They are called like reward functions, with one prompt (everything before
-            the turn) and one completion (the turn) per turn.
-        turn_reward_processing_classes: tokenizers of the reward models in `turn_reward_funcs`.
+        turn_reward_funcs: functions, synchronous or asynchronous, that score each turn in its context. They
+            are called like reward functions, with one prompt (everything before the turn) and one
+            completion (the turn) per turn.
         eval_environment_factory: makes the environments of evaluation, in the form of
             `environment_factory` and of the same kinds. Default: the same factory, other instances.
         agent: a function `(client, row)` that plays an episode by calls of an `openai.AsyncOpenAI`, or of an

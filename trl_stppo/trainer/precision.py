@@ -11,6 +11,7 @@ from torch import Tensor
 from .bridge import Bridge
 from .engine import engine_of
 from .optimizers import policy_parameters
+from .ppo_config import PPOConfig
 
 logger = logging.getLogger(__name__)
 # Number of values that are read of each tensor.
@@ -25,49 +26,37 @@ WAYS_OUT = (
 )
 
 
-def _sampled(weight: Tensor) -> Tensor:
-    """Return a copy of evenly spaced values of a tensor."""
-    return weight.detach().flatten()[:: 1 + weight.numel() // SAMPLE].clone()
+def unmoved(weights: Sequence[Tensor], rate: float) -> float:
+    """Return the share of the weights' values, of which some are read, that a step of size `rate` leaves."""
+    values = [weight.detach().flatten()[:: 1 + weight.numel() // SAMPLE] for weight in weights]
+    stays = [(part.float() + rate).to(part.dtype) == part for part in values]
+    return torch.cat(stays).float().mean().item() if stays and rate else 0.0
 
 
-def _share(weights: Sequence[Tensor], flags: Sequence[Tensor]) -> float:
-    """Return the share of the weights' values whose flags are set; only sampled values have a flag."""
-    sums = [w.numel() * float(flag.float().mean()) for w, flag in zip(weights, flags, strict=True)]
-    return sum(sums) / sum(w.numel() for w in weights)
-
-
-def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | None:
-    """Say how many weights in half precision do not move by steps of their rates' sizes; None if few.
-
-    `rated` has weights and their rates, by the field that sets the rate.
-    """
+def rounded_away(args: PPOConfig, weights: Mapping[str, Sequence[Tensor]]) -> str | None:
+    """Say how many weights in bfloat16, by the field of their rate, do not move by a step; None if few."""
     found = []
-    for field, pairs in rated.items():
-        weights = [weight for weight, _ in pairs]
-        kinds = {str(w.dtype).removeprefix("torch.") for w in weights if w.dtype.itemsize == 2}
-        stays = [(_sampled(w).float() + rate).to(w.dtype) == _sampled(w) for w, rate in pairs if kinds]
-        if stays and any(rate for _, rate in pairs) and (share := _share(weights, stays)) >= MANY:
+    for field, every in weights.items():
+        rate, narrow = getattr(args, field), [weight for weight in every if weight.dtype == torch.bfloat16]
+        if (share := unmoved(narrow, rate)) >= MANY:
             found.append(
-                f"a step of `{field}={pairs[0][1]:g}` does not move {share:.0%} of the {OWNERS[field]}'s "
-                f"weights, stored in {' and '.join(sorted(kinds))}"
+                f"a step of `{field}={rate:g}` does not move {share:.0%} of the {OWNERS[field]}'s weights, "
+                f"stored in bfloat16"
             )
     return "; ".join(found) or None
 
 
 def check_precision(host: Bridge) -> str | None:
     """Warn of trained weights that steps do not move, and return the facts; refuse what ends in NaN."""
-    args, optimizer, engine = host.args, host.optimizer, engine_of(host.accelerator)
+    engine = engine_of(host.accelerator)
     policy = engine.stepped([p for _, p in policy_parameters(host.model, host.critic)])
     critic = engine.stepped(host.critic.parameters())
-    groups = optimizer.param_groups if optimizer else []
-    rates = {id(weight): group["lr"] or 0.0 for group in groups for weight in group["params"]}
-    parts = {"learning_rate": policy, "critic_learning_rate": critic}
-    rated = {f: [(w, rates.get(id(w), getattr(args, f))) for w in parts[f]] for f in parts}
     if any(weight.dtype == torch.float16 for weight in (*policy, *critic)):
         raise ValueError(
             "`model` or `value_model` has trained weights in float16, in which Adam's eps is 0; allowed are "
             "float32 and bfloat16."
         )
-    if (facts := rounded_away(rated)) is not None:
+    facts = rounded_away(host.args, {"learning_rate": policy, "critic_learning_rate": critic})
+    if facts is not None:
         logger.warning("Rounding: %s. %s", facts, WAYS_OUT)
     return facts

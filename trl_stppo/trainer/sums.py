@@ -58,7 +58,7 @@ def deviation(values: Tensor, mask: Tensor, reduce: Reduce) -> float:
 
 
 class RatioOfSums:
-    """Collects numerators and denominators by name, plus maxima and logarithms of sums.
+    """Collects numerators and denominators by name, plus maxima.
 
     The quotient of a denominator of 0 is 0.
     """
@@ -66,7 +66,6 @@ class RatioOfSums:
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
         self._maxima: dict[str, list[Tensor]] = {}
-        self._log_sums: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
         """Add a numerator and a denominator, 0-dim each, to the quotient `name`."""
@@ -81,10 +80,6 @@ class RatioOfSums:
         """Update the maximum `name` by `value`, 0-dim."""
         self._maxima.setdefault(name, []).append(wide(value))
 
-    def log_sum(self, name: str, value: Tensor) -> None:
-        """Accumulate a 0-dim `value` into the log-sum-exp metric `name`."""
-        self._log_sums.setdefault(name, []).append(wide(value))
-
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the metrics over all processes, and reset all sums.
 
@@ -95,9 +90,8 @@ class RatioOfSums:
             return {}
         pairs = [torch.stack(parts).sum(0) for parts in self._sums.values()]
         single = [torch.stack(parts).amax().view(1) for parts in self._maxima.values()]
-        single += [torch.stack(parts).logsumexp(0).view(1) for parts in self._log_sums.values()]
         everyone = gather(torch.cat([*pairs, *single]).unsqueeze(0))
-        parts = everyone.split([2 * len(pairs), len(self._maxima), len(self._log_sums)], dim=1)
+        parts = everyone.split([2 * len(pairs), len(self._maxima)], dim=1)
         sums = parts[0].sum(0).view(-1, 2).tolist()
         maxima = parts[1].amax(0).tolist() if self._maxima else []
         result = {
@@ -105,6 +99,5 @@ class RatioOfSums:
             for name, (top, bottom) in zip(self._sums, sums, strict=True)
         }
         result.update(zip(self._maxima, maxima, strict=True))
-        result.update(zip(self._log_sums, parts[2].logsumexp(0).tolist(), strict=True))
-        self._sums, self._maxima, self._log_sums = {}, {}, {}
+        self._sums, self._maxima = {}, {}
         return result

@@ -230,4 +230,4 @@ def test_both_raise_once_the_checkpoint_is_there(ranks):
 def test_both_hear_of_another_run_in_their_folder(ranks):
     """Only the first of them looks, and the other does not wait for it."""
     for result in ranks("the folder of another run"):
-        assert "belongs to a run on host" in result["error"]
+        assert "belongs to another run (host" in result["error"]

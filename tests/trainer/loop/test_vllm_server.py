@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from peft import LoraConfig
 
 from tests.kit.builders import LIMITS, Kept, build, logs, prompts
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
@@ -120,17 +119,6 @@ def test_the_server_gets_the_weights_of_every_step(trained):
 
 
 @pytest.mark.long
-def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path):
-    arguments = {"peft_config": LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])}
-    trainer, _, client = served(tmp_path, arguments=arguments, learning_rate=0.1)
-    assert client.syncs == 2
-    assert logs(trainer)["sampling/sampling_logp_difference/max"] < 1e-4
-    weights = [p for n, p in trainer.model.named_parameters() if "lora_B.default" in n]
-    assert any(p.any() for p in weights), "the case should be interesting"
-    assert any(p.any() for p in trainer.critic.parameters())
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("mode", ["turn_truncate", "turn_mask"])
 def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, mode):
     bounds = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.03}
@@ -159,22 +147,6 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
     for name in ("min", "mean", "max"):
         logged = figures[f"sampling/importance_sampling_ratio/{name}"]
         assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
-def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(kl_coef, tmp_path):
-    """With one epoch and no KL they are not."""
-    options = {"vllm_importance_sampling_correction": False, "kl_coef": kl_coef}
-    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1, **options)
-    _, batch, turns, *_ = trainer.kept[0]
-    assert "importance_sampling_ratio" not in batch
-    logged = logs(trainer).get("sampling/sampling_logp_difference/mean")
-    if not kl_coef:
-        assert ("old_per_token_logps" in batch, logged) == (False, None)
-        return
-    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
-    assert logged == pytest.approx(gap[turns.action_mask].mean())
 
 
 def episodes(trainer):

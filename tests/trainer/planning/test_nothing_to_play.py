@@ -3,7 +3,6 @@
 import functools
 
 import pytest
-from datasets import IterableDataset
 
 from tests.kit.builders import LIMITS, build, prompts
 from tests.kit.fakes import CountEnv
@@ -63,12 +62,3 @@ def test_a_first_batch_in_which_every_episode_fails_ends_the_run(kind, tmp_path,
         assert part in str(caught.value)
     assert trainer.state.global_step == 0
     assert "all episodes score" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_a_stream_shorter_than_a_rollout_batch_is_an_error(count, tmp_path):
-    rows = prompts()
-    stream = IterableDataset.from_generator(lambda: (rows[i] for i in range(count)))
-    trainer = build(tmp_path, arguments={"train_dataset": stream})
-    with pytest.raises(ValueError, match="`train_dataset` is a stream"):
-        trainer.train()

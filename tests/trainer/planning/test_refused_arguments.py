@@ -10,7 +10,6 @@ import torch
 from datasets import Dataset
 from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import (
-    BitsAndBytesConfig,
     PreTrainedModel,
     ProcessorMixin,
     Qwen2ForSequenceClassification,
@@ -167,7 +166,6 @@ def rows(**columns):
 
 EMPTY = Dataset.from_dict({"prompt": []})
 DICT = rows(prompt=MESSAGE)
-PACKED = BitsAndBytesConfig(load_in_4bit=True)
 COUNT = {"environment_factory": CountEnv}
 IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
 ARGUMENTS = inspect.signature(STPPOTrainer.__init__).parameters
@@ -190,7 +188,6 @@ REFUSED = [
     *((name, {name: 2}) for name in NEED_TURNS),
     ("max_turn_tokens", {"rollout_func": rollout, "max_turn_tokens": 2}),
     ("max_images", {"agent": rollout, "max_images": 2}),
-    ("max_images", {**COUNT, "max_images": 2}),
     ("rollout_func", {"rollout_func": too_few, "reward_funcs": share_of_a}),
     ("env_mask", {"rollout_func": short_mask, "reward_funcs": share_of_a}),
     # rows
@@ -202,8 +199,6 @@ REFUSED = [
     ("max_steps", {"train_dataset": None, **COUNT, "max_steps": -1}),
     ("train_dataset", {"train_dataset": None}),
     ("prompt", {"train_dataset": DICT.to_iterable_dataset()}),
-    ("images", {"train_dataset": rows(prompt="a", images="a.png")}),
-    ("image", {"eval_dataset": {"hard": rows(prompt="a", image="a.png")}}),
     # models
     ("processing_class", {"processing_class": Images()}),
     ("processing_class", {"processing_class": grown}),
@@ -212,7 +207,6 @@ REFUSED = [
     ("value_model", {"value_model": two_labels}),
     ("value_model", {"value_model": lambda: value_model().requires_grad_(False)}),
     ("peft_config", {"peft_config": IA3}),
-    ("peft_config", {"quantization_config": PACKED}),
     # rewards
     ("reward_weights", {"reward_weights": [1.0, 2.0]}),
     ("reward_funcs", {"reward_funcs": None}),
@@ -221,6 +215,7 @@ REFUSED = [
         for role in ("reward_funcs", "turn_reward_funcs")
         for func in (rewarded(1.0, "one"), one_later)
     ),
+    ("turn_reward_funcs", {"turn_reward_funcs": ["some/model"]}),
     ("mine()[1]", {"reward_funcs": rewarded(lambda n: [0.0, math.nan] * (n // 2))}),
     ("mine()[0]", {"reward_funcs": rewarded(lambda n: ["good"] * n)}),
     *(("mine", {"reward_funcs": rewarded(value)}) for value in ({"a": 1.0}, "1.0", lists)),

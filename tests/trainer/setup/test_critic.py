@@ -140,11 +140,3 @@ def test_pushed_weights_are_the_merged_policy_under_the_bases_names(tmp_path):
         expected = weight if a is None else weight + scaling * b @ a
         torch.testing.assert_close(pushed[name], expected, rtol=0, atol=1e-6)
     assert any(not torch.equal(pushed[n], w) for n, w in base.named_parameters())
-
-
-@pytest.mark.long
-def test_the_critic_starts_at_zero(tmp_path):
-    arguments, _ = shared(tmp_path)
-    _, recorder = train(**arguments)
-    assert torch.count_nonzero(recorder.batches[0]["values"]) == 0
-    assert torch.count_nonzero(recorder.batches[-1]["values"]) > 0

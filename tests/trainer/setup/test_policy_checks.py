@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from peft import LoraConfig
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -10,7 +9,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from tests.kit.builders import LIMITS, TEXT, build, train
+from tests.kit.builders import LIMITS, TEXT, build
 from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import Agent
 
@@ -51,9 +50,3 @@ def test_a_generation_configuration_that_cannot_be_saved_is_refused(tmp_path):
     model.generation_config.temperature = 0.9
     with pytest.raises(ValueError, match="temperature"):
         build(tmp_path / "a", arguments={"model": model})
-    lora = LoraConfig(r=2, target_modules=["q_proj"])
-    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    model = tiny_policy(char_tokenizer())
-    model.generation_config.temperature = 0.9
-    train(tmp_path / "b", arguments={"model": model, "peft_config": lora}, **options)
-    assert (tmp_path / "b" / "checkpoint-1").is_dir()

@@ -23,9 +23,8 @@ ROLES = {
     "ref_model": False,
     "reward_model": True,
     "reward_funcs": True,
-    "turn_reward_funcs": True,
 }
-SCORERS = ("reward_model", "reward_funcs", "turn_reward_funcs")
+SCORERS = ("reward_model", "reward_funcs")
 
 
 def model(kind=GPT2ForSequenceClassification, rows=SIZE, context=256, **options):
@@ -35,14 +34,9 @@ def model(kind=GPT2ForSequenceClassification, rows=SIZE, context=256, **options)
 
 def given(role, one):
     """Arguments that give a model this role."""
-    arguments = {role: [one] if role.endswith("funcs") else one}
-    readers = {
-        "turn_reward_funcs": "turn_reward_processing_classes",
-        "reward_funcs": "reward_processing_classes",
-    }
-    if role in readers:
-        arguments[readers[role]] = [TOKENIZER]
-    return {**TEXT, **arguments}
+    if role == "reward_funcs":
+        return {**TEXT, role: [one], "reward_processing_classes": [TOKENIZER]}
+    return {**TEXT, role: one}
 
 
 def fitting(role, **options):
@@ -67,17 +61,6 @@ def test_a_shorter_context_limits_the_episodes(role, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("role", SCORERS)
-def test_a_reward_model_refuses_a_longer_text(role, tmp_path):
-    """Only it knows how many tokens its own tokenizer makes of a text."""
-    trainer = build(tmp_path, STPPOTrainer, arguments=given(role, fitting(role, context=64)))
-    found = [*trainer.reward_funcs, *trainer._turn_reward_funcs.funcs]
-    scorer = next(each for each in found if hasattr(each, "config"))
-    ids = TOKENIZER("a" * 65, return_tensors="pt")
-    with pytest.raises(ValueError, match=rf"`{role}.*64 tokens"):
-        scorer(**ids)
-
-
-@pytest.mark.parametrize("role", SCORERS)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(("kind", "options"), [
     (GPT2LMHeadModel, {}), (GPT2Model, {}), (GPT2ForTokenClassification, {}),
@@ -91,13 +74,6 @@ def test_a_model_without_a_head_for_scores_is_refused(kind, options, named, role
         one = str(tmp_path / "model")
     with pytest.raises(ValueError, match=rf"`{role}(\[0\])?`.*{kind.__name__}"):
         build(tmp_path, STPPOTrainer, arguments=given(role, one))
-
-
-@pytest.mark.parametrize("role", SCORERS)
-def test_a_named_scorer_is_taken(role, tmp_path):
-    model().save_pretrained(tmp_path / "model")
-    TOKENIZER.save_pretrained(tmp_path / "model")
-    train(tmp_path / "run", STPPOTrainer, arguments=given(role, str(tmp_path / "model")), max_steps=1)
 
 
 def other_words(folder):

@@ -44,13 +44,6 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
             )
     check_reference(folder, saved.get("reference"), present["reference"])
-    if (was := saved.get("processor")) != (now := present["processor"]):
-        logger.warning(
-            "%s: its policy learned from pixels of the processor %s; now they come from %s.",
-            folder,
-            was,
-            now,
-        )
     trained_by = saved["identity"].get("engine") or ""
     for field, now in present["split"].items():
         was = saved["split"].get(field)
@@ -112,11 +105,10 @@ class Checkpoints:
         guards: Guards,
         ending: Ending,
         reference: Marks | None,
-        processor: dict[str, str] | None,
         **identity: object,
     ) -> None:
         self._args, self._accelerator, self._rows = args, accelerator, rows
-        self._identity, self._reference, self._processor = identity, reference, processor
+        self._identity, self._reference = identity, reference
         self._state, self._guards, self._ending = state, guards, ending
         self._is_stream = not hasattr(rows, "__len__")
         self.staging: Path | None = None
@@ -142,13 +134,6 @@ class Checkpoints:
             output = wrapped(None if folder is None else str(folder), *args, **kwargs)
             if self._ending.unsaved:
                 self._ending.check_weights()
-            ended_early = not output.global_step and not self._ending.reason
-            if self._is_stream and ended_early:
-                rows = self._args.generation_batch_size // self._args.num_generations
-                raise ValueError(
-                    f"`train_dataset` is a stream that ended before the first step: a rollout takes "
-                    f"{rows} rows."
-                )
         # Upstream's own value divides the whole run's loss by the steps of this part, so use the logged loss.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
@@ -174,7 +159,6 @@ class Checkpoints:
                 "mini_batches": micro_batches // args.gradient_accumulation_steps,
             },
             "reference": self._reference,
-            "processor": self._processor,
             # A resumed run may change these, with a warning: sums are then rounded in another order.
             "split": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
             "settings": algorithm_settings(args),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from ...errors import CheckpointError
 from ...models.adapters import REFERENCE
 from ..bridge import Bridge
 from ..sharding.runtime import is_in_pieces
 
-logger = logging.getLogger(__name__)
 # Name of a tensor -> its dtype, its shape and some of its values.
 Marks: TypeAlias = dict[str, list[Any]]
 # Number of values of each tensor.
@@ -48,25 +44,13 @@ def marks_of(host: Bridge) -> Marks | None:
 
 
 def check_reference(folder: Path, was: Marks | None, now: Marks | None) -> None:
-    """Refuse a checkpoint of a run with another reference policy; warn of another dtype."""
-    if was is None or now is None:
+    """Refuse a checkpoint of a run with another reference policy, or with the same in another dtype."""
+    if was is None or now is None or was == now:
         return
-    pairs = {name: (was.get(name), now.get(name)) for name in (*was, *now)}
-    if other := next((name for name, pair in pairs.items() if not _same(*pair)), None):
-        raise CheckpointError(
-            f"`{folder}` comes from a run with another reference policy: they differ in {other!r}. Pass the "
-            f"`model` (or `ref_model`) that the run began with; its policy comes from the checkpoint."
-        )
-    if was != now:
-        logger.warning("%s: the reference policy has another dtype, so its KL is rounded.", folder)
-
-
-def _same(was: list[Any] | None, now: list[Any] | None) -> bool:
-    """Return whether tensors with these marks are equal, except for the rounding of their dtypes."""
-    if was is None or now is None or was[1] != now[1]:
-        return False
-    if not was[2] or not now[2]:
-        return True
-    # Other dtypes have rounded the values by at most half of bfloat16's spacing each.
-    rounding = 0.0 if was[0] == now[0] else 2**-7
-    return np.allclose(was[2], now[2], rtol=rounding, atol=2**-24 * bool(rounding))
+    name = next(name for name in (*was, *now) if was.get(name) != now.get(name))
+    dtypes = [marks[name][0] if name in marks else "missing" for marks in (was, now)]
+    raise CheckpointError(
+        f"`{folder}` comes from a run with another reference policy: they differ in {name!r} "
+        f"({dtypes[0]}, now {dtypes[1]}). Pass the `model` (or `ref_model`) that the run began with, in the "
+        f"same dtype; its policy comes from the checkpoint."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...core import log_importance_ratio, turn_starts
 from ...rollout.contexts import OPENED
 from ..batch import Estimates, UpdateData, row_tokens
 from ..step import Terms
@@ -18,8 +16,6 @@ from ..sums import NOISE, RatioOfSums, wide
 from .rollout import Played, Scored
 
 Gather = Callable[[Tensor], Tensor]
-# Largest ratio in an effective sample size, as in VCPO.
-MAX_RATIO = 8.0
 
 
 class MiniBatchMetrics:
@@ -44,22 +40,9 @@ class MiniBatchMetrics:
         self._tokens = self._tokens + row_tokens(inputs).sum()
 
     def add_drift(self, inputs: UpdateData, logprobs: Tensor, old_logprobs: Tensor) -> None:
-        """Add the distance from the policy that played, per token, turn and episode."""
-        mask, now, old = inputs["loss_mask"], wide(logprobs.detach()), wide(old_logprobs)
-        change = (now.exp() - old.exp()).abs().masked_fill(~mask, 0.0)
-        self._sums.maximum("policy/divergence_max", change.max())
-        index = inputs["turn_index"].masked_fill(~mask, -1)
-        by_turn = log_importance_ratio(now, old, index, "turn")
-        by_episode = (now - old).masked_fill(~mask, 0.0).sum(dim=1)
-        for name, log_ratio, counts in (
-            ("turn", by_turn, turn_starts(index)),
-            ("episode", by_episode, mask.any(dim=1)),
-        ):
-            capped = log_ratio.clamp(max=math.log(MAX_RATIO))
-            # The effective sample size (sum of r)^2 / (n sum of r^2) needs sums of the powers 0, 1, 2 of r.
-            for power, kind in enumerate(("count", "ratio", "square")):
-                terms = (power * capped).masked_fill(~counts, -torch.inf)
-                self._sums.log_sum(f"_{name}_{kind}", terms.flatten().logsumexp(0))
+        """Add the largest change of a token's probability since it was sampled."""
+        change = (wide(logprobs.detach()).exp() - wide(old_logprobs).exp()).abs()
+        self._sums.maximum("policy/divergence_max", change.masked_fill(~inputs["loss_mask"], 0.0).max())
 
     def add_episode_weights(self, weights: Tensor, counts: Tensor) -> None:
         """Add episode weights, [B]; `counts`, [B] bool, is True for episodes with tokens in the loss."""
@@ -74,13 +57,6 @@ class MiniBatchMetrics:
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
         """Return metrics since the last flush; `seconds` is the update's duration, 0 if unknown."""
         result = self._sums.flush(gather)
-        for name in ("turn", "episode"):
-            if f"_{name}_count" in result:
-                count, ratio, square = (
-                    result.pop(f"_{name}_{kind}") for kind in ("count", "ratio", "square")
-                )
-                empty = square == -math.inf
-                result[f"policy/{name}_ess"] = 1.0 if empty else math.exp(2 * ratio - square - count)
         if "_minus_lowest_weight" in result:
             result["policy/episode_weight_min"] = -result.pop("_minus_lowest_weight")
         tokens, self._tokens = int(self._tokens), 0

@@ -17,7 +17,7 @@ from transformers.utils import find_adapter_config_file
 
 from ...hub.loading import base_of, critic_folder, load_processor, policy_folder, with_adapter
 from ...models import adapters
-from ...models.adapters import CRITIC, SPLIT_INITS
+from ...models.adapters import CRITIC
 from ...models.critic import HEAD_FILE, Critic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from ...paths import CRITIC_FOLDER, check_name
@@ -43,15 +43,7 @@ def policy_to_go_on_with(
     """Load the policy if `model` names an adapter; return model, tokenizer and quantisation config."""
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
-    named = isinstance(model, str)
-    if not named or find_adapter_config_file(model, revision=revision, token=token) is None:
-        given = quantization_config or kwargs.get("quantization_config")
-        bits = quantised(given or getattr(model, "config", None))
-        if bits and peft_config is None and not hasattr(model, "peft_config"):
-            raise ValueError(
-                f"`quantization_config` has {bits[0]}=True, and packed weights cannot be trained. Pass "
-                f"`peft_config=LoraConfig(...)`, or leave `quantization_config` out."
-            )
+    if not isinstance(model, str) or find_adapter_config_file(model, revision=revision, token=token) is None:
         return model, processing_class, quantization_config
     if peft_config is not None:
         raise ValueError(
@@ -106,53 +98,21 @@ def shared_critic(policy: PreTrainedModel, folder: Path) -> SharedCritic:
             f"here has none. Pass the repository as `model` too, or a `peft_config`."
         )
     config = PeftConfig.from_pretrained(str(folder))
-    initial, config.inference_mode = config.init_lora_weights, False
-    # The adapter's weights are loaded below, so its initialisation must not change the base again.
-    config.init_lora_weights = True
+    config.inference_mode = False
     policy.add_adapter(CRITIC, config)
-    if initial in SPLIT_INITS:
-        policy.peft_config[CRITIC].init_lora_weights = initial
     critic = SharedCritic(policy)
     critic.load(folder)
     return critic
 
 
-def quantised(config: Any) -> list[str]:
-    """Return the bitsandbytes flags, load_in_4bit or load_in_8bit, that a configuration sets."""
-    config = getattr(config, "quantization_config", config)
-    ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
-    return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]
-
-
-def check_sharding(
-    host: Bridge, given: GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
-) -> None:
+def check_sharding(host: Bridge, given: GivenCritic, reference: ReferencePlan) -> None:
     """Refuse engines and settings with which a training would be wrong without an error."""
-    accelerator, model = host.accelerator, host.model
-    state, lora = accelerator.state, hasattr(model, "peft_config")
-    several = isinstance(turn_reward_funcs, list | tuple)
-    critic = "shared" if lora else "copied"
+    critic = "shared" if hasattr(host.model, "peft_config") else "copied"
     if given.model is not None:
         critic = "given"
     elif given.name is not None:
         critic = "named"
-    checks.check(
-        checks.EngineRun(
-            engine=engine_of(accelerator).name,
-            plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
-            args=host.args,
-            critic=critic if host.has_critic else None,
-            lora=lora,
-            quantised=bool(getattr(model, "quantization_method", None))
-            or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
-            own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
-            copies_adapter=reference.adapter,
-            rewards=[*host.reward_funcs, *(turn_reward_funcs if several else [turn_reward_funcs])],
-            parallelism=getattr(accelerator, "parallelism_config", None),
-        )
-    )
-    if lora:
-        adapters.check_loaded_policy(model)
+    checks.check(host, critic if host.has_critic else None, copies_adapter=reference.adapter)
 
 
 @dataclass

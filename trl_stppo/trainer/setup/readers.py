@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,8 +15,6 @@ from ...hub.loading import load_tokenizer
 from ...models.critic import SeparateCritic
 from .._trl import get_config_model_id, max_context_tokens
 from ..bridge import Bridge
-from ..loop.turn_rewards import TurnRewardFuncs
-from ..planning.data import rows_with_prompts
 from ..planning.rewards import RewardPlan
 from .players import renderer
 
@@ -27,14 +24,14 @@ MARGIN = 16
 POLICYS_TOKENS = ("model", "ref_model", "value_model")
 
 
-def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> int | None:
+def check_readers(host: Bridge, rewards: RewardPlan) -> int | None:
     """Refuse models that cannot read what they will get; return the shortest context, in tokens."""
     unwrap, reads = host.accelerator.unwrap_model, host.text_tokenizer
     critic = host.critic.model if isinstance(host.critic, SeparateCritic) else None
     models = zip(POLICYS_TOKENS, (host.model, host.ref_model, critic), [reads] * 3, strict=True)
     judges = zip(rewards.fields, host.reward_funcs, host.reward_processing_classes, strict=False)
     shortest, own = max_context_tokens(host), get_config_model_id(unwrap(host.model).config)
-    for field, wrapped, tokenizer in (*models, *judges, *turns.models()):
+    for field, wrapped, tokenizer in (*models, *judges):
         model: Any = unwrap(wrapped) if isinstance(wrapped, nn.Module) else None
         if not hasattr(getattr(model, "config", None), "get_text_config"):
             continue
@@ -45,8 +42,6 @@ def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> 
         if not isinstance(context, int):
             continue
         if field not in POLICYS_TOKENS:
-            check = partial(_check_length, field, context)
-            model.register_forward_pre_hook(check, with_kwargs=True)
             context -= MARGIN
         if shortest is None or context < shortest:
             logger.warning("`%s` reads so few tokens that no episode exceeds %s.", field, context)
@@ -55,9 +50,9 @@ def check_readers(host: Bridge, rewards: RewardPlan, turns: TurnRewardFuncs) -> 
 
 
 def _check_rows(field: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, host: Bridge) -> None:
-    """Refuse a tokenizer with tokens beyond the model's vocabulary, except unused special tokens."""
+    """Refuse tokens beyond the model's vocabulary, except special ones that no template writes."""
     rows = getattr(model.config.get_text_config(), "vocab_size", len(tokenizer))
-    text = _written(host) if len(tokenizer) > rows else ""
+    text = renderer(host, host.text_tokenizer).control.template_text if len(tokenizer) > rows else ""
     for number in range(rows, len(tokenizer)):
         token = tokenizer.convert_ids_to_tokens(number)
         known = tokenizer.added_tokens_decoder.get(number)
@@ -81,25 +76,3 @@ def _check_words(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> N
                 f"`{field}` has its own vocabulary: token {number} is {words[number]!r} in {name!r}, but "
                 f"{word!r} in what it will read."
             )
-
-
-def _check_length(field: str, context: int, module: nn.Module, args: object, inputs: dict[str, Any]) -> None:
-    """Refuse a row that is longer than its reward model can read."""
-    if (tokens := inputs["input_ids"].shape[1]) > context:
-        raise ValueError(
-            f"`{field}` reads at most {context} tokens, and an episode has {tokens}: set a smaller "
-            f"`max_completion_length`."
-        )
-
-
-def _written(host: Bridge) -> str:
-    """Return the text of the chat template and of the first prompt."""
-    chat = renderer(host, host.text_tokenizer)
-    text = chat.control.template_text
-    # A stream cannot be indexed, and a template may refuse the first row.
-    with suppress(Exception):
-        rows, sees = [host.train_dataset[0]], host.reader is not None
-        (row,), ids = rows_with_prompts(rows, chat.tokenizer, owns_prompts=True, sees=sees)
-        prompt = chat.read(row["prompt"])
-        text += chat.tokenizer.decode(ids[0] if ids else chat.prompt_ids(prompt))
-    return text

@@ -17,9 +17,8 @@ from transformers import (
 )
 
 from ...hub.loading import load_processor
-from ...models.adapters import NEUTRAL_INITS, is_lora
+from ...models.adapters import is_lora
 from ...rollout.chat import check_template
-from ...rollout.images import TEXTS_ONLY
 from .. import _trl_vllm
 from .._trl import GRPOTrainer, replaced
 from ..engine import engine_of
@@ -85,9 +84,7 @@ def adapter_rank(trainer: GRPOTrainer) -> int | None:
     if not hasattr(model, "peft_config"):
         return None
     config = model.peft_config[model.active_adapter]
-    if not is_lora(config) or config.init_lora_weights not in (*NEUTRAL_INITS, False):
-        return None
-    if config.bias != "none" or any(getattr(config, name, None) for name in SPECIAL):
+    if not is_lora(config) or config.bias != "none" or any(getattr(config, name, None) for name in SPECIAL):
         return None
     base = model.get_base_model()
     outside = [base.get_input_embeddings(), base.get_output_embeddings()]
@@ -114,7 +111,7 @@ class RunPlan:
     def upstream_arguments(self) -> dict[str, Any]:
         """Return the arguments for GRPOTrainer's constructor that the plan determines."""
         data = self.data
-        tokenizer = tokenizer_of(self.model, self.processing_class, self.args, data.messages, data.plain)
+        tokenizer = self._tokenizer()
         self._check_images(tokenizer)
         return {
             "args": self.args,
@@ -129,14 +126,34 @@ class RunPlan:
             "environment_factory": self.rollout.tool_environments,
         }
 
+    def _tokenizer(self) -> Any:
+        """Return the given tokenizer, or load the model's tokenizer."""
+        args, processing_class, plain = self.args, self.processing_class, self.data.plain
+        if processing_class is None:
+            by_name = isinstance(self.model, str)
+            revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
+            trust = {"trust_remote_code": args.trust_remote_code}
+            # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
+            processing_class = load_processor(model_name(self.model), revision, **trust)
+        if self.data.messages is not None:
+            check_template(processing_class, f" of `{self.data.messages}`")
+        text = getattr(processing_class, "tokenizer", processing_class)
+        # A text with special tokens was rendered before.
+        if (
+            plain
+            and processing_class.chat_template
+            and not any(mark in plain for mark in text.all_special_tokens)
+        ):
+            logger.warning(
+                "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
+                "[{'role': 'user', 'content': prompt}].", plain,
+            )  # fmt: skip
+        return processing_class
+
     def _check_images(self, tokenizer: Any) -> None:
-        """Refuse images without a processor, and what a processor is not supported with."""
+        """Refuse what a processor is not supported with."""
         args, engine = self.args, self.args.distributed_state.distributed_type.value
         if not isinstance(tokenizer, ProcessorMixin):
-            if self.data.images is not None:
-                raise ValueError(f"{self.data.images} has images, and {TEXTS_ONLY}.")
-            if args.max_images is not None:
-                raise ValueError(f"`max_images` is {args.max_images}, and {TEXTS_ONLY}.")
             return
         reads = isinstance(self.model, str) or hasattr(self.model.config, "image_token_id")
         judges = any(isinstance(func, str | nn.Module) for func in self.rewards.funcs)
@@ -172,33 +189,3 @@ class RunPlan:
         with replaced(args, **options), engine:
             yield
         trainer.beta = args.beta
-
-
-def tokenizer_of(
-    model: str | PreTrainedModel,
-    processing_class: PreTrainedTokenizerBase | None,
-    args: PPOConfig,
-    messages: str | None,
-    plain: str | None,
-) -> PreTrainedTokenizerBase:
-    """Return the given tokenizer, or load the model's tokenizer."""
-    if processing_class is None:
-        by_name, name = isinstance(model, str), model_name(model)
-        revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
-        trust = {"trust_remote_code": args.trust_remote_code}
-        # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
-        processing_class = load_processor(name, revision, **trust)
-    if messages is not None:
-        check_template(processing_class, f" of `{messages}`")
-    text = getattr(processing_class, "tokenizer", processing_class)
-    if (
-        plain
-        and processing_class.chat_template
-        and not any(mark in plain for mark in text.all_special_tokens)
-    ):
-        logger.warning(
-            "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
-            "[{'role': 'user', 'content': prompt}].",
-            plain,
-        )
-    return processing_class

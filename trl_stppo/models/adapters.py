@@ -23,6 +23,14 @@ from transformers import PreTrainedModel
 POLICY, REFERENCE, CRITIC = "default", "ref", "critic"
 # Initialisations whose output is zero at first, so that the backbone itself is the initial policy.
 NEUTRAL_INITS = (True, "gaussian", "orthogonal", "eva", "mica")
+# Initialisations that move a part of the base weights into the adapter; the rest is not a working model.
+SPLIT_INITS = ("pissa", "olora")
+
+# Fields that do not work with turns, the critic's pass or a second adapter; falsy values are allowed.
+REFUSED_FIELDS = (
+    *("alora_invocation_tokens", "use_qalora", "monteclora_config", "arrow_config"),
+    *("layer_replication", "megatron_config"),
+)
 
 
 def check_policy_adapter(model: str | PreTrainedModel, peft_config: PeftConfig | None) -> None:
@@ -38,16 +46,24 @@ def check_policy_adapter(model: str | PreTrainedModel, peft_config: PeftConfig |
         # Skip an object that is no adapter configuration, because GRPOTrainer raises its own error for it.
         return
     kind = type(config).__name__
+    task = getattr(config.task_type, "value", config.task_type)
+    if task not in (None, "CAUSAL_LM"):
+        raise ValueError(f"`task_type={task!r}` of {kind}; allowed: 'CAUSAL_LM'.")
     if config.is_prompt_learning or config.is_adaption_prompt or kind == "AdaLoraConfig":
         raise ValueError(f"`peft_config` is a {kind}, which is not supported. Use LoraConfig.")
+    if peft_config is not None and config.inference_mode:
+        raise ValueError(f"`inference_mode=True` of {kind}; allowed: False.")
     if not is_lora(config):
         return
-    init, allowed = config.init_lora_weights, (*NEUTRAL_INITS, False)
+    init, allowed = config.init_lora_weights, (*NEUTRAL_INITS, False, *SPLIT_INITS)
     if init not in allowed or (init == "eva" and peft_config is not None):
         raise ValueError(
             f"`init_lora_weights={init!r}` is not supported. Allowed: {', '.join(map(repr, allowed))}; "
             f"'eva' in a PeftModel on which peft.initialize_lora_eva_weights was called."
         )
+    for name in REFUSED_FIELDS:
+        if value := getattr(config, name, None):
+            raise ValueError(f"`{name}={value!r}` is not supported. Leave it unset.")
 
 
 def _check_given_adapters(model: PreTrainedModel) -> None:
@@ -59,6 +75,16 @@ def _check_given_adapters(model: PreTrainedModel) -> None:
         raise ValueError(f"`model` has {model.active_adapters} active; allowed: [{POLICY!r}].")
     if not any(p.requires_grad for n, p in model.named_parameters() if POLICY in n.split(".")):
         raise ValueError(f"The adapter {POLICY!r} of `model` is frozen. Load it by {loaded}.")
+
+
+def check_loaded_policy(model: PreTrainedModel) -> None:
+    """Raise ValueError for an adapter with which the base model's forward pass would fail."""
+    if not hasattr(model.get_output_embeddings(), "bias"):
+        raise ValueError("`trainable_token_indices` is not supported with tie_word_embeddings.")
+    config = model.peft_config[model.active_adapter]
+    in_8_bit = getattr(model.get_base_model(), "is_loaded_in_8bit", False)
+    if getattr(config, "use_dora", False) and in_8_bit and model.device.type == "cpu":
+        raise ValueError("`use_dora=True` on a base in 8 bits is not supported on the CPU.")
 
 
 def check_untouched_base(config: PeftConfig, who: str, instead: str) -> None:
@@ -76,7 +102,11 @@ def needs_reference_copy(model: str | PreTrainedModel, peft_config: Any) -> bool
     """Return whether the initial policy may differ from its backbone without adapters."""
     if hasattr(model, "peft_config"):
         return True
-    return is_lora(peft_config) and peft_config.init_lora_weights not in NEUTRAL_INITS
+    if is_lora(peft_config):
+        return peft_config.init_lora_weights not in NEUTRAL_INITS
+    # Variants of LoRA have a switch, meant for tests, that starts them at random.
+    switches = ("init_weights", "init_ia3_weights")
+    return any(getattr(peft_config, name, True) is False for name in switches)
 
 
 def add_reference_adapter(model: PreTrainedModel) -> None:
@@ -103,6 +133,10 @@ def add_critic_adapter(model: PreTrainedModel) -> None:
     config.modules_to_save = None
     config.ensure_weight_tying = False
     model.add_adapter(CRITIC, config)
+    if policy.init_lora_weights in SPLIT_INITS:
+        # Copy the weights that moved out of the base, because the critic's backbone needs them too.
+        _copy_adapter(model, POLICY, CRITIC)
+        model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
 
 
 def _further_config(policy: PeftConfig) -> PeftConfig:

@@ -13,7 +13,7 @@ from tests.kit.scripted import LEARNS, STEPS, batch_logprobs, scripted_trainer
 from tests.kit.tiers import quick
 
 pytest.importorskip("peft", minversion="0.21")
-from peft.tuners.lora.config import KasaConfig, VeloraConfig
+from peft.tuners.lora.config import KasaConfig, MontecloraConfig, VeloraConfig
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 RUN = {**LEARNS, "staleness": 0.0, "save_strategy": "steps", "save_steps": 2}
@@ -40,6 +40,8 @@ FRESH = {
     "tokens": {"trainable_token_indices": [10, 20]},
     "lora_bias": {"target_modules": ["q_proj", "v_proj"], "lora_bias": True},
     "random": {"init_lora_weights": False},
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "mica": {"init_lora_weights": "mica"},
     "kasa": {"kasa_config": KasaConfig()},
@@ -50,6 +52,7 @@ PLAIN = ("regex and dropout", "some layers", "orthogonal", "velora")
 GIVEN = {
     "given embeddings": {"target_modules": ["embed_tokens", "q_proj"]},
     "given modules": {"modules_to_save": ["norm"], "trainable_token_indices": [10, 20]},
+    "given pissa": {"init_lora_weights": "pissa"},
 }
 
 
@@ -164,10 +167,31 @@ def test_values_ignore_what_the_policy_trains(run):
     assert torch.equal(after, before)
 
 
-def test_other_kinds_of_adapter_work_with_a_critic_of_its_own(tmp_path):
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_a_critic_beside_a_split_base_starts_from_the_whole_one(init, tmp_path):
+    """Without what was moved into the policy's adapter its backbone would lack the largest parts."""
     model = tiny_policy(char_tokenizer())
-    targets = {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}
-    config = IA3Config(**targets, task_type="CAUSAL_LM")
+    with torch.no_grad():
+        whole = model.model(IDS).last_hidden_state
+    config = LoraConfig(**LORA, init_lora_weights=init)
+    trainer, _ = scripted_trainer(tmp_path, model=model, peft_config=config, **RUN)
+    with torch.no_grad():
+        policy = trainer.model.get_base_model().model(IDS).last_hidden_state
+        with trainer.critic.active():
+            hidden = trainer.critic.hidden_states(IDS, torch.ones_like(IDS))
+    torch.testing.assert_close(policy, whole, rtol=0, atol=1e-4)
+    torch.testing.assert_close(hidden, whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("neutral", [True, False])
+def test_other_kinds_of_adapter_work_with_a_critic_of_its_own(neutral, tmp_path):
+    model = tiny_policy(char_tokenizer())
+    config = IA3Config(
+        target_modules=["k_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+        init_ia3_weights=neutral,
+        task_type="CAUSAL_LM",
+    )
     value_model = tiny_value_model(char_tokenizer())
     trainer, recorder = scripted_trainer(
         tmp_path, model=model, peft_config=config, value_model=value_model, **RUN
@@ -186,9 +210,26 @@ def lora(**options):
     return LoraConfig(**{**LORA, **options})
 
 
+def loftq():
+    """LoraConfig itself wants scipy for it, and then goes on like this."""
+    config = lora()
+    config.init_lora_weights = "loftq"
+    return config
+
+
 REFUSED = {
-    "`init_lora_weights='pissa'`": (lambda: lora(init_lora_weights="pissa"), {}),
+    "`init_lora_weights='pissa_niter_2'`": (lambda: lora(init_lora_weights="pissa_niter_2"), {}),
+    "`init_lora_weights='corda'`": (lambda: lora(init_lora_weights="corda"), {}),
+    "`init_lora_weights='lora_ga'`": (lambda: lora(init_lora_weights="lora_ga"), {}),
     "`init_lora_weights='eva'`": (lambda: lora(init_lora_weights="eva"), {}),
+    "`init_lora_weights='loftq'`": (loftq, {}),
+    "`alora_invocation_tokens=[3, 4]`": (lambda: lora(alora_invocation_tokens=[3, 4]), {}),
+    "`use_qalora=True`": (lambda: lora(use_qalora=True), {}),
+    "`monteclora_config=": (lambda: lora(monteclora_config=MontecloraConfig()), {}),
+    "`layer_replication=[(0, 2)]`": (lambda: lora(layer_replication=[(0, 2)]), {}),
+    "`megatron_config=": (lambda: lora(megatron_config={"a": 1}), {}),
+    "`inference_mode=True`": (lambda: lora(inference_mode=True), {}),
+    "`task_type='SEQ_CLS'`": (lambda: lora(task_type="SEQ_CLS"), {}),
     "`bias='all'` changes the reference": (lambda: lora(bias="all"), {}),
     "`bias='all'` changes the shared critic": (lambda: lora(bias="all"), {"kl_coef": 0.0}),
     "`sync_ref_model=True`": (lora, {"sync_ref_model": True}),

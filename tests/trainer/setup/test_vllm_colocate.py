@@ -166,6 +166,7 @@ MERGED = {
     "no room": ({"vllm_engine_kwargs": {"enable_lora": False}}, {}),
     "sleeps": ({"vllm_enable_sleep_mode": True}, {}),
     "dora": ({}, {"use_dora": True}),
+    "moves weights": ({}, {"init_lora_weights": "pissa"}),
     "ranks": ({}, {"rank_pattern": {"q_proj": 2}}),
     "embeddings": ({}, {"target_modules": ["q_proj", "embed_tokens"]}),
     "saves modules": ({}, {"modules_to_save": ["lm_head"]}),

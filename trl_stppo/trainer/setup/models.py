@@ -17,7 +17,7 @@ from transformers.utils import find_adapter_config_file
 
 from ...hub.loading import base_of, critic_folder, load_processor, policy_folder, with_adapter
 from ...models import adapters
-from ...models.adapters import CRITIC
+from ...models.adapters import CRITIC, SPLIT_INITS
 from ...models.critic import HEAD_FILE, Critic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from ...paths import CRITIC_FOLDER, check_name
@@ -98,8 +98,12 @@ def shared_critic(policy: PreTrainedModel, folder: Path) -> SharedCritic:
             f"here has none. Pass the repository as `model` too, or a `peft_config`."
         )
     config = PeftConfig.from_pretrained(str(folder))
-    config.inference_mode = False
+    initial, config.inference_mode = config.init_lora_weights, False
+    # The adapter's weights are loaded below, so its initialisation must not change the base again.
+    config.init_lora_weights = True
     policy.add_adapter(CRITIC, config)
+    if initial in SPLIT_INITS:
+        policy.peft_config[CRITIC].init_lora_weights = initial
     critic = SharedCritic(policy)
     critic.load(folder)
     return critic
@@ -107,12 +111,15 @@ def shared_critic(policy: PreTrainedModel, folder: Path) -> SharedCritic:
 
 def check_sharding(host: Bridge, given: GivenCritic, reference: ReferencePlan) -> None:
     """Refuse engines and settings with which a training would be wrong without an error."""
-    critic = "shared" if hasattr(host.model, "peft_config") else "copied"
+    lora = hasattr(host.model, "peft_config")
+    critic = "shared" if lora else "copied"
     if given.model is not None:
         critic = "given"
     elif given.name is not None:
         critic = "named"
     checks.check(host, critic if host.has_critic else None, copies_adapter=reference.adapter)
+    if lora:
+        adapters.check_loaded_policy(host.model)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ...hub.loading import load_processor
-from ...models.adapters import is_lora
+from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
 from .. import _trl_vllm
 from .._trl import GRPOTrainer, replaced
@@ -84,7 +84,9 @@ def adapter_rank(trainer: GRPOTrainer) -> int | None:
     if not hasattr(model, "peft_config"):
         return None
     config = model.peft_config[model.active_adapter]
-    if not is_lora(config) or config.bias != "none" or any(getattr(config, name, None) for name in SPECIAL):
+    if not is_lora(config) or config.init_lora_weights not in (*NEUTRAL_INITS, False):
+        return None
+    if config.bias != "none" or any(getattr(config, name, None) for name in SPECIAL):
         return None
     base = model.get_base_model()
     outside = [base.get_input_embeddings(), base.get_output_embeddings()]

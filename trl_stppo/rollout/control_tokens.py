@@ -177,6 +177,16 @@ class ControlTokens:
         added = self.tokenizer.added_tokens_decoder.values()
         return normalizer.normalize_str if any(token.normalized for token in added) else None
 
+    @property
+    def split_tokens(self) -> list[str]:
+        """Strings in the form of control tokens that the template writes and the tokenizer splits."""
+        text = ""
+        # A tokenizer of pre-tokenised rows may lack a template.
+        with suppress(Exception):
+            text = self.rendered_text(_PROBES[0], **self._template)
+        written = dict.fromkeys(re.findall(r"<\|\w+\|>|<\w+_of_turn>", text))
+        return [token for token in written if len(self._plain(token)) > 1]
+
     @functools.cached_property
     def template_text(self) -> str:
         """Source of the chat template, and its renderings of `_PROBES`."""

@@ -166,13 +166,19 @@ def overrides(trainer: GRPOTrainer, name: str) -> bool:
 
 
 def check_overrides(trainer: GRPOTrainer) -> None:
-    """Refuse overrides of methods that are never called."""
+    """Refuse overrides of methods that are never called; warn of one whose results differ from TRL's."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
                 f"`{type(trainer).__name__}.{name}` would never be called. Pass a `rollout_func`, or "
                 f"override `_generate_single_turn` or `_calculate_rewards`."
             )
+    name, package = "_generate_and_score_completions", __name__.split(".")[0]
+    if getattr(trainer, name).__module__.split(".")[0] != package:
+        logger.warning(
+            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B].",
+            type(trainer).__name__, name,
+        )  # fmt: skip
 
 
 def read_message(

@@ -21,10 +21,17 @@ CONNECT_SECONDS = 10.0
 @contextmanager
 def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
     """Context manager in which TRL builds its colocated vLLM engine with the additional `options`."""
-    original: Any = getattr(vllm_generation, "LLM", None)
+    original = getattr(vllm_generation, "LLM", None)
 
     def make(**usual: object) -> object:
-        return original(**{**usual, **options()})
+        assert original is not None
+        more = options()
+        try:
+            return original(**{**usual, **more})
+        except Exception as error:
+            if "enable_lora" in more:
+                error.add_note("If it is about LoRA: vllm_engine_kwargs={'enable_lora': False} merges it.")
+            raise
 
     vllm_generation.LLM = make
     try:
@@ -128,14 +135,29 @@ class TurnClient:
         try:
             output = self.client.generate([request.ids], **settings)
             (ids,), logprobs = output["completion_ids"], output["logprobs"]
-            own = [at[0] for at in logprobs[0]]
+            checked = self._checked(request, ids, [at[0] for at in logprobs[0]])
             url = f"{self.client.base_url}/weight_info"
             present = self.client._get(url)["weight_version"] if expected else ""
         except Exception as error:
             raise failed("has not sampled a turn", error) from error
         if present != expected:
             raise failed("has lost the policy's weights", f"it has {present!r}, not {expected!r}")
-        return ids, own
+        return ids, checked
+
+    def _checked(self, request: TurnRequest, ids: list[int], logprobs: list[float | None]) -> list[Any]:
+        """Check a turn's tokens; check and return its log-probabilities, with None for missing values."""
+        vocabulary = self._vllm.model.config.get_text_config().vocab_size
+        limited, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
+        bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
+        if bad or not ids:
+            raise ValueError(f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}")
+        if end in limited[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
+            raise ValueError(f"tokens follow the end {end} of a turn")
+        # The lower limit allows -9999, which vLLM writes for minus infinity.
+        for value in logprobs:
+            if value is not None and value == value and not -1e4 <= value <= 1e-3:
+                raise ValueError(f"{value} is not a log-probability")
+        return logprobs
 
     def name_weights(self, name: str) -> str:
         """Store `name` on the server for pushed weights; return it, or "" if the server stores no names."""

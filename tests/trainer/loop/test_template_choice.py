@@ -1,9 +1,13 @@
 """Which chat template renders a row's episode, and with which settings, from its start to its end."""
 
+import logging
+
 import pytest
 from datasets import Dataset
 
+from tests.kit.builders import prompts
 from tests.trainer.loop.test_tool_results import CALL, played, search, tokenizer_of
+from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.trainer.planning.plan import RolloutPlan, fitted_tokenizer
 
 USER = [{"role": "user", "content": "Hi."}]
@@ -77,3 +81,28 @@ def test_a_rows_settings_hold_for_its_whole_episode(tmp_path, monkeypatch):
         assert (THOUGHT in tokenizer.decode(episode.prompt_ids)) is (own is False)
         assert (THOUGHT in tokenizer.decode(episode.ids)) is (own is False)
     assert seen == {None, False}
+
+
+def test_a_column_of_tools_is_said_to_have_no_effect_once(tmp_path, monkeypatch, caplog):
+    rows = prompts(4, tools=[[{"name": "search"}]] * 4)
+    with caplog.at_level(logging.WARNING):
+        played(tmp_path, monkeypatch, "qwen2_5", "x<|im_end|>", rows=rows)
+    said = [record.getMessage() for record in caplog.records if "`tools`" in record.getMessage()]
+    assert len(said) == 1
+    assert "`train_dataset`" in said[0]
+
+
+def test_a_template_whose_control_tokens_the_tokenizer_splits_is_named(tmp_path, monkeypatch, caplog):
+    def other(template):
+        tokenizer = tokenizer_of(template)
+        tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<start_of_turn>")
+        return tokenizer
+
+    monkeypatch.setattr("tests.trainer.loop.test_tool_results.tokenizer_of", other)
+    with caplog.at_level(logging.WARNING):
+        played(tmp_path, monkeypatch, "qwen2_5", "x<|im_end|>")
+    (said,) = [r.getMessage() for r in caplog.records if "ordinary tokens" in r.getMessage()]
+    assert "<start_of_turn>" in said
+    assert "<|im_end|>" not in said
+    tokenizer = tokenizer_of("qwen2_5")
+    assert ChatRenderer(tokenizer, [tokenizer.eos_token_id]).control.split_tokens == []

@@ -106,6 +106,9 @@ def plan_data(
     rows = training_rows(train, args, rollout)
     check_eval_dataset(evaluation, rollout, evaluation_plan)
     parts = [("train_dataset", rows), *_parts(evaluation)]
+    unread = [n for n, part in parts if "tools" in (getattr(part, "column_names", None) or ())]
+    if unread and not (rollout.owns_prompts or rollout.user_func):
+        logger.warning("The column `tools` of `%s` has no effect: pass `tools` to the trainer.", unread[0])
     if rollout.user_func is not None:
         return DataPlan(rows, evaluation, None, None, None)
     rendered = [

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ...generation.sampling import shaping
 from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.driver import Driver, TextDriver
@@ -53,6 +54,7 @@ def build_player(
         why_own=lambda: why_own_turns(host),
         reader=host.reader,
     )
+    warn_of_hidden_settings(host)
     if args.rollout_overlap and (reason := why_not_ahead(host, sampler)) is not None:
         raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")
 
@@ -93,6 +95,19 @@ def why_own_turns(trainer: GRPOTrainer) -> str | None:
     """Return a text if a trainer overrides upstream's method that generates turns, else None."""
     own = overrides(trainer, "_generate_single_turn")
     return f"{type(trainer).__name__} generates by itself." if own else None
+
+
+def warn_of_hidden_settings(host: Bridge) -> None:
+    """Warn of settings in the model's own generation configuration that the ratios ignore."""
+    if host.use_vllm or host.rollout_func is not None or not host.accelerator.is_main_process:
+        return
+    own = host.accelerator.unwrap_model(host.model).generation_config.to_diff_dict()
+    given = [name for name, value in host.generation_kwargs.items() if value is not None]
+    if hidden := shaping(own, [*given, "cache_implementation"]):
+        logger.warning(
+            "`model.generation_config` has %s: it shapes what is sampled, and the ratios ignore it.",
+            ", ".join(hidden),
+        )
 
 
 def why_not_ahead(host: Bridge, sampler: TurnSampler) -> str | None:
@@ -137,6 +152,11 @@ def build_engines(
         env_timeout_seconds=args.env_timeout_seconds,
     )
     reader, endpoint = renderer(host, tokenizer), args.agent_endpoint
+    if is_conversational(host.train_dataset) and (split := reader.control.split_tokens):
+        logger.warning(
+            "The chat template of %r writes %s, which this tokenizer reads as several ordinary tokens: the "
+            "template is another model's.", tokenizer.name_or_path, ", ".join(split),
+        )  # fmt: skip
     engine = assemble(rollout, reader, limits, agent_endpoint=endpoint)
     if "max_completion_length" in held_out:
         limits = dataclasses.replace(limits, max_completion_tokens=held_out["max_completion_length"])

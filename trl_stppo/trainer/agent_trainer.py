@@ -38,7 +38,7 @@ from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.reference import marks_of
 from .checkpoints.run_state import RunState
-from .describe import adapter_of, critic_of, task
+from .describe import adapter_of, critic_of, processor_of, task
 from .evaluation.evaluator import Evaluator
 from .guards.endings import Ending
 from .guards.steps import Guards
@@ -229,6 +229,7 @@ class AgentTrainer(Bridge):
             self._guards,
             self._ending,
             marks_of(self),
+            processor_of(self.processing_class),
             trainer=self.config_class.__name__,
             critic=critic_of(self.critic),
             adapter=adapter_of(policy),

@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import fields
 from pathlib import PurePath
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -64,6 +65,16 @@ def adapter_of(model: nn.Module) -> dict[str, object] | None:
     kind = getattr(config.peft_type, "value", config.peft_type)
     named = sorted(targets) if isinstance(targets, (set, list, tuple)) else targets
     return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
+
+
+def processor_of(processing_class: Any) -> dict[str, str] | None:
+    """Describe what turns images into pixels: class, backend, digest of settings; None for a tokenizer."""
+    eyes = getattr(processing_class, "image_processor", None)
+    if eyes is None:
+        return None
+    backend = str(getattr(eyes, "backend", None))
+    kind, settings = type(processing_class).__name__, _digest(eyes.to_dict())
+    return {"class": kind, "backend": backend, "settings": settings}
 
 
 def algorithm_settings(args: PPOConfig) -> dict[str, object]:

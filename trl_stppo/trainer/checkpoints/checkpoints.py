@@ -44,6 +44,13 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
             )
     check_reference(folder, saved.get("reference"), present["reference"])
+    if (was := saved.get("processor")) != (now := present["processor"]):
+        logger.warning(
+            "%s: its policy learned from pixels of the processor %s; now they come from %s.",
+            folder,
+            was,
+            now,
+        )
     trained_by = saved["identity"].get("engine") or ""
     for field, now in present["split"].items():
         was = saved["split"].get(field)
@@ -105,10 +112,11 @@ class Checkpoints:
         guards: Guards,
         ending: Ending,
         reference: Marks | None,
+        processor: dict[str, str] | None,
         **identity: object,
     ) -> None:
         self._args, self._accelerator, self._rows = args, accelerator, rows
-        self._identity, self._reference = identity, reference
+        self._identity, self._reference, self._processor = identity, reference, processor
         self._state, self._guards, self._ending = state, guards, ending
         self._is_stream = not hasattr(rows, "__len__")
         self.staging: Path | None = None
@@ -159,6 +167,7 @@ class Checkpoints:
                 "mini_batches": micro_batches // args.gradient_accumulation_steps,
             },
             "reference": self._reference,
+            "processor": self._processor,
             # A resumed run may change these, with a warning: sums are then rounded in another order.
             "split": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
             "settings": algorithm_settings(args),

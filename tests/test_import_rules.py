@@ -66,7 +66,7 @@ RULES = {
 STDLIB_ONLY = ({"errors"}, set(), set())
 # What these files alone may import, TRL or a part that most of the trainer does without.
 DOORS = {
-    "trl": ["_trl.py", "_trl_vllm.py"],
+    "trl": ["_trl.py", "_trl_vllm.py", "contract.py"],
     "hub": ["publisher.py", "setup/models.py", "setup/readers.py", "setup/run_plan.py"],
     "trace": ["recorder.py"],
     "watch": ["display.py"],

@@ -1,11 +1,10 @@
 """What we rely on of TRL's and transformers' private side has not moved under us.
 
 When a test here fails after an upgrade: read the upstream diff of what it names, adapt our side, then
-refresh `tests/fixtures/trl_contract.json` with `python tests/test_trl_contract.py --record`.
+refresh `trl_stppo/trainer/trl_contract.json` with `python tests/test_trl_contract.py --record`.
 """
 
 import ast
-import hashlib
 import importlib
 import inspect
 import json
@@ -14,7 +13,6 @@ import sys
 import textwrap
 from functools import cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -24,8 +22,6 @@ import trl
 from packaging.version import Version
 from transformers.masking_utils import create_causal_mask
 from trl import GRPOTrainer
-from trl.generation.vllm_client import VLLMClient
-from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
@@ -36,7 +32,9 @@ if __name__ == "__main__":
 
 from tests.kit.builders import build, logs
 from tests.kit.fakes import char_tokenizer, tiny_policy
-from trl_stppo.trainer import _trl, agent_trainer, bridge
+from trl_stppo.errors import UntestedTRLError
+from trl_stppo.trainer import _trl, bridge, contract
+from trl_stppo.trainer.contract import body_hash, canonical, upstream
 from trl_stppo.trainer.ppo_trainer import STPPOTrainer
 
 # Overridden methods that do not call upstream's.
@@ -60,44 +58,11 @@ BORROWED_ATTRIBUTES = (
     "chat_template_kwargs", "environments", "eos_token_ids", "generation_config",
     "generation_kwargs", "ref_model", "reward_weights", "router_aux_loss_coef",
 )  # fmt: skip
-FIXTURE = ROOT / "tests" / "fixtures" / "trl_contract.json"
+FIXTURE = contract.FILE
 SOURCES = sorted((ROOT / "trl_stppo" / "trainer").rglob("*.py"))
 TODO = (
     "Read the upstream diff, adapt trl_stppo/trainer, then run `python tests/test_trl_contract.py --record`."
 )
-
-
-def upstream(name: str) -> FunctionType:
-    """Return the plain function behind a method of GRPOTrainer, or of a class of vLLM's that is named."""
-    owner, _, method = name.rpartition(".")
-    vllm = {"VLLMGeneration": VLLMGeneration, "VLLMClient": VLLMClient}
-    function: FunctionType = inspect.unwrap(getattr(vllm.get(owner, GRPOTrainer), method))
-    return function
-
-
-def body_hash(name: str) -> str:
-    """Return the hash of a method's syntax tree without docstrings, equal under every Python version."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(upstream(name))))
-    return hashlib.sha256(repr(canonical(tree)).encode()).hexdigest()
-
-
-def canonical(node: object) -> object:
-    """Return a syntax tree as plain tuples, without docstrings and empty fields."""
-    if isinstance(node, list):
-        return [canonical(item) for item in node if not _is_docstring(item)]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = [(key, canonical(value)) for key, value in ast.iter_fields(node)]
-    # Python 3.12 and 3.13 added fields that are empty in older code.
-    return type(node).__name__, [(k, v) for k, v in fields if v not in (None, [])]
-
-
-def _is_docstring(node: object) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def package(name: str) -> str:
@@ -297,11 +262,40 @@ def test_a_changed_body_is_noticed_and_a_changed_docstring_is_not():
     assert plain != canonical_source("def f(x):\n    return -x")
 
 
-def test_another_minor_version_of_trl_is_refused_by_pip_and_by_the_trainers(monkeypatch):
-    assert f"    {_trl.TESTED_TRL}\n" in (ROOT / "setup.cfg").read_text()
-    monkeypatch.setattr(agent_trainer, "TESTED_TRL", "trl>=1.99")
-    with pytest.raises(ImportError, match=trl.__version__):
-        STPPOTrainer("some/model")
+@pytest.fixture
+def other_trl(monkeypatch):
+    """A TRL of another minor version."""
+    monkeypatch.setattr(trl, "__version__", "1.99.0")
+    contract.check_trl.cache_clear()
+    yield
+    contract.check_trl.cache_clear()
+
+
+def test_an_untested_trl_without_changes_is_told_once(other_trl, tmp_path, caplog):
+    for folder in ("one", "two"):
+        build(tmp_path / folder, STPPOTrainer)
+    assert [r.levelname for r in caplog.records if "1.99.0" in r.getMessage()] == ["WARNING"]
+
+
+@pytest.mark.parametrize("name", ["_compute_loss", "_calculate_rewards"])
+def test_an_untested_trl_with_a_changed_method_is_refused(name, other_trl, tmp_path, monkeypatch):
+    monkeypatch.setattr(contract.GRPOTrainer, name, lambda self: None)
+    with pytest.raises(UntestedTRLError, match=name):
+        build(tmp_path, STPPOTrainer)
+
+
+def test_a_method_that_has_gone_is_named(other_trl, monkeypatch):
+    monkeypatch.delattr(contract.VLLMClient, "check_server")
+    with pytest.raises(UntestedTRLError, match=r"VLLMClient\.check_server"):
+        contract.check_trl()
+
+
+def test_another_patch_of_a_tested_minor_version_is_not_compared(monkeypatch):
+    contract.check_trl.cache_clear()
+    monkeypatch.setattr(trl, "__version__", "1.16.9")
+    monkeypatch.setattr(contract, "body_hash", None)
+    contract.check_trl()
+    contract.check_trl.cache_clear()
 
 
 def record() -> None:

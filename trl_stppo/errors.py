@@ -47,3 +47,7 @@ class MissingPackageError(ImportError):
     def __init__(self, package: str, extra: str = "") -> None:
         """Build the message."""
         super().__init__(f"`{package}` is missing: pip install 'trl-stppo[{extra or package}]'.")
+
+
+class UntestedTRLError(ImportError):
+    """An untested version of TRL that has changed methods on which the trainers rely."""

@@ -55,8 +55,6 @@ from ..rollout.chat import ChatRenderer, Message
 
 logger = logging.getLogger(__name__)
 
-# The versions of TRL whose methods the contract test has compared, as in setup.cfg.
-TESTED_TRL = "trl>=1.16,<1.17"
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
 # Tokens of a tile of log-probabilities if TRL computes it without Triton.

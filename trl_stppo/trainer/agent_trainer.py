@@ -23,7 +23,6 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
-from transformers.utils.versions import require_version
 
 from ..envs.base import Row
 from ..rollout.agent_driver import AgentFunc
@@ -32,12 +31,13 @@ from ..rollout.func import RolloutFunc
 from ..rollout.reward_funcs import RewardFunc, numbered
 from ..rollout.workers import RolloutInterrupted
 from . import display
-from ._trl import TESTED_TRL, check_overrides, profiling_decorator, small_tiles
+from ._trl import check_overrides, profiling_decorator, small_tiles
 from .batch import UpdateData
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.reference import marks_of
 from .checkpoints.run_state import RunState
+from .contract import check_trl
 from .describe import adapter_of, critic_of, processor_of, task
 from .evaluation.evaluator import Evaluator
 from .guards.endings import Ending
@@ -103,7 +103,7 @@ class AgentTrainer(Bridge):
         eval_environment_factory: Environments | None = None,
         agent: AgentFunc | None = None,
     ) -> None:
-        require_version(TESTED_TRL, "trl-stppo wraps methods of this version.")
+        check_trl()
         plan.check_models(model, ref_model, reward_model, value_model)
         if args is None:
             args = self.config_class(f"{plan.model_name(model).split('/')[-1]}-{self._name}")

@@ -46,6 +46,7 @@ REFUSED = [
     {"use_adaptive_entropy": True},
     {"fp16": True},
     {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    {"optim": "lomo"},
     {"metric_for_best_model": "eval_loss"},
     {"rollout_staleness": 2, "use_vllm": True},
     *({name: value} for name, value in ADAPTERS.items()),

@@ -71,6 +71,10 @@ def test_optimizers_whose_step_is_proportional_to_the_rate_can_be_scaled(name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_optimizers_whose_step_is_not_are_refused_for_share_only(name):
+    if "lomo" in name or "layerwise" in name:
+        with pytest.raises(ValueError, match=f"`optim='{name}'`"):
+            config(optim=name, stabilizers=["winners"])
+        return
     with pytest.raises(ValueError, match=f"`optim`: '{name}' is not supported by `stab"):
         config(optim=name)
     assert config(optim=name, stabilizers=["winners"]).optim == name

@@ -37,6 +37,8 @@ FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")
 SAMPLER_CORRECTIONS = tuple(
     f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
 )
+# Optimizers that step inside the backward pass, before the critic's gradient and the clipping bias exist.
+EARLY_OPTIMIZERS = ("lomo", "layerwise")
 # Upper bounds; infinity means no limit, like None, and is passed on unchanged.
 LIMITS = {
     *("epsilon_high", "delta", "cliprange_value", "max_grad_norm"),
@@ -136,6 +138,11 @@ def check_refused(config: GRPOConfig) -> None:
     ):
         raise ValueError(
             "Mixed precision 'fp16' (set by the launcher) is not supported; allowed: bf16 or no."
+        )
+    optim = str(getattr(config.optim, "value", config.optim)).lower()
+    if any(part in optim for part in EARLY_OPTIMIZERS):
+        raise ValueError(
+            f"`optim={optim!r}` steps in the backward pass; allowed: AdamW, SGD and Adafactor variants."
         )
     if (config.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(

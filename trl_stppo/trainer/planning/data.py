@@ -24,6 +24,8 @@ EvaluationRows: TypeAlias = Rows | Mapping[str, Rows]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1000
+# Columns that hold images.
+IMAGE_COLUMNS = ("image", "images")
 # Columns that can hold the prompt; the first column that a row has is used.
 PROMPTS = ("prompt", "input_ids")
 

@@ -41,7 +41,6 @@ def test_paths_that_are_not_there_are_refused(name, monkeypatch):
     ("value_model", "runs/none"),
     ("reward_model", "runs/none"),
     ("reward_funcs[1]", [share_of_a, "runs/none"]),
-    ("turn_reward_funcs[0]", "runs/none"),
 ])  # fmt: skip
 def test_a_trainer_refuses_a_folder_that_is_not_there(tmp_path, field, value):
     arguments = {"environment_factory": CountEnv, field.partition("[")[0]: value}

@@ -45,3 +45,22 @@ class Echo:
 
     async def step(self, action):
         return action + self.letter, 1.0, action == "stop", False, {}
+
+
+class LoopBound:
+    """Synchronous tools that look up their thread's event loop, or return what must be awaited."""
+
+    def reset(self, **row):
+        return None
+
+    def run(self, x: str) -> str:
+        """Run.\n\nArgs:\n    x: what."""
+        return asyncio.run(asyncio.sleep(0, x))
+
+    def look(self, x: str) -> str:
+        """Look.\n\nArgs:\n    x: what."""
+        return asyncio.get_event_loop().run_until_complete(asyncio.sleep(0, x))
+
+    def later(self, x: str) -> str:
+        """Return a task.\n\nArgs:\n    x: what."""
+        return asyncio.get_event_loop().create_task(asyncio.sleep(0, x))

@@ -4,6 +4,7 @@ Violations raise errors, and usual mistakes give warnings.
 """
 
 import asyncio
+import functools
 import inspect
 import itertools
 import warnings
@@ -48,7 +49,9 @@ class HandPlayer:
         # The loop has a thread of its own, because a notebook's thread runs a loop already.
         self._awaiting = ThreadPoolExecutor(1)
         # Keep both threads alive: sqlite3 compares thread ids, and an ended thread's id is given again.
-        self._threads = itertools.cycle([ThreadPoolExecutor(1) for _ in range(2)])
+        # Each thread has an event loop, as in a training.
+        begin = functools.partial(asyncio.set_event_loop, self._runner.get_loop())
+        self._threads = itertools.cycle([ThreadPoolExecutor(1, "", begin) for _ in range(2)])
 
     def make(self, factory: Callable[[], Any]) -> Any:
         """Return a new instance, which `close` closes."""

@@ -310,6 +310,8 @@ def _serve(connection: Connection) -> None:
     with contextlib.suppress(OSError, EOFError):
         while True:
             request = connection.recv_bytes()
+            # Set the current loop, because clients look it up, and `asyncio.run` in a call removes it.
+            asyncio.set_event_loop(loop)
             try:
                 reply = _pack(answer(*pickle.loads(request)))
             except BaseException as error:

@@ -67,6 +67,24 @@ async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException
         return None, error
 
 
+class LazyLoop(asyncio.SelectorEventLoop):
+    """An event loop that is built, with its three file descriptors, when it is first used."""
+
+    def __init__(self) -> None:
+        """Build nothing yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Before the first use all attributes are missing.
+        if "_ready" in vars(self):
+            raise AttributeError(name)
+        super().__init__()
+        return getattr(self, name)
+
+    def __del__(self) -> None:
+        if vars(self):
+            self.close()
+
+
 class RolloutInterrupted(Exception):
     """Error that ends a rollout because the run ends."""
 
@@ -85,6 +103,8 @@ class EnvironmentCalls:
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The loop that synchronous code finds, by key, because an environment may keep objects of its loop.
+        self._loops: dict[int, LazyLoop] = {}
         # The loop sets it after an abandoned call, unless it is blocked.
         self._answers = threading.Event()
         self._answers.set()
@@ -211,6 +231,7 @@ class EnvironmentCalls:
         with self._change:
             for call in list(self._running.values()):
                 self._abandon(call)
+            self._loops.clear()
             while self._idle:
                 self._idle.pop().put(None)
         self._drop_loop(self._loop)
@@ -233,6 +254,7 @@ class EnvironmentCalls:
     def _result(self, call: Call) -> CallResult:
         result = CallResult(call.key)
         self._current.call = call
+        asyncio.set_event_loop(self._loops.setdefault(call.key, LazyLoop()))
         try:
             result.value = call.func()
             if inspect.isawaitable(result.value):
@@ -256,6 +278,7 @@ class EnvironmentCalls:
 
     def _abandon(self, call: Call) -> None:
         call.abandoned = True
+        self._loops.pop(call.key, None)
         del self._running[call.key]
         if call.future is not None:
             call.future.cancel()

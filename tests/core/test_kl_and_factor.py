@@ -108,7 +108,7 @@ def test_the_factor_after_an_update_by_hand(ratio, may_grow, factor):
 
 @pytest.mark.parametrize(("ratio", "growth", "starts"), [
     (1 / 64, 4.0, True), (1 / 9, 1.5, False), (1e-8, 10.0, True), (1.0, 1.0, False),
-    (0.0, 1.0, False), (-1.0, 1.0, False),
+    (0.0, 1.0, True), (-1.0, 1.0, True),
 ])  # fmt: skip
 def test_the_first_updates_by_hand(ratio, growth, starts):
     region = Region(0.05).after_update(ratio, 32, may_grow=True)

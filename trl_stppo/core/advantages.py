@@ -397,6 +397,6 @@ def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
-    """Return the variance, or NaN if `squares` overflowed; otherwise all advantages would be 0 in silence."""
+    """Return the variance; NaN if `squares` overflowed, because infinity would make all advantages 0."""
     variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

@@ -109,13 +109,17 @@ class Region:
         return self._after(measured / total, may_grow=may_grow)
 
     def _after(self, ratio: float, *, may_grow: bool) -> Region:
+        if ratio <= 0.0:
+            # The KL is lost in rounding, so it tells nothing of the steps.
+            return replace(self, measured=0.0, turns=0.0)
+        # A KL that is not finite shortens steps most.
         root = math.sqrt(1.0 / ratio) if ratio > 0.0 else 0.0
         # In the first updates r may be far below 1: go to half of the step that the KL allows.
         growth = max(GROWTH, min(FIRST_GROWTH, 0.5 * root)) if self.starts else GROWTH
         change = 1.0
         if not ratio <= TOLERANCE:
             change = max(LEAST_CHANGE, min(1.0 / GROWTH, root))
-        elif may_grow and 0.0 < ratio < 1.0 / TOLERANCE:
+        elif may_grow and ratio < 1.0 / TOLERANCE:
             change = min(growth, root)
         factor = min(max(self.factor * change, SMALLEST_FACTOR), 1.0)
         return replace(self, factor=factor, starts=growth > GROWTH, measured=0.0, turns=0.0)

@@ -336,7 +336,7 @@ class _Rollout:
         if (answered := driver.answer(episode, result)) is not None:
             answer, was_cut = answered
             if was_cut:
-                # The backend keeps the whole turn.
+                # The backend's cache has the whole turn, and the episode only its beginning.
                 self._backend.release(episode.row)
             self._call(episode, self._played, answer)
             return

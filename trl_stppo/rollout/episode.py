@@ -209,7 +209,10 @@ class Episode(Context):
     def append_turn(
         self, ids: list[int], logprobs: list[float] | None, context: Context | None = None
     ) -> None:
-        """Append a sampled turn of at least one token to `context`, by default the first context."""
+        """Append a sampled turn of at least one token to `context`, by default the first context.
+
+        Nothing else writes a turn's span: all other tokens after a prompt are observations.
+        """
         context = context or self
         self.has_logprobs = self.has_logprobs and logprobs is not None
         context.turns.append(self.num_turns)

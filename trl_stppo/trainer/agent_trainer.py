@@ -262,6 +262,7 @@ class AgentTrainer(Bridge):
             self.add_callback(self._trace)
         playing = args, accelerator, self._player, self._rewards, self._ending, self._stale
         source = RolloutSource(*playing)
+        # It is off by default; an overlap has a staleness of 1.
         if args.rollout_overlap:
             source = OverlappedSource(*playing, self._run_state.loader_ahead)
         self._evaluator = Evaluator(
@@ -423,7 +424,7 @@ class AgentTrainer(Bridge):
             self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
-        self._run_state.postpone(self.control)
+        self._ending.postpone(self.control)
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -443,7 +444,7 @@ class AgentTrainer(Bridge):
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: object) -> TrainOutput:
-        if self._run_state.save_waits:
+        if self._ending.postponed[1]:
             self.save_checkpoint()
         return self._publisher.finish(super()._finalize_training, *args)
 

@@ -53,7 +53,7 @@ class UpdateData(Tokens):
         advantages: [N, T], as they enter the loss; 0 off `loss_mask`.
         values, returns: [N, T] reward units, the critic's values before the update, and its targets; 0
             without a critic.
-        value_mask: [N, T] bool, True at the critic's regression targets.
+        value_mask: [N, T] bool, the critic's targets: `loss_mask`, or with turn advantages its turn starts.
         row: [N] int64, number of the row in this process's rollout batch.
         episode, episode_tokens: [N] each, index of the row's episode (-1 at padding rows), and number of
             the episode's tokens in the loss.
@@ -191,18 +191,18 @@ class Estimates:
         passes: results of the passes, with a row per episode.
         mask: [B, T] bool, tokens that train.
         kl: [B, T] nats, the KL to the reference in the reward, or None.
-        ratio: [B, T] or [B, 1], weights that correct for the sampler, or None.
+        sampler_weights: [B, T] or [B, 1], weights that correct for the sampler, or None.
         targets: advantages, and the critic's targets.
-        weights: [B], weights of episodes, or None.
+        episode_weights: [B], by the stabilizers, or None.
     """
 
     turns: TurnBatch
     passes: Passes
     mask: Tensor
     kl: Tensor | None
-    ratio: Tensor | None
+    sampler_weights: Tensor | None
     targets: Targets
-    weights: Tensor | None
+    episode_weights: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -334,8 +334,8 @@ def update_data(tokens: Tokens, passes: Passes, estimates: Estimates) -> UpdateD
         "returns": targets.returns,
         "value_mask": targets.value_mask,
         "episode_tokens": mask.sum(dim=1),
-        "importance_sampling_ratio": estimates.ratio,
-        "episode_weights": estimates.weights,
+        "importance_sampling_ratio": estimates.sampler_weights,
+        "episode_weights": estimates.episode_weights,
     }
     columns = {
         "turn_index": turns.row_index,

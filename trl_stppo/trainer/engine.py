@@ -21,7 +21,7 @@ from ._trl import prepare_deepspeed, prepare_fsdp
 
 
 class Engine:
-    """What an accelerator's engine does otherwise than one process.
+    """What an engine (DDP, DeepSpeed, FSDP2) does that a single process does not.
 
     Attributes:
         name: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".

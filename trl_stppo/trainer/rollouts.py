@@ -115,6 +115,7 @@ class RolloutSource:
         """Play one episode per row, now and on this thread."""
         version = self.stale.version(step, self.args.steps_per_rollout)
         begins = None if version is None else step
+        # The model in memory samples, through a backend of `TurnSampler`.
         with self.stale.past_weights():
             return self.player.play(rows, self.seed(step), version=version, step=begins, training=True)
 

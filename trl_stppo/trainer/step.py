@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,6 @@ from ..core.policy import cosine, normalization_scale
 from .engine import engine_of
 from .stabilizers import GRADIENT, STEP, Stabilizer, TrustRegion
 from .sums import Reduce, wide
-from .verdict import CRITIC_STEPS, StepReport, Verdict
 
 KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 Policy = Sequence[tuple[str, nn.Parameter]]
@@ -57,6 +57,54 @@ class Terms:
     logprobs: Tensor
     entropies: Tensor
     loss_mask: Tensor
+
+
+class Verdict(StrEnum):
+    """The outcome of a mini-batch, equal on all processes.
+
+    The schedule and `global_step` go on in every case.
+
+    ```
+                   policy                        critic            counted in
+    TAKEN          steps                         steps
+    CRITIC_ONLY    keeps its weights             steps             guard/empty_steps, not in a warm-up
+    NOT_FINITE     keeps its weights             keeps its weights guard/skipped_steps
+    REFUSED        keeps its weights             steps             step/refused
+    EMPTY          keeps its weights             keeps its weights guard/empty_steps
+    ```
+
+    REFUSED: the policy's KL is above the limit of `trust_region`. TAKEN, REFUSED and the CRITIC_ONLY of a
+    warm-up end a row of skipped steps.
+    """
+
+    TAKEN = "taken"
+    CRITIC_ONLY = "critic_only"
+    NOT_FINITE = "not_finite"
+    REFUSED = "refused"
+    EMPTY = "empty"
+
+
+# Verdicts with which the critic takes its step.
+CRITIC_STEPS = (Verdict.TAKEN, Verdict.CRITIC_ONLY, Verdict.REFUSED)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The facts about an optimizer step that is due; equal on all processes, but for `detail`.
+
+    Attributes:
+        figures: metrics of the step.
+        faults: the parts that are not finite, with their processes; "" if there are none.
+        detail: what is not finite on the main process, or on one with such a loss; "" elsewhere.
+        is_weightless: whether the weights of all episodes are 0.
+        exceeds: whether the policy's KL is above the limit of the trust region.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    faults: str = ""
+    detail: str = ""
+    is_weightless: bool = False
+    exceeds: bool = False
 
 
 class GradientBuffer:
@@ -230,7 +278,8 @@ class Step:
     """The present optimizer step of policy and critic; one instance per training run.
 
     Gradient norms are exact if gradients are not sharded and the configuration takes a second gradient,
-    otherwise estimates.
+    otherwise estimates. By default no stabilizer needs a second gradient, and estimates are made if an update
+    has several steps or any stabilizer.
 
     Attributes:
         critic_grads: the critic's gradient; sharded runs replace the buffer.
@@ -258,7 +307,7 @@ class Step:
         self.begin()
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Add hooks to the optimizer of the policy, or of policy and critic; prepare the measurements."""
+        """Add hooks to the optimizer, which may also have the critic; `Optimizers.create` calls this once."""
         critic = {id(parameter) for parameter in self.critic_grads.parameters}
 
         def policy_groups() -> list[dict[str, Any]]:
@@ -429,7 +478,8 @@ class Step:
         """Leave the gradients that the verdict admits, before the optimizer steps."""
         takes = verdict is Verdict.TAKEN
         if self.region is not None:
-            self.region.apply(verdict, ends_update=ends_update)
+            refused = verdict is Verdict.REFUSED
+            self.region.apply(takes=takes, refused=refused, ends_update=ends_update)
         if not takes:
             model.zero_grad(set_to_none=True)
         if self.rests or not (takes or verdict in CRITIC_STEPS):

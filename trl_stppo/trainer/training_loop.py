@@ -122,7 +122,7 @@ class TrainingLoop:
         """Tell guards, log, trace and trust region of a rollout, played and estimated in `seconds`."""
         figures = self.log.rollout(played, scored, estimates, seconds, self.host)
         exact = self.player.sampler.is_exact
-        if played.step is not None and exact is not None:
+        if played.is_stale and exact is not None:
             gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
             self.guards.watch_sampler(gap, exact=exact)
         if self.region is not None:
@@ -183,14 +183,14 @@ class TrainingLoop:
     def estimates(self, passes: Passes, turns: TurnBatch, scored: Scored) -> Estimates:
         """Compute what an update trains on from passes with a row per episode, also of several contexts."""
         mask = turns.action_mask & scored.counts.unsqueeze(1)
-        ratio = sampler_weights(passes, turns, self.args) if self._corrects_sampler else None
+        of_sampler = sampler_weights(passes, turns, self.args) if self._corrects_sampler else None
         kl = reference_kl(passes, turns, self.args)
         targets = self.targets(passes, turns, mask, scored, kl)
         weights = None
         if self.weighing:
             own = [each.episode_weights(targets.advantages, mask) for each in self.weighing]
             weights = torch.stack(own).prod(dim=0)
-        return Estimates(turns, passes, mask, kl, ratio, targets, weights)
+        return Estimates(turns, passes, mask, kl, of_sampler, targets, weights)
 
     def targets(
         self, passes: Passes, turns: TurnBatch, mask: Tensor, scored: Scored, kl: Tensor | None
@@ -205,21 +205,21 @@ class TrainingLoop:
     def micro_batch(self, play: Callable[[], UpdateData]) -> UpdateData:
         """Return the next micro-batch; call `play` for a new rollout batch if the last batch is used up."""
         host, accumulation = self.host, self.args.gradient_accumulation_steps
-        per_epoch, step = int(self.args.steps_per_generation or 1), host.micro_step
-        if step % self.args.micro_batches_per_rollout == 0 or host.rollout_buffer is None:
+        per_epoch, place = int(self.args.steps_per_generation or 1), host.micro_step
+        if place % self.args.micro_batches_per_rollout == 0 or host.rollout_buffer is None:
             with self.guards.around_rollout():
                 host.rollout_buffer = deal([play()], per_epoch)
-        elif step % per_epoch == 0:
+        elif place % per_epoch == 0:
             host.rollout_buffer = deal(host.rollout_buffer, per_epoch)
-        if step % accumulation == 0:
+        if place % accumulation == 0:
             # Only copies are sorted: a sorted buffer would make the next shuffle depend on the split.
-            first = step % per_epoch
+            first = place % per_epoch
             window = host.rollout_buffer[first : first + accumulation]
             regroup = group_by_length if self.forward.why_padded else group_by_beginning
             self.mini_batch = self.open_mini_batch(regroup(window))
             self.metrics = MiniBatchMetrics()
             self.step.begin(rests=self.mini_batch.is_empty)
-        return without_padding(self.mini_batch.parts[step % accumulation])
+        return without_padding(self.mini_batch.parts[place % accumulation])
 
     def open_mini_batch(self, parts: list[UpdateData]) -> MiniBatch:
         """Count the next mini-batch's episodes, turns and tokens over all processes; set its clip range."""
@@ -292,6 +292,7 @@ class TrainingLoop:
             per_token, clipped = clipped_value_loss(
                 values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
             )
+            # The terms are 0 off the mask.
             loss = per_token.sum() / self.mini_batch.value_tokens.clamp(min=1) * processes
             self.step.critic_grads.add(self.args.vf_coef * loss)
         self.metrics.add_mean("value/loss", per_token, value_mask)
@@ -392,6 +393,7 @@ class TrainingLoop:
             entropy = entropy / self.mini_batch.policy_tokens.clamp(min=1)
             terms.append(-args.entropy_coef * (entropy * self.accelerator.num_processes))
         if aux_loss is not None:
+            # The router's loss has a gradient from all tokens of a row, as in upstream.
             counts = torch.ones_like(aux_loss).bool()
             self.metrics.add_mean("aux_loss", aux_loss, counts)
             coefficient = self.host.router_aux_loss_coef

@@ -7,7 +7,7 @@ import pytest
 from tests.kit.guard_kit import build, run, same
 from tests.kit.scripted import logged
 from trl_stppo.errors import NonFiniteError
-from trl_stppo.trainer.verdict import StepReport, Verdict
+from trl_stppo.trainer.step import StepReport, Verdict
 
 
 def the_loss(trainer, due):

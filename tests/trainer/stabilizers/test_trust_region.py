@@ -23,8 +23,9 @@ from tests.kit.scripted import (
     weights,
 )
 from trl_stppo import STGRPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.core.trust_region import Region
 from trl_stppo.trainer.stabilizers import TrustRegion
-from trl_stppo.trainer.verdict import Verdict
+from trl_stppo.trainer.step import Verdict
 
 CPU = torch.device("cpu")
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -68,7 +69,7 @@ def mini_batch(
     one._sums = torch.tensor([kl * turns, turns], dtype=torch.float64)
     one.measure(lambda x: x, CPU)
     verdict = other or (Verdict.REFUSED if one.exceeds else Verdict.TAKEN)
-    one.apply(verdict, ends_update=ends)
+    one.apply(takes=verdict is Verdict.TAKEN, refused=verdict is Verdict.REFUSED, ends_update=ends)
     return "step" if verdict is Verdict.TAKEN else str(verdict)
 
 
@@ -114,6 +115,13 @@ def test_the_first_updates_may_enlarge_steps_more_until_one_comes_near_the_allow
     update(refused, 0.9)
     update(refused, 0.1 / 64)
     assert refused.factor == pytest.approx(0.1 / 3 * 1.5), "a refusal ends the first updates, too"
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.5])
+def test_a_kl_that_is_lost_in_rounding_changes_nothing(ratio):
+    region = Region().after_update(ratio, 64.0, may_grow=True)
+    assert (region.factor, region.starts) == (0.1, True)
+    assert region.after_update(1 / 64, 64.0, may_grow=True).factor == pytest.approx(0.4)
 
 
 def test_rounding_is_no_step():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from ...models.critic import SharedCritic
 from ...paths import CRITIC_FOLDER
@@ -64,8 +64,6 @@ class RunState(TrainerCallback):
         self._epoch_start: Tensor | None = None
         self._passes = self._pass_start = self._began_at = 0
         self._continues = self._has_loaded = False
-        # Evaluation and save that wait for the end of the update.
-        self._due = (False, False)
 
     def notice(self, sampler: Sampler | None) -> Sampler | None:
         """Store the random generator of a new sampler of training rows; return the sampler."""
@@ -96,21 +94,6 @@ class RunState(TrainerCallback):
         if not self._continues:
             self._pass_start = state.global_step
         self._continues = False
-
-    @property
-    def save_waits(self) -> bool:
-        """Return whether a save waits for the end of an update."""
-        return self._due[1]
-
-    def postpone(self, control: TrainerControl) -> None:
-        """Postpone an evaluation and a save that are due inside an update to the update's end."""
-        evaluates, saves = self._due
-        due = evaluates or control.should_evaluate, saves or control.should_save
-        waits = self._host.inside_rollout and not control.should_training_stop
-        self._due = due if waits else (False, False)
-        control.should_evaluate, control.should_save = (False, False) if waits else due
-        # A run that ends early evaluates no more.
-        control.should_evaluate &= self._ending.reason is None
 
     def set_final_loss(self, logs: dict[str, float]) -> None:
         """Average the loss in the run's last log over all steps of the run."""
@@ -208,7 +191,7 @@ class RunState(TrainerCallback):
         """Restore the state read from a checkpoint, or reset for a new run."""
         host, saved, folder = self._host, self._saved or {}, self.folder
         # A run begins with a rollout, also where it goes on from a step inside an update.
-        host.micro_step, host.rollout_buffer, self._due = 0, None, (False, False)
+        host.micro_step, host.rollout_buffer, self._ending.postponed = 0, None, (False, False)
         self._stale.load_state_dict(saved.get("stale_policies", []))
         for each in self._stabilizers:
             each.load_state_dict(saved.get("stabilizers", {}).get(each.name, {}))

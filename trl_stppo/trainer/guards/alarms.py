@@ -20,8 +20,8 @@ MAX_FAILURE_RATE = 0.5
 # Smallest share of the best level that a fall loses.
 SHARE = 0.15
 BEST_OF = 3
-# Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
-# of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
+# Number of rollouts in a fall -> standard errors that the fall must exceed. Chosen on recorded runs: the
+# alarm is raised for 28 of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
 CHANCE = {1: 4.0, 2: 3.0}
 KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10
 # Largest gaps, in nats per token, between the sampler's and training's log-probabilities for equal weights.

@@ -66,6 +66,8 @@ class Ending(TrainerCallback):
         self.broken: str | None = None
         # Whether the run has taken a step that is in no checkpoint.
         self.unsaved = False
+        # Evaluation and save that wait for the end of the update.
+        self.postponed = False, False
         self.before: list[Any] | None = None
         self._agreed = self._count = 0
         self._failures_before: list[list[int]] = []
@@ -105,6 +107,16 @@ class Ending(TrainerCallback):
     def is_urgent(self) -> bool:
         """Return whether the run ends after the present step, because of a second signal."""
         return self._count >= URGENT
+
+    def postpone(self, control: TrainerControl) -> None:
+        """Postpone an evaluation and a save that are due inside an update to the update's end."""
+        evaluates, saves = self.postponed
+        due = evaluates or control.should_evaluate, saves or control.should_save
+        waits = self._inside_update() and not control.should_training_stop
+        self.postponed = due if waits else (False, False)
+        control.should_evaluate, control.should_save = (False, False) if waits else due
+        # A run that ends early evaluates no more.
+        control.should_evaluate &= self.reason is None
 
     def abandon_rollout(self) -> None:
         """Raise RolloutInterrupted on all processes if any has received a signal."""

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from ...errors import NonFiniteError
 from ..disk import checkpoints
 from ..ppo_config import PPOConfig
-from ..verdict import StepReport, Verdict
+from ..step import StepReport, Verdict
 from .alarms import PATIENCE, FallWatch, SamplerWatch
 from .endings import MAX_SKIPS, Ending
 

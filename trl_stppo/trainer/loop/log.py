@@ -199,7 +199,7 @@ class RolloutLog:
         self.add(episode_figures(every, uses_tools=self.uses_tools))
         rewards = reward_figures(every, self.names)
         if not self.has_critic:
-            # The advantages' own figures have it.
+            # The figures of advantages contain this one.
             del rewards["reward_std"]
         elif self.num_generations > 1:
             groups = torch.tensor([e.reward for e in every]).view(-1, self.num_generations)

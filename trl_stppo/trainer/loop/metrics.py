@@ -107,7 +107,7 @@ def rollout_metrics(
         returns, errors = wide(targets.returns), wide(targets.returns - targets.values)
         sums.mean("value/return_mean", returns, targets.value_mask)
         sums.mean("value/mean", wide(targets.values), targets.value_mask)
-        # What is left to get from any token on; a value beyond the largest of these cannot be right.
+        # Sums of the rewards that follow each token; a value beyond the largest sum cannot be right.
         left = wide(targets.rewards).flip(1).cumsum(1).abs()
         sums.maximum("value/reward_max_abs", left.masked_fill(~mask.flip(1), 0.0).max())
         sums.mean("_return_square", returns.square(), targets.value_mask)
@@ -149,9 +149,9 @@ def _add_sampler_gap(sums: RatioOfSums, estimates: Estimates) -> None:
     gap = (wide(old) - wide(sampled)).abs()
     sums.mean("sampling/sampling_logp_difference/mean", gap, mask)
     sums.maximum("sampling/sampling_logp_difference/max", gap.masked_fill(~mask, 0.0).max())
-    if estimates.ratio is None:
+    if estimates.sampler_weights is None:
         return
-    ratio, mask = wide(estimates.ratio), turns.action_mask
+    ratio, mask = wide(estimates.sampler_weights), turns.action_mask
     if ratio.size(1) == 1:
         mask = mask.any(dim=1, keepdim=True)
     sums.maximum("_minus_lowest", -ratio.masked_fill(~mask, torch.inf).min())

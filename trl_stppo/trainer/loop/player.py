@@ -126,8 +126,8 @@ class EpisodePlayer:
         return numbers
 
     def finish(self, raw: Raw, seed: tuple[int, ...], sums: Sums, **more: Any) -> Played:
-        """Complete what an engine has played with environment types and metrics; not thread-safe."""
-        # In an evaluation too, reward functions see the class names of training's environments.
+        """Add environment types and metrics to episodes that an engine has played; not thread-safe."""
+        # Reward functions see the class names of training's environments, also in an evaluation.
         for episode in raw.episodes:
             episode.env_type = self.engine.drivers[episode.name].type_name
         _count_cut_off_as_failed(raw.episodes)

@@ -53,6 +53,11 @@ class Played:
     sums: Sums = field(default_factory=dict)
 
     @property
+    def is_stale(self) -> bool:
+        """Return whether an older policy played."""
+        return self.step is not None
+
+    @property
     def ages(self) -> list[int] | None:
         """Return the optimizer steps since the weights that sampled each turn, None if they are new."""
         if self.step is None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from ...core import trust_region as core
 from ...core.masking import widest
 from ..sums import Reduce
-from ..verdict import Verdict
 from .base import Stabilizer, register
 
 
@@ -111,14 +110,14 @@ class TrustRegion(Stabilizer):
         limit = core.LIMIT * max(self.allowed_kl, self.floor)
         return self._turns >= self.least_turns and not self.kl <= limit
 
-    def apply(self, verdict: Verdict, *, ends_update: bool) -> None:
-        """Take note of the verdict on a mini-batch; after the last one of an update, move the factor."""
-        if verdict is Verdict.TAKEN:
+    def apply(self, *, takes: bool, refused: bool, ends_update: bool) -> None:
+        """Note what becomes of the policy's step; after an update's last mini-batch, move the factor."""
+        if takes:
             self._has_stepped = self._has_moved = True
         else:
             # An update without all of its steps does not enlarge steps.
             self._may_grow = False
-        if verdict is Verdict.REFUSED:
+        if refused:
             self.refused += 1
             if self._has_moved:
                 self.state = self.state.after_refusal(self.kl / self.allowed_kl)

@@ -106,9 +106,13 @@ CASES: dict[str, dict[str, Any]] = {
         "lora": True, "critic": "named", "variant": "st-ppo",
         "clip_bias_estimator": "logits",
     },
-    "scaled updates": {"critic": "given", "variant": "s-ppo", "stabilizers": ["scripted"], "clip_bias_estimator": "logits"},
+    "scaled updates": {
+        "critic": "given", "variant": "s-ppo", "stabilizers": ["scripted"],
+        "clip_bias_estimator": "logits",
+    },
     "scaled updates, LoRA": {
-        "lora": True, "critic": "named", "variant": "s-ppo", "stabilizers": ["scripted"], "clip_bias_estimator": "logits",
+        "lora": True, "critic": "named", "variant": "s-ppo", "stabilizers": ["scripted"],
+        "clip_bias_estimator": "logits",
     },
     "step that follows the KL": {
         "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 2,
@@ -117,7 +121,8 @@ CASES: dict[str, dict[str, Any]] = {
     # DeepSpeed cannot leave a step out: it takes one of rate 0.
     "step refused": {
         "critic": "given", "variant": "s-ppo", "stabilizers": ["trust_region"], "num_ppo_epochs": 4,
-        "max_steps": 8, "desired_kl": 1e-6, "staleness": 0.0, "clip_bias_estimator": "logits", "least_turns": 4,
+        "max_steps": 8, "desired_kl": 1e-6, "staleness": 0.0, "clip_bias_estimator": "logits",
+        "least_turns": 4,
     },
     "quantised, LoRA": {"lora": True, "quantised": True},
     "quantised critic, LoRA": {"lora": True, "critic": "quantised"},

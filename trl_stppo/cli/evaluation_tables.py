@@ -69,7 +69,8 @@ def print_table(results: Results) -> None:
     title = None if len(sets) > 1 else escape(*sets)
     table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for column in shown:
-        table.add_column(column, justify="right")
+        # At 80 columns a heading breaks, and an interval does not.
+        table.add_column(column, justify="right", no_wrap=f"{column} low" in present)
     for label, name, figures in rows:
         cells = [_cell(figures, column) for column in shown]
         table.add_row(*map(escape, [label, name][: len(names)]), *map(escape, cells))

@@ -60,7 +60,7 @@ def complete_card(
         "Settings": _table(["option", "value"], rows),
     }
     with card.open("a", encoding="utf-8") as file:
-        file.writelines(f"\n## {name}\n\n{text}\n" for name, text in sections.items() if text)
+        file.writelines(f"\n\n## {name}\n\n{text}" for name, text in sections.items() if text)
     if sees:
         metadata_save(card, {**(metadata_load(card) or {}), "pipeline_tag": "image-text-to-text"})
 

@@ -10,7 +10,8 @@ function title(episode) {
   const { phase, name, update, global_step } = episode.of;
   if (phase === "train") return `Update ${update}, episode ${episode.row}`;
   const where = global_step ? `After step ${global_step}` : "Before training";
-  return `${where}, ${name === "eval" ? "" : `${plain(name)} `}row ${episode.row}`;
+  const again = episode.repetition ? `, repetition ${episode.repetition}` : "";
+  return `${where}, ${name === "eval" ? "" : `${plain(name)} `}row ${episode.row}${again}`;
 }
 
 function drawItem(place) {

@@ -101,7 +101,9 @@ class Evaluator:
             self.source.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
-        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
+        rows = dataloader.dataset
+        total = -(-len(rows) // process[1]) if hasattr(rows, "__len__") else 0
+        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process, total)
         with replaced(self, run=run), surroundings, evaluation_settings(host):
             output = wrapped(dataloader, description, True, ignore_keys, metric_key_prefix)
         figures = run.figures(gather_object)
@@ -147,12 +149,25 @@ class Evaluator:
         counted = run.running_names(len(rows)) if names is None else names
         first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
-        rollout = self.player.play(rows, seeds, names, repeated, training=training)
+        with self._counting_all(run):
+            rollout = self.player.play(rows, seeds, names, repeated, training=training)
         scored = self._score(rollout)
         self.log.table(rollout, scored.everyone, [0.0] * len(scored.everyone))
         self.trace.evaluated(rollout, scored, self.prefix or "predict", self.host.state.global_step)
         self._count(run, rollout, scored, counted)
         return rollout, scored
+
+    @contextmanager
+    def _counting_all(self, run: EvaluationRun) -> Iterator[None]:
+        """Context manager of a batch that reports progress with the episodes of all batches."""
+        engine, done = self.player.eval_engine, len(run.episodes)
+        report, before = engine.on_progress, sum(episode.turns for episode in run.episodes)
+
+        def overall(ended: int, episodes: int, turns: int) -> None:
+            report(done + ended, max(run.total, done + episodes), before + turns)
+
+        with replaced(engine, on_progress=overall):
+            yield
 
     def _score(self, rollout: Played) -> Scored:
         return self.rewards.score(rollout, self.host.reward_weights, self.host.state)

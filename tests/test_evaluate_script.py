@@ -298,6 +298,7 @@ def test_a_table_of_80_columns_breaks_no_interval(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.count("0.500 [0.500, 0.500]") for line in lines) == 4
     assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
 
 
 def test_agents_are_compared_row_by_row(capsys):

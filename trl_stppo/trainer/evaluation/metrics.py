@@ -18,10 +18,7 @@ GatherObjects = Callable[[list[Any]], list[Any]]
 
 @dataclass
 class EvaluationRun:
-    """Results that this process has collected in one evaluation.
-
-    `total`: number of episodes that it will play; 0 for a stream.
-    """
+    """Results that this process has collected in one evaluation of `total` episodes (0: a stream)."""
 
     reward_names: list[str]
     uses_tools: bool = False

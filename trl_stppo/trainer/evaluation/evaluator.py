@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from accelerate.utils import gather_object, set_seed
 from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, has_length
 
 from ...envs.base import Row
 from .._trl import new_token_limit, open_trackio, replaced
@@ -101,8 +102,8 @@ class Evaluator:
             self.source.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
-        rows = dataloader.dataset
-        total = -(-len(rows) // process[1]) if hasattr(rows, "__len__") else 0
+        rows: Any = dataloader.dataset
+        total = -(-len(rows) // process[1]) if has_length(rows) else 0
         run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process, total)
         with replaced(self, run=run), surroundings, evaluation_settings(host):
             output = wrapped(dataloader, description, True, ignore_keys, metric_key_prefix)

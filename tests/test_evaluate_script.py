@@ -237,6 +237,17 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     assert result.stdout.count("written:") == 1, "one process prints"
 
 
+def test_a_table_of_80_columns_breaks_no_interval(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    ends = {f"{column} {end}": 0.5 for column in ("success", "score") for end in ("low", "high")}
+    parts = {"rows": dict.fromkeys(tables.MEASURES, 0.5) | ends}
+    tables.print_table({"careless": parts, "checkpoint-100": parts})
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.count("0.500 [0.500, 0.500]") for line in lines) == 4
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+
+
 def test_agents_are_compared_row_by_row(capsys):
     # Three rows, two episodes each: gains of 1, 2 and 0 episodes.
     wins = [1, 0, 1, 1, 0, 0]

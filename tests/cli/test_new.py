@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,30 @@ def test_training_before_the_warm_start_says_what_to_run_first(folder):
     assert run.returncode == 1
     *_, line = run.stderr.decode().splitlines()
     assert line.startswith("Run `python warm_start.py` first")
+
+
+def test_an_interrupted_script_ends_without_a_traceback(tmp_path, monkeypatch):
+    class Interrupted:
+        def __init__(self, **arguments):
+            pass
+
+        def evaluate(self):
+            raise KeyboardInterrupt
+
+    assert main(["new", str(tmp_path / "mine"), "--model", "any"]) == 0
+    taught = tmp_path / "mine" / "runs" / "careless"
+    taught.mkdir(parents=True)
+    (taught / "players.txt").write_text("players")
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    monkeypatch.delitem(sys.modules, "environment", raising=False)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr("trl_stppo.STPPOTrainer", Interrupted)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path("train.py")
+    sys.modules.pop("environment", None)
+    assert isinstance(ended.value.code, str)
+    assert ended.value.__suppress_context__
 
 
 def test_a_pretrained_model_gets_files_of_its_own(tmp_path, folder, capsys):

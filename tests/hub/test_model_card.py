@@ -5,6 +5,7 @@ import re
 
 import pytest
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from tests.hub.hub_kit import letters, run
 from tests.kit.fakes import CountEnv
@@ -37,13 +38,33 @@ def test_a_card_has_results_and_settings_and_nothing_of_rows_and_episodes(evalua
     card = ModelCard.load(evaluated.args.output_dir + "/README.md")
     assert "planted" not in card.content
     assert card.data.datasets == "owner/name"
-    assert re.findall("^## (.+)", card.text, re.M)[-3:] == ["Agent", "Results", "Settings"]
-    cells = [line.split("|")[1:4] for line in card.text.splitlines() if line[:3] in ("| e", "| h")]
+    html = MarkdownIt("commonmark").enable("table").render(card.text)
+    headings = [part.split("<")[0] for part in html.split("<h2>")[1:]]
+    assert headings[-2:] == ["Results", "Settings"]
+    assert "Agent.from_pretrained(" in html
+    assert "None" not in card.text
+    assert "pipeline" not in card.text
+    assert html.count("<table>") == 2
+    cells = [line.split("|")[1:5] for line in card.text.splitlines() if line[:3] in ("| e", "| h")]
     assert [name.strip() for name, *_ in cells] == ["easy", "hard"]
-    assert all(re.fullmatch(r" [\d.]+ \([\d.]+ to [\d.]+\) ", cell) for _, *rest in cells for cell in rest)
-    for option in ("| `variant` | `s-ppo` |", "| `seed` | `", "| `critic_learning_rate` | `"):
-        assert option in card.text
+    assert all(re.fullmatch(r" [\d.]+ \([\d.]+ to [\d.]+\) ", cell) for _, _, *rest in cells for cell in rest)
+    for option in ("variant</code></td>\n<td><code>s-ppo", "seed</code></td>\n<td><code>"):
+        assert option in html
+    assert "critic_learning_rate" in html
     assert "li2025stppo" in card.text
+
+
+def test_a_saved_agents_card_has_the_evaluation_after_training(tmp_path):
+    arguments = {"environment_factory": CountEnv, "eval_dataset": letters(4)}
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = run(tmp_path / "run", arguments=arguments, **options)
+    trainer.evaluate()
+    trainer.train()
+    card = tmp_path / "run" / "README.md"
+    assert "| held-out rows | 0 |" in card.read_text(), "of the model before training"
+    trainer.evaluate()
+    trainer.save_model()
+    assert "| held-out rows | 2 |" in card.read_text()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +76,7 @@ def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag
     run(tmp_path / "run", trainer_class, **options).create_model_card()
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert {tag, "trl", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)
-    assert absent not in card.text.split("## Agent")[1].lower()
+    assert absent not in card.text.split("## Settings")[1].lower()
     assert "## Results" not in card.text
 
 
@@ -68,6 +89,6 @@ def test_the_last_evaluation_is_the_one_that_counts():
         {"eval_episode/score": 0.5, **figures, "step": 2},
     ]
     *_, line = results(history).splitlines()
-    assert line == "| held-out rows |  | 0.5 (0.250 to 0.750) |  |  | 12345 |"
+    assert line == "| held-out rows | 2 |  | 0.5 (0.250 to 0.750) |  |  | 12345 |"
     assert results(history).count("\n") == 2
     assert results([{"loss": 1.0, "step": 1}]) == ""

@@ -169,3 +169,16 @@ def test_a_long_rollout_and_update_tell_their_progress_while_there_are_lines(
     assert (re.search(batch, shown) is None) is removed
     # The line of the rollout itself comes with the last step.
     assert shown.count("  update: 1 of 2 optimizer steps\n") == (0 if removed else 2)
+
+
+def test_a_long_evaluation_counts_the_episodes_of_all_batches(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trl_stppo.rollout.engine.REPORT_SECONDS", 0.0)
+    arguments = {**builders.TEXT, "eval_dataset": builders.prompts()}
+    options = {**builders.LIMITS, "per_device_eval_batch_size": 2, "max_turns": 1}
+    trainer = builders.build(tmp_path, arguments=arguments, **options)
+    trainer.evaluate()
+    lines = capsys.readouterr().out
+    shown = re.findall(r"evaluation: (\d+) of (\d+) episodes have ended, after (\d+) turns", lines)
+    assert {total for _, total, _ in shown} == {str(len(builders.prompts()))}
+    assert max(int(ended) for ended, *_ in shown) > 2
+    assert all(int(turns) >= int(ended) for ended, _, turns in shown)

@@ -9,7 +9,7 @@ from statistics import fmean
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..statistics import mean_interval
 from ..watch.runs import MEASURES
@@ -67,9 +67,13 @@ def print_table(results: Results) -> None:
     sets = list(dict.fromkeys(name for _, name, _ in rows))
     names = ["agent", "data set"] if len(sets) > 1 else ["agent"]
     title = None if len(sets) > 1 else escape(*sets)
-    table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    options = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, "pad_edge": False}
+    columns = [Column(name, overflow="fold") for name in names]
+    table = Table(*columns, title=title, title_justify="left", **options)
     for column in shown:
-        table.add_column(column, justify="right")
+        # At 80 columns a heading breaks, and an interval does not.
+        kept = f"{column} low" in present
+        table.add_column(column, justify="right", overflow="fold", no_wrap=kept)
     for label, name, figures in rows:
         cells = [_cell(figures, column) for column in shown]
         table.add_row(*map(escape, [label, name][: len(names)]), *map(escape, cells))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ SETTINGS = (
     *("num_ppo_epochs", "num_mini_batches", "kl_coef", "temperature", "seed"),
 )
 OF_CRITIC = ("critic_learning_rate", "gamma", "lam", "cliprange_value")
+NO_BASE = re.compile(r"This model is a fine-tuned version of \[None\].*\n")
+QUICK_START = re.compile(r"(?<=## Quick start\n\n).*?(?=\n## )", re.DOTALL)
+START = """\
+```python
+from trl_stppo import Agent
+
+agent = Agent.from_pretrained({repo!r})  # plays as the run's evaluation did
+```
+"""
 
 
 def agent_files(folder: Path, *, code: bool = False) -> list[str]:
@@ -50,13 +60,12 @@ def complete_card(
 ) -> None:
     """Add to TRL's model card what TRL cannot know: how to load the agent, results, settings."""
     rows = [[f"`{name}`", f"`{value}`"] for name, value in settings.items() if value is not None]
-    sections = {
-        "Agent": f"`trl_stppo.Agent.from_pretrained({repo!r})` plays as the run's evaluation did.",
-        "Results": results(history),
-        "Settings": _table(["option", "value"], rows),
-    }
-    with card.open("a", encoding="utf-8") as file:
-        file.writelines(f"\n## {name}\n\n{text}\n" for name, text in sections.items() if text)
+    sections = {"Results": results(history), "Settings": _table(["option", "value"], rows)}
+    # TRL's lines chat in one turn, and name a base model without a Hub id "None".
+    text = NO_BASE.sub("This model is an agent of several turns.\n", card.read_text(encoding="utf-8"))
+    text = QUICK_START.sub(lambda _: START.format(repo=repo), text)
+    text += "".join(f"\n\n## {name}\n\n{table}" for name, table in sections.items() if table)
+    card.write_text(f"{text}\n", encoding="utf-8")
 
 
 def results(history: Sequence[Mapping[str, Any]]) -> str:
@@ -71,12 +80,13 @@ def results(history: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
             prefix.removeprefix("eval_").removesuffix("_") or "held-out rows",
+            str(step),
             *(_shown(entry, prefix + name) for name in MEASURES.values()),
         ]
         for prefix, entry in last.items()
         if entry["step"] == step
     ]
-    return _table(["data", *MEASURES], rows)
+    return _table(["data", "step", *MEASURES], rows)
 
 
 def _shown(figures: Mapping[str, Any], name: str) -> str:

@@ -165,6 +165,7 @@ def _row(episode: TracedEpisode, group: int) -> dict[str, Any]:
         "key": episode.key,
         "group": group,
         "row": episode.row,
+        "repetition": episode.repetition,
         "environment": episode.environment,
         "success": episode.success,
         "score": episode.score,

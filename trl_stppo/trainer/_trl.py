@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -54,6 +55,8 @@ from trl.trainer.utils import (
 from ..rollout.chat import ChatRenderer, Message
 
 logger = logging.getLogger(__name__)
+# TRL reads the old name, which is the only one in the oldest transformers that we support.
+warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing` is deprecated", FutureWarning)
 
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")

@@ -234,7 +234,7 @@ class AgentTrainer(Bridge):
             critic=critic_of(self.critic),
             adapter=adapter_of(policy),
         )
-        engines = {"rollout": self._player.engine, "evaluation": self._player.eval_engine}
+        engines = {"rollout batch": self._player.engine, "evaluation": self._player.eval_engine}
         limits = self._player.eval_engine.limits
         self._publisher = Publisher(self, self._checkpoints, run.rollout, limits)
         names = partial(task, policy, self.train_dataset, run.rollout)

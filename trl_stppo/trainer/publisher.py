@@ -61,6 +61,10 @@ class Publisher:
             self._host.finish_push()
         with gathered(self._host.critic, saves=self._host.args.should_save):
             wrapped(output_dir, internal)
+        card = self._run_dir / pushing.CARD
+        if not internal and self._host.is_world_process_zero() and card.is_file():
+            # The last checkpoint wrote the card, before the evaluation of the trained agent.
+            self._host.create_model_card(model_name=Path(self._host.hub_model_id or self._run_dir).name)
 
     def write_card(self, wrapped: Wrapped, *args: object, **kwargs: object) -> None:
         """Implement `AgentTrainer.create_model_card`: write TRL's card, and add results and settings."""

@@ -100,8 +100,8 @@ class ProgressLines(TrainerCallback):
                 self._say(line)
 
     def on_rollout(self, what: str, ended: int, episodes: int, turns: int) -> None:
-        """Print how far the batch of a long rollout or evaluation is; `what`: rollout or evaluation."""
-        self._say(f"  {what} batch: {ended} of {episodes} episodes have ended, after {turns} turns")
+        """Print how far a long rollout batch or evaluation is; `what` is its name."""
+        self._say(f"  {what}: {ended} of {episodes} episodes have ended, after {turns} turns")
 
     def on_step_end(self, _: object, state: TrainerState, *__: object, **kwargs: object) -> None:
         """Print the optimizer steps of a long update."""

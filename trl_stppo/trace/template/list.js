@@ -5,12 +5,13 @@ const BEYOND = 6; // rows above and below the screen
 
 const RESULT = new Map([[true, ["yes", "✓ solved"]], [false, ["no", "✗ failed"]], [null, ["dim", "not judged"]]]);
 
-/** "Update 12, episode 3", or where an evaluation was. */
+/** "Update 12, episode 3", or where an evaluation was; "row 7 #2" is the second episode of row 7. */
 function title(episode) {
   const { phase, name, update, global_step } = episode.of;
   if (phase === "train") return `Update ${update}, episode ${episode.row}`;
   const where = global_step ? `After step ${global_step}` : "Before training";
-  return `${where}, ${name === "eval" ? "" : `${plain(name)} `}row ${episode.row}`;
+  const again = episode.repetition ? ` #${episode.repetition + 1}` : "";
+  return `${where}, ${name === "eval" ? "" : `${plain(name)} `}row ${episode.row}${again}`;
 }
 
 function drawItem(place) {

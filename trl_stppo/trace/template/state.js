@@ -29,7 +29,7 @@ function writeAddress(step = false) {
   history[step ? "pushState" : "replaceState"](null, "", address);
 }
 
-const narrow = () => matchMedia("(max-width: 760px)").matches;
+const narrow = () => matchMedia("(max-width: 640px)").matches;
 
 /** Scores may be missing, and infinite ones are words. */
 const rank = (episode) => (Number.isNaN(Number(episode.score ?? NaN)) ? -Infinity : Number(episode.score));

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from accelerate.utils import gather_object, set_seed
 from datasets import Dataset
@@ -95,7 +96,10 @@ class Evaluator:
     ) -> EvalLoopOutput:
         """Run upstream's evaluation loop, and add this package's metrics to its output."""
         host = self.host
-        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), host.accelerator.process_index)
+        process, processes = host.accelerator.process_index, host.accelerator.num_processes
+        rows: Any = dataloader.dataset
+        total = -(-len(rows) // processes)
+        run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process, total)
         with replaced(self, run=run, prefix=metric_key_prefix), evaluation_settings(host):
             output = wrapped(dataloader, description, True, ignore_keys, metric_key_prefix)
         figures = run.figures(gather_object)
@@ -116,12 +120,25 @@ class Evaluator:
         seed_batch((seed, 1), names)
         first = run.mark_new(names, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
-        rollout = self.player.play(rows, (seed, 1), names, repeated, training=training)
+        with self._counting_all(run):
+            rollout = self.player.play(rows, (seed, 1), names, repeated, training=training)
         scored = self._score(rollout)
         self.log.table(rollout, scored.everyone, [0.0] * len(scored.everyone))
         self.trace.evaluated(rollout, scored, self.prefix, step)
         self._count(run, rollout, scored, names)
         return rollout, scored
+
+    @contextmanager
+    def _counting_all(self, run: EvaluationRun) -> Iterator[None]:
+        """Context manager of a batch that reports progress with the episodes of all batches."""
+        engine, done = self.player.eval_engine, len(run.episodes)
+        report, before = engine.on_progress, sum(episode.turns for episode in run.episodes)
+
+        def overall(ended: int, episodes: int, turns: int) -> None:
+            report(done + ended, max(run.total, done + episodes), before + turns)
+
+        with replaced(engine, on_progress=overall):
+            yield
 
     def _score(self, rollout: Played) -> Scored:
         return self.rewards.score(rollout, self.host.reward_weights, self.host.state)

@@ -18,11 +18,12 @@ GatherObjects = Callable[[list[Any]], list[Any]]
 
 @dataclass
 class EvaluationRun:
-    """Results that this process has collected in one evaluation."""
+    """Results that this process has collected in one evaluation of `total` episodes."""
 
     reward_names: list[str]
     uses_tools: bool = False
     process: int = 0
+    total: int = 0
     episodes: list[PlayedEpisode] = field(default_factory=list)
     _seen: set[EpisodeKey] = field(default_factory=set)
     # Name, total and weight of means that are not taken over episodes.

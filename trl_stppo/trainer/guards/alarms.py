@@ -76,8 +76,8 @@ class FailureWatch:
             which = "the first rollout batch"
             advice = (
                 f" The rows have the columns {', '.join(columns) or '(none)'}. Try an environment "
-                f"with them: `trl-stppo env check`, in Python `trl_stppo.envs.check_env`; an agent: `scripted` of "
-                f"docs/agents.md."
+                f"with them: `trl-stppo env check`, in Python `trl_stppo.envs.check_env`. Try an agent with "
+                f"`scripted` (docs/agents.md)."
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of the "

@@ -26,6 +26,21 @@ async def agent(client):
     return said.content
 
 
+def test_a_scripted_client_streams_if_the_agent_asks_for_a_stream():
+    async def streamed():
+        messages = [{"role": "user", "content": "1 + 2?"}]
+        client = scripted(reply, [])
+        stream = await client.chat.completions.create(
+            model="policy", messages=messages, tools=TOOLS, stream=True
+        )
+        return [chunk.choices[0] async for chunk in stream]
+
+    parts = asyncio.run(streamed())
+    calls = [call for part in parts for call in part.delta.tool_calls or []]
+    assert [call.function.name for call in calls] == ["add"]
+    assert parts[-1].finish_reason == "tool_calls"
+
+
 def test_a_scripted_client_answers_and_records_what_a_template_reads():
     rows = []
     assert asyncio.run(agent(scripted(reply, rows))) == "3"

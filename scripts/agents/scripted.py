@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import openai
 
-from trl_stppo.rollout.openai_wire import read_message
+from trl_stppo.rollout.openai_wire import completion, http, read_message
 
 
 def scripted(
@@ -30,9 +30,10 @@ def scripted(
         message = {"role": "assistant", **reply(request)}
         *prompt, said = [read_message(m, names) for m in [*request["messages"], message]]
         rows.append({"prompt": prompt, "completion": [said], "tools": request.get("tools")})
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        head = {"id": "0", "object": "chat.completion", "created": 0, "model": "policy"}
-        return httpx2.Response(200, json={**head, "choices": [choice]})
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        body = completion("0", message, finish, 0, 0)
+        status, kind, content = http((200, body), sent.content)
+        return httpx2.Response(status, headers={"content-type": kind}, content=content)
 
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
     return openai.AsyncOpenAI(api_key="-", base_url="http://scripted", http_client=client)

@@ -77,7 +77,19 @@ def test_episodes_without_a_call_are_counted_in_the_log(tmp_path, caplog):
         return float(row["number"])
 
     played(tmp_path, agent)
-    assert "1 of 4 episodes ended without a call of the agent" in caplog.text
+    assert "1 of 4 episodes ended without an answered call" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "named"), [("x" * 3000, "max_completion_length"), (None, "call")])
+def test_a_batch_without_a_turn_is_an_error_that_tells_why(text, named, tmp_path):
+    async def agent(client, row):
+        if text is not None:
+            await ask(client, [{"role": "user", "content": text}])
+        return 1.0
+
+    with pytest.raises(ValueError, match="No episode has a turn") as caught:
+        played(tmp_path, agent, arguments={"reward_funcs": None})
+    assert named in str(caught.value)
 
 
 def test_rewritten_messages_open_a_context_and_a_parent_goes_on(tmp_path):
@@ -339,6 +351,7 @@ def test_messages_that_do_not_fit_are_refused_so_that_the_agent_can_shorten_them
             with pytest.raises(openai.BadRequestError) as caught:
                 await ask(client, [{"role": "user", "content": "x" * 3000}])
             assert caught.value.code == "context_length_exceeded"
+            assert "`max_completion_length` is 60" in str(caught.value)
         await ask(client)
         return 1.0
 

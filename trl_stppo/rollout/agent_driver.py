@@ -262,7 +262,11 @@ class AgentDriver(Driver):
         session, refused = episode.env, EPISODE_OVER
         if reason is StopReason.TOKEN_BUDGET:
             session.refused += 1
-            full = "The messages leave no token to sample. Shorten them."
+            full = (
+                f"The messages leave no token to sample: `max_completion_length` is "
+                f"{self._limits.max_completion_tokens}, the model's context "
+                f"{self._limits.max_context_tokens or 'unlimited'}. Shorten the messages."
+            )
             refused = RefusedRequest(400, full, "context_length_exceeded")
             if session.error is not None:
                 refused = RefusedRequest(400, f"The chat template fails: {session.error}")

@@ -135,7 +135,7 @@ class RolloutEngine:
         agents = any(driver.calls_model for driver in self.drivers.values())
         silent = sum(episode.trains and not episode.num_turns for episode in episodes)
         if agents and silent:
-            text = "%d of %d episodes ended without a call of the agent that trains."
+            text = "%d of %d episodes ended without an answered call that trains."
             logger.warning(text, silent, len(episodes))
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0

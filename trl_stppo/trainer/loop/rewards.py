@@ -12,6 +12,7 @@ from transformers import TrainerState
 
 from ...rollout.episode import Episode
 from ...rollout.images import with_pictures
+from ...rollout.record import StopReason
 from ..planning.data import PLACEHOLDER_PROMPT
 from ..planning.rewards import RewardPlan
 from .rollout import Played, Scored, Sums
@@ -80,7 +81,11 @@ class EpisodeRewards:
             others = torch.arange(rewards.size(1), device=device) != self.plan.turn_sum
             if not any(has_turns) and not others.any():
                 if not any(episode.num_turns for episode in episodes):
-                    raise ValueError("No episode has a turn: no agent has called its client.")
+                    full = any(e.stop_reason is StopReason.TOKEN_BUDGET for e in episodes)
+                    cause = "no agent has made a call that trains"
+                    if full:
+                        cause = "messages fill `max_completion_length` or the model's context; shorten them"
+                    raise ValueError(f"No episode has a turn: {cause}.")
                 raise ValueError(
                     "No turn has a reward, and there are no `reward_funcs`. Pass reward_funcs or "
                     "turn_reward_funcs, give rewards in `rollout_func` or the environment, or return a "

@@ -26,6 +26,11 @@ from typing import IO, Any
 
 from .files import PER_TOKEN, TracedEpisode, TracedUpdate, read_episodes, read_updates
 
+SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
+PREVIEW = 160
+TAG = re.compile(r"<[^<>]{1,40}>")
+MAX_EPISODES = 2000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `trace` to the parser."""
@@ -49,12 +54,6 @@ def run(options: argparse.Namespace) -> int:
     if options.open:
         webbrowser.open(output.resolve().as_uri())
     return 0
-
-
-SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
-PREVIEW = 160
-TAG = re.compile(r"<[^<>]{1,40}>")
-MAX_EPISODES = 2000
 
 
 def build_page(

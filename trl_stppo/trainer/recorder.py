@@ -36,9 +36,26 @@ from .loop.player import EpisodePlayer
 from .loop.rollout import Played, Scored
 from .ppo_config import PPOConfig
 
+logger = logging.getLogger(__name__)
+
 # Largest number of characters between the texts of two tokens, such as a space or a character that several
 # tokens share.
 GAP = 32
+# Limits of a text, and of all images of a record.
+MAX_CHARACTERS, MOST_IMAGE_CHARACTERS = 100_000, 2**20
+SHORT = 200
+# Per-token field -> columns of its mask and of its values. A value off the mask is None.
+FIGURES = {
+    "old_logprobs": ("sampled", "old_per_token_logps"),
+    "token_log_ratio": ("seen", "difference"),
+    "log_ratio": ("seen", "log_ratio"),
+    "advantages": ("loss_mask", "advantages"),
+    "values": ("sampled", "values"),
+    "returns": ("value_mask", "returns"),
+    "clipped": ("seen", "clipped"),
+}
+COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
+OF_CRITIC = ("values", "returns", "value_mask")
 
 
 def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) -> list[str]:
@@ -90,25 +107,6 @@ def thumbnails(images: Sequence[Image], starts: Sequence[int], turns: Sequence[i
         left -= len(url)
         found[bisect(turns, start)].append(url if left >= 0 else "")
     return found
-
-
-logger = logging.getLogger(__name__)
-
-# Limits of a text, and of all images of a record.
-MAX_CHARACTERS, MOST_IMAGE_CHARACTERS = 100_000, 2**20
-SHORT = 200
-# Per-token field -> columns of its mask and of its values. A value off the mask is None.
-FIGURES = {
-    "old_logprobs": ("sampled", "old_per_token_logps"),
-    "token_log_ratio": ("seen", "difference"),
-    "log_ratio": ("seen", "log_ratio"),
-    "advantages": ("loss_mask", "advantages"),
-    "values": ("sampled", "values"),
-    "returns": ("value_mask", "returns"),
-    "clipped": ("seen", "clipped"),
-}
-COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
-OF_CRITIC = ("values", "returns", "value_mask")
 
 
 @dataclass

@@ -247,7 +247,7 @@ class Agent:
             }
 
     def player(self, factory: object, **options: Any) -> Player:
-        """Return a player. `factory` is as `env` of `run`; for `options` see `trainer.play.Player`."""
+        """Return a player. `factory` is what `run` calls `env`; for `options` see `trainer.play.Player`."""
         kwargs = self.settings.chat_template_kwargs
         return Player(self._speaker, factory, self._limits(), template_kwargs=kwargs, **options)
 

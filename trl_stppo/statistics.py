@@ -70,9 +70,10 @@ def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[flo
     """Return a confidence interval, by the normal distribution, of the mean of values that come in clusters.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
-    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, that
-    is z standard errors of the values' mean; with equally many values, of the clusters' means. The interval
-    is too narrow for few clusters: by 29 % for 5, by 13 % for 10, by 4 % for 30.
+    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster this is z
+    standard errors of the values' mean. With equally many values per cluster it is z standard errors of
+    the clusters' means. The interval is too narrow for few clusters: by 29 % for 5, by 13 % for 10, by
+    4 % for 30.
 
     Args:
         totals: sum of the values of each cluster.

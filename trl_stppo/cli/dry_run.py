@@ -70,7 +70,7 @@ class Findings:
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
+    """Print the plan of a run; return 0 if the run would start, else 1. This needs no GPU."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
     if not torch.cuda.is_available():
         words = [*words, "--use_cpu", "true"]

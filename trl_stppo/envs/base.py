@@ -116,7 +116,7 @@ def is_picture(value: object) -> bool:
 
 
 def decoded_image(data: str) -> Any:
-    """Return the image of Pillow in a file that is given as base64, or raise ValueError."""
+    """Decode a base64 file to an image of Pillow, or raise ValueError."""
     from PIL import Image
 
     try:

@@ -122,7 +122,7 @@ def _own_logits(model: Any, row: list[int], pad: int, blank: int = 0, see: Any =
 
 
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
-    """Return the largest (if `rough`, the mean) difference of log-probabilities of two tables of logits."""
+    """Return the largest difference of two tables' log-probabilities, or the mean difference if `rough`."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
     # Use the mean for 16-bit models, because rounding may choose another expert at one position.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

@@ -91,7 +91,7 @@ class _Late(Exception):
 
 
 class IsolatedEnvironment:
-    """An environment in a child process, which is used like an environment in this process.
+    """An environment in a child process. Callers use it like an environment in this process.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` also
     reaches methods that this class hides. Calls run one at a time. Attributes are copies. `pid` is the

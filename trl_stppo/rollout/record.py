@@ -35,7 +35,7 @@ USED_UP = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.MAX_TURN_TOKEN
 
 
 def cut_off_as_failed(episodes: Sequence[Any], reporting: Collection[str | None]) -> list[bool | None]:
-    """Return each episode's `success`. None becomes False after a cut-off in a reporting environment.
+    """Return each episode's `success`. After a cut-off None becomes False if the environment reports success.
 
     Otherwise an agent could raise its success rate by using up its turns. `reporting` are the environments
     that have reported success or failure of any episode.

@@ -62,7 +62,7 @@ def _fits(call: dict[str, Any], tools: list[dict[str, Any]], *, strict: bool = F
 
 
 class ToolDriver(Driver):
-    """Driver of one factory's tool environments; without a factory, of tools or plain prompts.
+    """Driver of one factory's tool environments. Without a factory it plays tools or plain prompts.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 def build_page(
     run: str | Path, output: str | Path, *, max_episodes: int | None = MAX_EPISODES
 ) -> tuple[int, int]:
-    """Write the HTML page of a run's episodes atomically; return its number of episodes, and the trace's.
+    """Write the HTML page of a run's episodes atomically; return how many episodes it shows and the run has.
 
     `run` is the run's `output_dir`, or the trace folder in it. If there are more than `max_episodes`, so many
     are sampled evenly from first to last.

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
-# Tokens of a tile of log-probabilities if TRL computes it without Triton.
+# Tokens per tile when TRL computes log-probabilities without Triton.
 TORCH_TILE_TOKENS = 256
 MAX_NESTING = 64
 

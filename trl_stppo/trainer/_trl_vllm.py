@@ -183,7 +183,7 @@ class TurnClient:
 
 
 def failed(what: str, why: object) -> RolloutError:
-    """Return the error of a vLLM server that ends a run, and how to go on."""
+    """Return an error that ends the run, because a vLLM server failed; its message says how to go on."""
     return RolloutError(
         f"The vLLM server {what} ({why}). Start it again, and resume with `resume_from_checkpoint=True`."
     )

@@ -384,7 +384,7 @@ class AgentTrainer(Bridge):
             kind = self.get_optimizer_cls_and_kwargs(self.args)
             self._optimizers.take_critic_out(self.model, self.optimizer, *kind)
         if self._optimizers.critic is not None:
-            # The last callback: others see the gradient of the critic's step.
+            # Add it last, so that other callbacks see the critic's gradient before its step.
             self.add_callback(self._optimizers)
         return prepared
 

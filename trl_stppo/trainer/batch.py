@@ -209,7 +209,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The micro-batches of one optimizer step, with counts of those that train, over all processes.
+    """The micro-batches of one optimizer step, with counts over all processes of what trains.
 
     Attributes:
         parts: this process's micro-batches.

@@ -104,7 +104,7 @@ class Bridge(GRPOTrainer):
         return self.text_tokenizer.decode(ids, skip_special_tokens=True)
 
     def load_vllm(self, send: Callable[[], None], step: int) -> None:
-        """Send weights of an optimizer step to vLLM if it has others."""
+        """Send the weights of an optimizer step to vLLM if vLLM has other weights."""
         if step != self._last_loaded_step:
             with profiling_context(self, "sync_weights"):
                 send()

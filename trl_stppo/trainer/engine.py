@@ -28,7 +28,7 @@ class Engine:
         shards: whether gradients are sharded; the critic then has an optimizer of its own.
         gathers: whether all processes must join each forward pass, because it gathers weights.
         steps_in_backward: whether the policy steps in the last backward pass.
-        identity: the name in a checkpoint, which a resumed run must share; None if any other will do.
+        identity: the name that a checkpoint and its resumed run share; None if the engine may change.
     """
 
     shards = gathers = steps_in_backward = False
@@ -51,7 +51,7 @@ class Engine:
         return ddp and bool(model.find_unused_parameters or model.static_graph)
 
     def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the weights that steps change themselves, and not float32 copies of them."""
+        """Return the weights that steps change directly, not through float32 copies."""
         return list(weights)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -67,7 +67,7 @@ class Engine:
         return self._accelerator.prepare_model(model, evaluation_mode=True)
 
     def load_adapter(self, policy: PreTrainedModel, folder: Path) -> None:
-        """Load the adapter of a policy that it shares with the critic."""
+        """Load the adapter of a policy that shares its backbone with the critic."""
         # transformers before 5.23 skips the policy's adapter if subfolders hold adapters.
         policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
 

@@ -1,4 +1,4 @@
-"""The source of rollouts that are played on a thread during the update before.
+"""The source of rollouts that are played on a thread during the previous update.
 
 Rollout k + 1 starts when update k does, with a copy of the weights of that moment. Every rollout is thus
 played by the policy of one update ago, whatever the timing; the run equals `rollout_staleness=1`, bit for bit
@@ -166,7 +166,7 @@ class OverlappedSource(RolloutSource):
     def _begin(self) -> None:
         self._ahead: Iterator[list[Row]] | None = None
         self._is_checked = False
-        # Seconds and turns of the last rollout that no update ran beside.
+        # Seconds and turns of the last rollout during which no update ran.
         self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
 

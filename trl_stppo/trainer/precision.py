@@ -37,7 +37,7 @@ def _share(weights: Sequence[Tensor], flags: Sequence[Tensor]) -> float:
 
 
 def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | None:
-    """Say how many weights in half precision do not move by steps of their rates' sizes; None if few.
+    """Describe how many weights in half precision steps of their rates' sizes do not move; None if few.
 
     `rated` has weights and their rates, by the field that sets the rate.
     """

@@ -59,7 +59,7 @@ OF_CRITIC = ("values", "returns", "value_mask")
 
 
 def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) -> list[str]:
-    """Return one piece of text per token. Joined, the pieces are the decoded text, for any tokenizer.
+    """Return one piece of text per token. The joined pieces are the decoded text, for any tokenizer.
 
     A token that completes no character gets ""; the last piece gets the rest. `decode` keeps special
     tokens and does not clean up; `backend` is the tokenizer of `tokenizers`, if any.

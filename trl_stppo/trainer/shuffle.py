@@ -37,7 +37,7 @@ def group_by_length(batches: list[UpdateData]) -> list[UpdateData]:
 
 
 def group_by_beginning(batches: list[UpdateData]) -> list[UpdateData]:
-    """Sort a mini-batch's rows by tokens into its micro-batches, so that rows with equal beginnings meet."""
+    """Sort a mini-batch's rows by tokens into its micro-batches, so that equal beginnings are neighbours."""
 
     def order(joined: UpdateData) -> Tensor:
         ids, mask, _ = full_sequence(joined)

@@ -316,8 +316,8 @@ class Step:
     def add_policy(self, terms: Terms) -> Tensor:
         """Measure a pass's terms, and return its loss for the backward pass.
 
-        Its gradient is that of -kept, and of the other terms unless they have a buffer of their own; its
-        value is that of -objective and the other terms.
+        The loss has the gradient of -kept, and of the other terms unless these have a separate buffer. It
+        has the value of -objective plus the other terms.
         """
         extra = terms.extra
         if self.estimate is not None:
@@ -338,7 +338,7 @@ class Step:
         return loss.detach()
 
     def set_factor(self) -> None:
-        """Set what is known of the factor before a mini-batch's last backward pass."""
+        """Set the factor as far as possible before a mini-batch's last backward pass."""
         reduce, processes = self._accelerator.reduce, self._accelerator.num_processes
         if self.region is not None:
             self.region.measure(reduce, self._accelerator.device)
@@ -402,7 +402,7 @@ class Step:
         )
 
     def _detail(self, policy: Policy) -> str:
-        """Return what is not finite on this process, for the main process or one with such a loss."""
+        """Return what is not finite on this process; "" on a secondary process with finite losses."""
         losses = [float(loss) for loss in self.losses if not bool(loss.isfinite().all())]
         if not (losses or self._accelerator.is_main_process):
             return ""
@@ -412,7 +412,7 @@ class Step:
         return f"losses {losses} of {len(self.losses)}; gradients of {named}"
 
     def _finish(self, *, policy: bool) -> None:
-        """Reduce and clip the critic's gradient; if `policy`, correct the policy's."""
+        """Reduce and clip the critic's gradient; correct the policy's gradient if `policy` is True."""
         mean = None
         if self._accelerator.num_processes > 1:
             mean = partial(self._accelerator.reduce, reduction="mean")
@@ -426,7 +426,7 @@ class Step:
             self._figures |= more
 
     def apply(self, verdict: Verdict, model: nn.Module, *, ends_update: bool) -> None:
-        """Leave the gradients that the verdict admits, before the optimizer steps."""
+        """Keep only the gradients that the verdict admits, before the optimizer steps."""
         takes = verdict is Verdict.TAKEN
         if self.region is not None:
             self.region.apply(verdict, ends_update=ends_update)

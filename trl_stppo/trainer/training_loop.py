@@ -119,7 +119,7 @@ class TrainingLoop:
         data: UpdateData,
         seconds: float,
     ) -> None:
-        """Tell guards, log, trace and trust region of a rollout, played and estimated in `seconds`."""
+        """Report a rollout, played and estimated in `seconds`, to guards, log, trace and trust region."""
         figures = self.log.rollout(played, scored, estimates, seconds, self.host)
         exact = self.player.sampler.is_exact
         if played.step is not None and exact is not None:
@@ -181,7 +181,7 @@ class TrainingLoop:
         return self.host.use_vllm and self.host.vllm_importance_sampling_correction
 
     def estimates(self, passes: Passes, turns: TurnBatch, scored: Scored) -> Estimates:
-        """Compute what an update trains on from passes with a row per episode, also of several contexts."""
+        """Compute the estimates of an update from passes with a row per episode, its contexts joined."""
         mask = turns.action_mask & scored.counts.unsqueeze(1)
         ratio = sampler_weights(passes, turns, self.args) if self._corrects_sampler else None
         kl = reference_kl(passes, turns, self.args)
@@ -305,7 +305,7 @@ class TrainingLoop:
             model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
-        # Before the first step after a rollout the policy is the old one; then a batch may lack the column.
+        # A batch may lack the column until the first step after a rollout, as the policy is the old one.
         old = inputs.get("old_per_token_logps", logprobs.detach())
         level = host.importance_sampling_level
         log_ratio = log_importance_ratio(logprobs, old, inputs["turn_index"], level, loss_mask=loss_mask)
@@ -336,7 +336,7 @@ class TrainingLoop:
         return self.step.add_policy(terms)
 
     def observe(self, inputs: UpdateData, terms: Terms, old: Tensor, log_ratio: Tensor) -> None:
-        """Tell metrics, trust region and trace of a pass."""
+        """Report a pass to metrics, trust region and trace."""
         self.metrics.add_pass(inputs, terms, packed=self.forward.was_packed)
         self.metrics.add_drift(inputs, terms.logprobs, old)
         if self.args.rollout_staleness and self.step_of_rollout == 0:

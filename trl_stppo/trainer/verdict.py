@@ -41,7 +41,7 @@ class StepReport:
     Attributes:
         figures: metrics of the step.
         faults: the parts that are not finite, with their processes; "" if there are none.
-        detail: what is not finite on the main process, or on one with such a loss; "" elsewhere.
+        detail: what is not finite; "" except on the main process and processes with non-finite losses.
         is_weightless: whether the weights of all episodes are 0.
         exceeds: whether the policy's KL is above the limit of the trust region.
     """

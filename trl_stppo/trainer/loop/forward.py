@@ -81,7 +81,7 @@ class ForwardPasses:
         """Return what differs between packed and padded passes of the probe's rows, or None."""
         contexts = [Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE]
         if self.reader is not None:
-            # Rows that differ only in their image, and a row that shares it.
+            # Two rows that differ only in their image, and a third row with the image of the second.
             one, other = self.reader.samples()
             for (a, b), image in zip(PROBE[:3], (one, one, other), strict=True):
                 ids = [*a, *image.ids, *a]
@@ -224,7 +224,7 @@ class ForwardPasses:
     ) -> Logprobs:
         """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time.
 
-        `images` are those of each row. An override passes on what it got, which upstream divides by itself.
+        `images` lists the images of each row. If an override passes `given`, upstream divides the rows.
         """
         # DDP expects gradients after the pass in which it communicates, so only the last pass communicates.
         # The router's loss is not a sum over rows, so it needs a single pass.

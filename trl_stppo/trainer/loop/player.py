@@ -117,7 +117,7 @@ class EpisodePlayer:
 
     @cached_property
     def _numbers(self) -> dict[int, list[int]]:
-        """Return the training rows' numbers by all but images, which are not decoded; empty for a stream."""
+        """Return the numbers of training rows by their columns without images; empty for a stream."""
         known, numbers = self.rows if hasattr(self.rows, "__len__") else [], defaultdict(list)
         if isinstance(known, Dataset):
             known = known.select_columns([c for c in known.column_names if c not in IMAGE_COLUMNS])
@@ -126,7 +126,7 @@ class EpisodePlayer:
         return numbers
 
     def finish(self, raw: Raw, seed: tuple[int, ...], sums: Sums, **more: Any) -> Played:
-        """Complete what an engine has played with environment types and metrics; not thread-safe."""
+        """Add environment types and metrics to what an engine has played; not thread-safe."""
         # In an evaluation too, reward functions see the class names of training's environments.
         for episode in raw.episodes:
             episode.env_type = self.engine.drivers[episode.name].type_name

@@ -18,7 +18,7 @@ Sums = dict[str, tuple[float, float]]
 
 
 class Raw(NamedTuple):
-    """Episodes that an engine has played, and the error that ended it, if any."""
+    """Episodes that an engine has played, and the error that ended the rollout, if any."""
 
     rows: list[Row]
     episodes: list[Episode]

@@ -186,7 +186,7 @@ def tokenizer_of(
         by_name, name = isinstance(model, str), model_name(model)
         revision = (args.model_init_kwargs or {}).get("revision") if by_name else None
         trust = {"trust_remote_code": args.trust_remote_code}
-        # `Agent` and `evaluate` load it so too; a class by the model's type might tokenise differently.
+        # Load it as `Agent` and `evaluate` do: the class of the model's type may tokenise differently.
         processing_class = load_processor(name, revision, **trust)
     if messages is not None:
         check_template(processing_class, f" of `{messages}`")

@@ -112,11 +112,11 @@ class TrustRegion(Stabilizer):
         return self._turns >= self.least_turns and not self.kl <= limit
 
     def apply(self, verdict: Verdict, *, ends_update: bool) -> None:
-        """Take note of the verdict on a mini-batch; after the last one of an update, move the factor."""
+        """Record the verdict on a mini-batch; change the factor after the last mini-batch of an update."""
         if verdict is Verdict.TAKEN:
             self._has_stepped = self._has_moved = True
         else:
-            # An update without all of its steps does not enlarge steps.
+            # Steps do not grow after an update that lacks one of its steps.
             self._may_grow = False
         if verdict is Verdict.REFUSED:
             self.refused += 1

@@ -57,7 +57,7 @@ class AgentEpisode:
         return sum(self.rewards) + (self.final_reward or 0.0)
 
     def __str__(self) -> str:
-        """Return the conversation as a dialogue, and how it ended."""
+        """Return the conversation as a dialogue, with the reason of its end."""
         lines = [
             f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}" for m in told(self.messages)
         ]

@@ -111,7 +111,7 @@ def chosen_settings(words: Sequence[str], config: PPOConfig) -> set[str]:
 
 
 def settings_for(folder: Path, config: PPOConfig, chosen: set[str]) -> dict[str, Any]:
-    """Return an agent's settings: `chosen` settings from flags, the rest from `agent.json` if it exists."""
+    """Return an agent's settings: `chosen` settings from flags, the others from `agent.json` if it exists."""
     # These settings apply only to sampled turns, so a greedy evaluation (temperature 0) adds none.
     sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
     if config.eval_settings.get("temperature") != 0.0:

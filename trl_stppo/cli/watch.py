@@ -31,7 +31,7 @@ HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 @dataclass
 class WatchedRun:
-    """A watched run: its folder, and its page of episodes, which is rebuilt for new episodes."""
+    """A watched run: its folder, and its page of episodes. New episodes rebuild the page."""
 
     folder: Path
     page: Path

@@ -187,7 +187,7 @@ class CachedBackend(Backend):
         self._cache: SlotCache | None = None
 
     def _admit(self) -> list[TurnResult]:
-        """Prefill all queued turns and sample their first tokens, if it is time to."""
+        """If the wait is over, prefill all queued turns and sample their first tokens."""
         enough = len(self._waiting) >= max(1, self._generating // self.ADMIT_ONE_IN)
         late = self._waiting and self._steps - self._waiting[0].added > self.ADMIT_AFTER
         if not (enough or late):
@@ -273,7 +273,7 @@ class CachedBackend(Backend):
         return logits
 
     def _images(self, rows: list[_Row], spans: list[tuple[int, int]]) -> dict[str, Tensor]:
-        """Return the inputs for the images in parts of rows, and positions if they are not plain."""
+        """Return inputs for the images in parts of rows, and positions of tokens if these are not plain."""
         if self.reader is None:
             return {}
         images = [
@@ -377,7 +377,7 @@ class CachedBackend(Backend):
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Context manager of evaluation mode without gradient checkpointing. Its exit restores all flags."""
-    # With checkpointing a model computes no cache. Change only the flag, so that its options stay.
+    # A model with checkpointing computes no cache. Change only the flag, so that the options stay.
     names = ("training", "gradient_checkpointing")
     flags = [(module, name) for module in model.modules() for name in names]
     was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]

@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 # Largest number of tokens of a row.
 LONGEST = 2048
 LENGTHS = (3, 11, 37)
-# Largest number of tokens that the two turns and texts after them add to a row.
+# Largest number of tokens that two turns, and the texts after them, add to a row.
 GROWTH = 12
 # Settings with a length beyond which a model may compute differently.
 _EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')

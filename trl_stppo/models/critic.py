@@ -34,7 +34,7 @@ SINGLE = "model.safetensors"
 HEAD_FILE = "value_head.safetensors"
 # Added to the mean square of a state before division.
 EPSILON = 1e-6
-# Mark of a head that reads scaled states, in the model's configuration.
+# Field of the model's configuration: whether the head reads scaled states.
 SCALED = "reads_scaled_states"
 ADAPTERS = "value_model"
 
@@ -136,7 +136,7 @@ class Critic:
         """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context manager for the critic's forward and backward pass; the latter recomputes layers."""
+        """Context manager for the critic's forward pass and its backward pass, which recomputes layers."""
         return nullcontext()
 
 

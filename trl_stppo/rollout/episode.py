@@ -74,7 +74,7 @@ class Context:
         self.append(ids, False, [0.0] * len(ids))
 
     def append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
-        """Append tokens, which the policy has sampled or not."""
+        """Append tokens, sampled by the policy or not."""
         self.ids += ids
         self.action_mask += [sampled] * len(ids)
         self.logprobs += logprobs

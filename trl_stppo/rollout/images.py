@@ -48,7 +48,7 @@ TEXTS_ONLY = "the policy reads only text: pass its processor as `processing_clas
 
 @dataclass(frozen=True)
 class Image:
-    """One image, as it stands in a row.
+    """One image of a row.
 
     Attributes:
         key: number of 62 bits, a hash of size and pixels. Equal images have equal keys.
@@ -95,7 +95,7 @@ class ImageReader:
     def __init__(
         self, processor: Any, image_id: int, dtype: Any, rope_index: Any = None, kinds: Any = None
     ) -> None:
-        # Copy it, because environments' threads read images while another thread tokenises.
+        # Copy the processor, because environments' threads read images while another thread tokenises.
         self.processor, self.image_id = copy.deepcopy(processor), image_id
         self.rope_index, self.kinds = rope_index, kinds
         # The template of Gemma writes another token than the model reads.
@@ -169,7 +169,7 @@ class ImageReader:
         """Return an image's tensors, on the CPU."""
         if (fields := self._fields.get(image.key)) is None:
             with self._processing:
-                # These are the same bits, because the file has the same pixels.
+                # The tensors are equal bit for bit, because the file has the same pixels.
                 fields = self._processed(image.open())[1]
             # Drop no other image, because passes use all images in turn and would need that image sooner.
             self._keep(image.key, fields, newest=False)
@@ -245,7 +245,7 @@ class ImageReader:
         return row
 
     def positions(self, ids: list[int], images: Sequence[Image]) -> Tensor | None:
-        """Return the positions of a row's tokens [axes, L], or None if they are plain."""
+        """Return the positions of a row's tokens [axes, L], or None if they are 0, 1, 2, ..."""
         import torch
 
         if self.rope_index is None:
@@ -352,7 +352,7 @@ def _pixels(picture: Any) -> Any:
         if picture.mode in ("I", "F") and not 0 <= min(ends := picture.getextrema()) <= max(ends) <= 255:
             raise ValueError(f"its mode {picture.mode!r} has values of {ends}; allowed are 0 to 255")
         if "A" in picture.getbands() or picture.info.get("transparency") is not None:
-            # Put it on white, as transformers does: `convert` alone shows colours under transparency.
+            # Put the image on white, as transformers does: `convert` alone shows colours under transparency.
             picture = picture.convert("RGBA")
             white = Pillow.new("RGBA", picture.size, "white")
             picture = Pillow.alpha_composite(white, picture)

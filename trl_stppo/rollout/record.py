@@ -30,7 +30,7 @@ class StopReason(StrEnum):
 FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 # Reasons after which no state follows, so that the value after the episode is 0.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
-# Ends by an exhausted budget, whether or not the environment reports a success.
+# Reasons by which an exhausted budget ended the episode.
 USED_UP = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.MAX_TURN_TOKENS, StopReason.TOKEN_BUDGET)
 
 

@@ -187,7 +187,7 @@ class ToolDriver(Driver):
             tool, fits = tools[name], _fits(request["function"], self.tools, strict=True)
             malformed |= not fits
             call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
-            # A call that does not fit runs at once, so that it fails with Python's own message.
+            # Run a call that does not fit now, so that it fails with Python's own message.
             if fits and inspect.iscoroutinefunction(tool):
                 waiting.append((name, call))
                 continue

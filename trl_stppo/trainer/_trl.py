@@ -188,7 +188,7 @@ def read_message(
     """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
     tokenizer = renderer.tokenizer
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
-        # Arguments such as `[[[[` nest more deeply than a parser can recurse; then keep the text.
+        # Keep the text if arguments such as `[[[[` nest too deeply for a recursive parser.
         with suppress(RecursionError):
             message = parse_response(tokenizer, ids, prefix=before, tools=list(tools))
             if not _is_deep(message.get("tool_calls")):

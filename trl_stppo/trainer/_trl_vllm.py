@@ -120,7 +120,7 @@ class TurnClient:
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
         self.weights = ""
-        # Without CUDA vLLM's samplers refuse the seed of a turn that is prefilled in chunks.
+        # Samplers of vLLM refuse the seed of a turn that is prefilled in chunks, except on CUDA.
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 class Private(Generic[Value]):
-    """A public name of a private attribute or method of GRPOTrainer, which is looked up at each use."""
+    """Public name of a private attribute or method of GRPOTrainer. Each use looks the attribute up."""
 
     def __init__(self, name: str) -> None:
         self._name = name

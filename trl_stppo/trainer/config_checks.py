@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from ..core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
 from ._trl import GRPOConfig
 
-# Option of GRPOConfig -> its allowed values. With a critic and token-level advantages the other values have
-# no meaning, or no exact form.
+# Option of GRPOConfig -> its allowed values. Other values have no meaning, or no exact form, with a critic
+# and token-level advantages.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "scale_rewards": ("none", "group"),
     "multi_objective_aggregation": ("sum_then_normalize",),

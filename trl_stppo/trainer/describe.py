@@ -68,7 +68,7 @@ def adapter_of(model: nn.Module) -> dict[str, object] | None:
 
 
 def processor_of(processing_class: Any) -> dict[str, str] | None:
-    """Describe what turns images into pixels: class, backend, digest of settings; None for a tokenizer."""
+    """Describe an image processor by class, backend and digest of settings; return None for a tokenizer."""
     eyes = getattr(processing_class, "image_processor", None)
     if eyes is None:
         return None

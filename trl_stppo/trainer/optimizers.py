@@ -51,7 +51,7 @@ class Optimizers(TrainerCallback):
     def create(self, wrapped: Callable[[], Optimizer], scheduler: LRScheduler | None) -> Optimizer:
         """Add critic and hooks to upstream's optimizer; `scheduler` is the caller's, or None."""
         parameters = self._critic.parameters()
-        # Without gradients a shared critic's adapter stays out of upstream's groups.
+        # A shared critic's adapter stays out of upstream's groups while it needs no gradient.
         for parameter in parameters:
             parameter.requires_grad_(False)
         optimizer = wrapped()

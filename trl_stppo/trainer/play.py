@@ -1,4 +1,4 @@
-"""Plays and scores episodes without a trainer: to inspect an agent, to use it, or to evaluate it."""
+"""Plays and scores episodes without a trainer, to inspect, use or evaluate an agent."""
 
 from __future__ import annotations
 

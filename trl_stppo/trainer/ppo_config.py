@@ -37,14 +37,14 @@ class PPOConfig(GRPOConfig):
         "vllm_engine_kwargs",
     ]
 
-    # Not options; STPPOConfig sets them, and studies set the last two: whether the norms of the clipping bias
-    # are estimated, and whether a second gradient gives exact norms.
+    # These are no options. STPPOConfig sets them, and studies set whether the norms of the clipping bias are
+    # estimated, and whether a second gradient gives exact norms.
     scales_step = False
     measures_clip_bias = False
     takes_second_gradient = False
     stabilizers: ClassVar[Sequence[str]] = ()
 
-    # Not options; PPO scripts read them, and may set them (`options.IGNORED`).
+    # These are no options. PPO scripts read them, and may set them (`options.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
     ref_adapter_name: ClassVar[str | None] = None

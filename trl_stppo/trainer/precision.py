@@ -31,7 +31,7 @@ def _sampled(weight: Tensor) -> Tensor:
 
 
 def _share(weights: Sequence[Tensor], flags: Sequence[Tensor]) -> float:
-    """Return the share of the weights' values whose flags are set; only sampled values have a flag."""
+    """Return the share of the weights' values whose flags are set, estimated from the sampled values."""
     sums = [w.numel() * float(flag.float().mean()) for w, flag in zip(weights, flags, strict=True)]
     return sum(sums) / sum(w.numel() for w in weights)
 
@@ -55,7 +55,7 @@ def rounded_away(rated: Mapping[str, Sequence[tuple[Tensor, float]]]) -> str | N
 
 
 def check_precision(host: Bridge) -> str | None:
-    """Warn of trained weights that steps do not move, and return the facts; refuse what ends in NaN."""
+    """Warn of trained weights that steps do not move, and describe them; refuse settings that end in NaN."""
     args, optimizer, engine = host.args, host.optimizer, engine_of(host.accelerator)
     policy = engine.stepped([p for _, p in policy_parameters(host.model, host.critic)])
     critic = engine.stepped(host.critic.parameters())

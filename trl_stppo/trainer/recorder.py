@@ -38,8 +38,7 @@ from .ppo_config import PPOConfig
 
 logger = logging.getLogger(__name__)
 
-# Largest number of characters between the texts of two tokens, such as a space or a character that several
-# tokens share.
+# Largest number of characters between the texts of two tokens: spaces, or a character of several tokens.
 GAP = 32
 # Limits of a text, and of all images of a record.
 MAX_CHARACTERS, MOST_IMAGE_CHARACTERS = 100_000, 2**20

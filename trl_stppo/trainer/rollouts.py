@@ -31,7 +31,7 @@ class StalePolicies:
         self.parameters = list(parameters) if staleness else []
         self._staleness = staleness
         self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        # Inside a rollout: `_kept` plus the current weights; else None.
+        # `_kept` plus the current weights during a rollout, else None.
         self._in_rollout: deque[list[Tensor]] | None = None
 
     @contextmanager

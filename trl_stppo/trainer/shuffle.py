@@ -20,7 +20,7 @@ def num_episodes(batches: Sequence[UpdateData]) -> int:
 
 
 def deal(batches: Sequence[UpdateData], count: int) -> list[UpdateData]:
-    """Shuffle the episodes of a rollout, in one batch or several, into `count` equal micro-batches."""
+    """Shuffle the episodes of a rollout, from one or several batches, into `count` equal micro-batches."""
     joined = join(batches)
     device = joined["loss_mask"].device
     order = torch.randperm(num_episodes([joined])).view(count, -1)

@@ -206,7 +206,7 @@ class ClipBiasEstimate:
         self._squares = wide(torch.zeros(2, device=device))
 
     def add(self, terms: Terms) -> None:
-        """Add a pass's terms, which must have their graph back to its log-probabilities."""
+        """Add a pass's terms, whose graph must reach back to the pass's log-probabilities."""
         squares, logprobs = [], terms.logprobs
         for part in (terms.surrogate.kept, terms.surrogate.clipped):
             loss = (part * terms.weights).sum()

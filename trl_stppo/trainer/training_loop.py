@@ -158,7 +158,7 @@ class TrainingLoop:
         if host.ref_model is not None:
             return self.logprobs_under(host.ref_model, tokens)
         policy = self.accelerator.unwrap_model(host.model)
-        # Switch a fresh adapter off; for an adapter that was trained before, use its copy "ref".
+        # Switch a fresh adapter off, but use the copy "ref" of an adapter that was trained before.
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
             return self.logprobs_under(host.model, tokens)
 
@@ -241,7 +241,7 @@ class TrainingLoop:
 
     @cached_property
     def _policy(self) -> list[tuple[str, nn.Parameter]]:
-        """The policy's trained parameters; read when training has begun, because FSDP2 replaces them."""
+        """The policy's trained parameters. Read them once training has begun, because FSDP2 replaces them."""
         return policy_parameters(self.host.model, self.host.critic)
 
     @property

@@ -19,7 +19,7 @@ from .runs import SCORE, SUCCESS, Entry, duration, number, shown
 
 logger = logging.getLogger(__name__)
 FIRST = 3
-# If no line was printed for this many seconds, an optimizer step of an update is printed.
+# Print an optimizer step of an update if no line was printed for this many seconds.
 QUIET_SECONDS = 20.0
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),

@@ -27,12 +27,12 @@ class GemEnv:
 
     @classmethod
     def datasets(cls) -> dict[str, Callable[[Split], "datasets.Dataset"]]:
-        """Return the default data sets by name, one row per seed: 10,000 to train, 200 others to test."""
+        """Return the default data sets by name, one row per seed: 10,000 seeds to train, 200 to test."""
         return {"gem-seeds": _seeds}
 
     def __init__(self, env_id: str, **options: object) -> None:
         """Make the environment with the arguments of `gem.make`."""
-        # Protect the global generators: GEM draws from them and reseeds them, already when it is imported.
+        # Protect the global generators: GEM draws from them and reseeds them, even during its import.
         self._randomness = PrivateRandomness()
         with self._randomness.installed():
             try:

@@ -93,7 +93,7 @@ def played_episodes(
 
 
 def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict[str, float]:
-    """Return the metrics of `every`, at least one episode, that training and evaluation share.
+    """Return the metrics that training and evaluation share, of the episodes in `every` (at least one).
 
     TRL's metrics of completion lengths count sampled tokens per episode.
     """

@@ -54,7 +54,7 @@ class Played:
 
     @property
     def ages(self) -> list[int] | None:
-        """Return the optimizer steps since the weights that sampled each turn, None if they are new."""
+        """Return the optimizer steps since the weights that sampled each turn; None for current weights."""
         if self.step is None:
             return None
         return [self.step - v for episode in self.episodes for v in episode.policy_versions]

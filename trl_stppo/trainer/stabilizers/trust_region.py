@@ -18,7 +18,7 @@ from .base import Stabilizer, register
 
 @register
 class TrustRegion(Stabilizer):
-    """Allows an update a KL that follows what there is to gain; a policy far beyond it takes no more steps.
+    """Limits the KL of an update by what there is to gain; a policy far beyond the limit takes no more steps.
 
     The KL per turn is measured from the policy at the start of the update, in the loss's passes over the
     mini-batches after a step. A mini-batch whose KL is too large gives the policy no step. A factor of at
@@ -71,7 +71,7 @@ class TrustRegion(Stabilizer):
     def _begin_update(self) -> None:
         # Rounding error of the KL: its mean over the mini-batches before the first step.
         self._rounding, self._rounding_turns = 0.0, 0.0
-        # Whether a step was taken in the update, and since the last one that was refused.
+        # Whether a step was taken in the update, and since the last refusal, and whether steps may grow.
         self._has_stepped, self._has_moved, self._may_grow = False, False, True
         # The last KL that was measured after a step, and its number of turns.
         self._seen = 0.0, 0.0

@@ -60,7 +60,7 @@ class RolloutEngine:
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
         self.failures_in_a_row = 0
-        # A long rollout reports the numbers of ended episodes, of all episodes, and of turns to this function.
+        # A long rollout calls this with the numbers of ended episodes, of all episodes, and of turns.
         self.on_progress: Callable[[int, int, int], None] = lambda ended, episodes, turns: None
         # Newest answer of a turn with a failed tool call, and warnings that were given already.
         self.tool_error, self.warned = "", set[str]()

@@ -20,7 +20,7 @@ from ._trl import get_config_model_id
 from .planning.plan import RolloutPlan
 from .ppo_config import PPOConfig
 
-# Names that `datasets` gives to rows read from files: the reader, not the data.
+# Names that `datasets` gives to rows read from files. They name the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
 _WORD = re.compile(r"[\w.-]{1,24}")
 

@@ -139,7 +139,7 @@ class PPOConfig(GRPOConfig):
     max_turns: int | None = option(
         None,
         "Turns per episode. The environment still plays the last one. TRL's "
-        "max_tool_calling_iterations counts turns whose tools are called instead.",
+        "max_tool_calling_iterations instead counts turns whose tools are called.",
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
     max_images: int | None = option(

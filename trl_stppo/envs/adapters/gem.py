@@ -56,7 +56,7 @@ class GemEnv:
         reward = float(reward)
         info = {"valid_action": reward != self._rewards.format_error_reward}
         if terminated or truncated:
-            # Games that reward earlier turns pay less for the win, which only the text's first word shows.
+            # Games that reward earlier turns pay less for the win, so only the text's first word shows a win.
             won = reward >= self._rewards.success_reward
             info["success"] = won or observation.startswith("Congratulations")
         text = _with_suffix(observation, shown)

@@ -42,7 +42,7 @@ def make_reader(model: nn.Module, processor: Any) -> ImageReader:
         raise ValueError(
             f"`processing_class` is a {kind}; allowed beside a {type(base).__name__} is a tokenizer."
         )
-    # Upstream renders and parses with what is set at the processor.
+    # Upstream renders and parses with the templates that are set at the processor.
     for name in ("chat_template", "response_template", "response_schema"):
         if getattr(processor, name, None) is not None:
             setattr(processor.tokenizer, name, getattr(processor, name))

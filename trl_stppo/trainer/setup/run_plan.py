@@ -130,7 +130,7 @@ class RunPlan:
         }
 
     def _check_images(self, tokenizer: Any) -> None:
-        """Refuse images without a processor, and what a processor is not supported with."""
+        """Refuse images without a processor, and settings that do not work with a processor."""
         args, engine = self.args, self.args.distributed_state.distributed_type.value
         if not isinstance(tokenizer, ProcessorMixin):
             if self.data.images is not None:

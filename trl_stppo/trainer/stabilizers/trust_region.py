@@ -29,7 +29,7 @@ class TrustRegion(Stabilizer):
     """
 
     name = "trust_region"
-    meaning = "ends an update's steps far beyond a KL per turn that follows what there is to gain"
+    meaning = "limits the KL per turn of an update by what there is to gain"
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
     least_turns: ClassVar[int] = core.LEAST_TURNS

@@ -57,7 +57,7 @@ class AgentEpisode:
         return sum(self.rewards) + (self.final_reward or 0.0)
 
     def __str__(self) -> str:
-        """Return the conversation as a dialogue, and how it ended."""
+        """Return the conversation as a dialogue, with the reason of its end."""
         lines = [
             f"{m.get('role', '?')}: {m.get('content') or m.get('tool_calls')}" for m in told(self.messages)
         ]
@@ -247,7 +247,7 @@ class Agent:
             }
 
     def player(self, factory: object, **options: Any) -> Player:
-        """Return a player. `factory` is as `env` of `run`; for `options` see `trainer.play.Player`."""
+        """Return a player. `factory` is what `run` calls `env`; for `options` see `trainer.play.Player`."""
         kwargs = self.settings.chat_template_kwargs
         return Player(self._speaker, factory, self._limits(), template_kwargs=kwargs, **options)
 

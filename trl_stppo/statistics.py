@@ -31,7 +31,7 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
 
 
 def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> float:
-    """Return the number of independent trials that have the same variance as these clustered trials.
+    """Return the number of independent trials with the same variance as the given clustered trials.
 
     The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
     variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has
@@ -67,12 +67,13 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
 
 
 def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[float, float] | None:
-    """Return a confidence interval, by the normal distribution, of the mean of values that come in clusters.
+    """Return a confidence interval, by the normal distribution, of the mean of clustered values.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
-    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, that
-    is z standard errors of the values' mean; with equally many values, of the clusters' means. The interval
-    is too narrow for few clusters: by 29 % for 5, by 13 % for 10, by 4 % for 30.
+    z sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster this is z
+    standard errors of the values' mean. With equally many values per cluster it is z standard errors of
+    the clusters' means. The interval is too narrow for few clusters: by 29 % for 5, by 13 % for 10, by
+    4 % for 30.
 
     Args:
         totals: sum of the values of each cluster.

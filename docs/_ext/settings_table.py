@@ -27,16 +27,16 @@ NAMES = (
     *("max_turns", "max_turn_tokens", "max_completion_length"),
     *("use_vllm", "eval_steps", "save_steps", "seed"),
 )
-# Of upstream's settings, whose own texts are about something else or say too much.
+# Texts for upstream's settings whose own texts are about something else or say too much.
 UPSTREAM = {
     "output_dir": "Folder of checkpoints, log, recorded episodes and the trained agent.",
     "per_device_train_batch_size": "Episodes per micro-batch and process.",
-    "learning_rate": "Of the policy.",
+    "learning_rate": "Learning rate of the policy.",
     "max_completion_length": "Tokens of a whole episode after the prompt, observations included.",
     "use_vllm": "Sample with vLLM, colocated or from a server.",
     "eval_steps": "Optimizer steps between evaluations, with eval_strategy='steps'.",
     "save_steps": "Optimizer steps between checkpoints.",
-    "seed": "Of weights, rows, sampling and environments.",
+    "seed": "Seed of weights, rows, sampling and environments.",
 }
 
 

@@ -136,7 +136,7 @@ def check_models(model_args: ModelConfig, critic: str | None, has_critic: bool) 
 
 
 def token_counter(name: object, revision: str | None = None) -> Counter:
-    """Return a counter of a text's tokens, for environments; a pickled one has only the tokenizer's name."""
+    """Return a counter of a text's tokens, for environments; a pickled counter holds only a name."""
     return functools.partial(_count_tokens, str(name), revision)
 
 

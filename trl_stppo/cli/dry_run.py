@@ -70,7 +70,7 @@ class Findings:
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the plan of a run; return 0 if it would start, 1 if not. It is planned without a GPU, too."""
+    """Print the plan of a run; return 0 if the run would start, else 1. This needs no GPU."""
     found, processes = Findings(), int(os.environ.get("WORLD_SIZE", 1))
     if not torch.cuda.is_available():
         words = [*words, "--use_cpu", "true"]
@@ -145,7 +145,7 @@ def look(run: Plan, found: Findings) -> None:
 
 
 def cost_of_image(run: Plan, factory: Any, processor: Any) -> str | None:
-    """Describe what the first image of a run costs; None if the first row and observation show none."""
+    """Describe the cost of the first image of a run; None if the first row and observation have no image."""
     row: Row = next(iter(run.train or ()), {})
     (read,), _ = rows_with_prompts([row], processor.tokenizer, owns_prompts=True, sees=True)
     player, messages = HandPlayer(), read["prompt"] if isinstance(read["prompt"], list) else []

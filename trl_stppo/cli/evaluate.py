@@ -67,7 +67,7 @@ LIMITS = {
 
 
 def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
-    """Return the path or Hub id of each agent by its label in the table, which is its folder if unique."""
+    """Return each agent's path or Hub id by its label in the table: its folder's name, if all differ."""
     models = args.models or [model_args.model_name_or_path]
     if models == [None]:
         raise UsageError("There is no agent: set models, or model_name_or_path.")
@@ -99,7 +99,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
 
 
 def reported_functions(args: EvaluateArguments, counting: Sequence[RewardFunc]) -> list[RewardFunc]:
-    """Return the environment's reward functions that are reported but not `counting` in the score."""
+    """Return the reward functions of the environment's `figures`, without those `counting` in the score."""
     offered = offered_by(args.environment, "figures") or []
     return [function for function in offered if function not in counting]
 
@@ -111,7 +111,7 @@ def chosen_settings(words: Sequence[str], config: PPOConfig) -> set[str]:
 
 
 def settings_for(folder: Path, config: PPOConfig, chosen: set[str]) -> dict[str, Any]:
-    """Return an agent's settings: `chosen` settings from flags, the rest from `agent.json` if it exists."""
+    """Return an agent's settings: `chosen` settings from flags, the others from `agent.json` if it exists."""
     # These settings apply only to sampled turns, so a greedy evaluation (temperature 0) adds none.
     sampling = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
     if config.eval_settings.get("temperature") != 0.0:
@@ -135,7 +135,7 @@ def load_agent(folder: Path, config: PPOConfig, model_args: ModelConfig, setting
     """Load an agent as a trainer with these flags would use it in evaluation."""
     # TRL loads models in float32.
     options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}
-    # Drop `model_revision`, which is the agent's; an adapter names the revision of its base model.
+    # Drop `model_revision`, because it is the agent's, and an adapter names its base model's revision.
     options |= agents.model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"

@@ -81,7 +81,7 @@ def print_table(results: Results) -> None:
 
 
 def print_differences(outcomes: Mapping[str, Outcomes], repetitions: int) -> None:
-    """Print how much each agent is above the first over all rows, with an interval paired by row.
+    """Print each agent's difference from the first agent over all rows, with an interval paired by row.
 
     `repetitions`: number of consecutive episodes of a row. Success is compared if all episodes are judged,
     else the score.

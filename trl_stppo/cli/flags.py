@@ -113,7 +113,7 @@ def read_flags(arguments: type, words: Sequence[str]) -> list[Any]:
 
 
 def given(words: Sequence[str], names: Iterable[str]) -> set[str]:
-    """Return those of `names` that words or YAML file set; a parsed value may equal its default."""
+    """Return the `names` that words or YAML file set, even to their default."""
     parser = FlagParser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in names:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="*")

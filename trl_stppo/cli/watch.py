@@ -31,7 +31,7 @@ HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 @dataclass
 class WatchedRun:
-    """A watched run: its folder, and its page of episodes, which is rebuilt for new episodes."""
+    """A watched run: its folder, and its page of episodes. New episodes rebuild the page."""
 
     folder: Path
     page: Path
@@ -75,7 +75,7 @@ class WatchedRun:
 
 
 def server(folders: list[Path], pages: Path, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server of the runs' pages, which it builds in the folder `pages`. The caller starts it."""
+    """Return a server that builds the runs' pages in the folder `pages`. The caller starts the server."""
     runs = [WatchedRun(folder, pages / f"{i}.html") for i, folder in enumerate(folders)]
     shell = (Path(__file__).parents[1] / "watch" / "template" / "watch.html").read_bytes()
 

@@ -131,7 +131,7 @@ def token_gae(
     """
     check_mask("action_mask", action_mask)
     _check_inputs("action_mask", action_mask, rewards, values, gamma, lam, bootstrap_values)
-    # Number the agent tokens: each is a step, and the tokens between them are none.
+    # Number the agent tokens: each agent token is a step, and other tokens are no steps.
     step = (action_mask.cumsum(dim=1) - 1).masked_fill(~action_mask, -1)
     advantages, returns = _gae_over_steps(
         _steps(rewards, step), _steps(values, step), num_turns(step), gamma, lam, bootstrap_values

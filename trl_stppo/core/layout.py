@@ -107,7 +107,7 @@ def cut_rows(
 
 
 def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
-    """Return how many of a part's last columns cover the batch's last `num_tokens` columns in every row."""
+    """Return how many last columns of a part contain every row's last `num_tokens` columns of the batch."""
     first = batch_width - num_tokens - int(part.start.max())
     return max(1, part.input_ids.size(1) - max(0, first))
 

@@ -102,7 +102,7 @@ def widest(x: Tensor) -> Tensor:
 
 
 def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """Return `x` with 0 in place of all values, NaN included, where `mask` is False. The gradient is 0 there.
+    """Return `x` with 0, also in place of NaN, where `mask` is False. The gradient is 0 there.
 
     Args:
         x: any shape, any numeric dtype.

@@ -40,9 +40,9 @@ class Pack(NamedTuple):
 
 
 def shared_lengths(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """Return an order in which rows with the same beginning are neighbours, and what they share.
+    """Return an order in which rows with the same beginning are neighbours, and the shared lengths.
 
-    That is, for each row in this order, the number of first tokens that its predecessor has too.
+    A shared length is the number of first tokens that a row and its predecessor in this order have in common.
     """
     order = sorted(range(len(rows)), key=rows.__getitem__)
     shared = [0]
@@ -72,7 +72,7 @@ def plan_packs(
     for end in range(1, len(order) + 1):
         tokens, found = 0, []
         for first in range(end - 1, -1, -1):
-            # Add row `first` in full, without what the next row, which is counted already, shares with it.
+            # Add row `first` in full, less the tokens shared with the next row, which is counted already.
             tokens += len(rows[order[first]]) - (shared[first + 1] if first + 1 < end else 0)
             if tokens > max_tokens and first < end - 1:
                 break

@@ -86,7 +86,7 @@ def log_importance_ratio(
     if level == "sequence":
         # The mean over an episode is the mean over one turn with all its tokens.
         index = index.clamp(max=0)
-    # T turns always suffice; reading the true count would synchronise with the device.
+    # Allow T turns, because reading the true count would synchronise with the device.
     means = reduce_turns(difference, index, num_turns=index.shape[1], op="mean")
     return broadcast_turns(means, index)
 

@@ -21,14 +21,14 @@ LEAST_TURNS = 32
 FIRST_FACTOR, SMALLEST_FACTOR = 0.1, 0.001
 # The factor stays the same while the KL is between half and twice the allowed KL.
 TOLERANCE, GROWTH, FIRST_GROWTH, LEAST_CHANGE = 2.0, 1.5, 10.0, 0.25
-# A KL is too large above this many times the allowed KL, and above as many times its rounding error.
+# A KL is too large above this multiple of the allowed KL and of the rounding error.
 LIMIT = 4.0
 
 
 def kl_per_turn(
     logprobs: Tensor, start_logprobs: Tensor, turn_index: Tensor, loss_mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum the KL from the policy at the start of the update to the current policy over turns; count turns.
+    """Sum over turns the KL from the policy at the start of the update to the current policy; count turns.
 
     A token's term is expm1(x) - x with x = log pi - log pi_start, which is never negative and whose mean
     under pi_start is the KL. A turn without a token in the loss is not counted.
@@ -79,7 +79,7 @@ class Region:
     turns: float = 0.0
 
     def after_rollout(self, spread: float) -> Region:
-        """Take in the spread of a rollout whose update trains the policy."""
+        """Record the spread of a rollout whose update trains the policy."""
         spreads = (*self.spreads, spread)[-AVERAGED:]
         mean = math.fsum(spreads) / AVERAGED if len(spreads) == AVERAGED else 0.0
         return replace(self, spreads=spreads, largest=max(self.largest * 0.5 ** (1 / HALF_LIFE), mean))
@@ -102,7 +102,7 @@ class Region:
     def after_update(
         self, ratio: float, turns: float, *, may_grow: bool, least_turns: int = LEAST_TURNS
     ) -> Region:
-        """Move the factor by an update's last measured r, if the updates since then have enough turns."""
+        """Change the factor by an update's last measured r, once updates have enough turns together."""
         measured, total = self.measured + turns * ratio, self.turns + turns
         if total < least_turns:
             return replace(self, measured=measured, turns=total)

@@ -62,7 +62,7 @@ def tool_names(env: object) -> list[str]:
 
 
 def tool_schema(tool: Callable[..., object], place: str = "tools") -> dict[str, Any]:
-    """Return the schema that a model reads of a tool: its `json_schema`, or else one made of its hints."""
+    """Return a tool's schema for a model: `json_schema`, or else a schema made of the tool's hints."""
     from transformers.utils import get_json_schema
 
     try:
@@ -116,7 +116,7 @@ def is_picture(value: object) -> bool:
 
 
 def decoded_image(data: str) -> Any:
-    """Return the image of Pillow in a file that is given as base64, or raise ValueError."""
+    """Decode a base64 file to an image of Pillow, or raise ValueError."""
     from PIL import Image
 
     try:

@@ -46,7 +46,7 @@ class HandPlayer:
 
     def __init__(self) -> None:
         self._runner, self._made = asyncio.Runner(), list[object]()
-        # The loop has a thread of its own, because a notebook's thread runs a loop already.
+        # The loop has a thread of its own, because a notebook's main thread already runs a loop.
         self._awaiting = ThreadPoolExecutor(1)
         # Keep both threads alive: sqlite3 compares thread ids, and an ended thread's id is given again.
         # Each thread has an event loop, as in a training.

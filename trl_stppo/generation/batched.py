@@ -11,8 +11,8 @@ from .protocol import Backend, TurnResult, cut
 # has the images of each row if there are any.
 GenerateBatch = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
 
-# The argument is this process's triple: number of queued turns, largest limit, 1 if the process has finished.
-# The result has the triples of all processes.
+# The argument has three numbers of this process: queued turns, largest limit, 1 if the process has finished.
+# The result has the numbers of all processes.
 Exchange = Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]
 # Pause in seconds after a round without a turn to generate.
 PAUSE_SECONDS = 0.002

@@ -27,7 +27,7 @@ from .slots import SlotCache, Span, aligned, attention_mask, cache_argument, opt
 
 @dataclass(eq=False)
 class _Row:
-    """An episode's tokens, `ids`. Its slot holds the keys and values of the first ones; `cached`: how many.
+    """An episode's tokens, `ids`. Its slot holds the keys and values of the first `cached` tokens.
 
     A turn in flight is `generating` once it has started. `added` is the number of steps before its request.
     """
@@ -47,7 +47,7 @@ class _Row:
     extents: list[tuple[int, int]] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
     positions: Tensor | None = None
-    # Position of a sampled token, without its place in the row.
+    # Difference between the position of a sampled token and its place in the row.
     shift: int = 0
 
     @property
@@ -71,7 +71,7 @@ class _Row:
             self.shift = int(self.positions.max()) + 1 - len(ids)
 
     def whole(self, end: int, *, least: int = 0) -> int:
-        """Return `end`, or else the place nearest to it where no image is cut, above `least`."""
+        """Return `end`. If it cuts an image, return the image's beginning if above `least`, else its end."""
         cut = [(a if a > least else b) for a, b in self.extents if a < end < b]
         return cut[0] if cut else end
 
@@ -187,7 +187,7 @@ class CachedBackend(Backend):
         self._cache: SlotCache | None = None
 
     def _admit(self) -> list[TurnResult]:
-        """Prefill all queued turns and sample their first tokens, if it is time to."""
+        """If the wait is over, prefill all queued turns and sample their first tokens."""
         enough = len(self._waiting) >= max(1, self._generating // self.ADMIT_ONE_IN)
         late = self._waiting and self._steps - self._waiting[0].added > self.ADMIT_AFTER
         if not (enough or late):
@@ -224,7 +224,7 @@ class CachedBackend(Backend):
         return self._cache
 
     def _share_beginning(self, rows: list[_Row], cache: SlotCache) -> None:
-        """Compute the tokens that all new rows begin with once, and copy their cache to each slot."""
+        """Compute the common beginning of all new rows once, and copy its cache to each slot."""
         limit = min((len(row.ids) for row in rows), default=0) - 1
         columns = zip(*((row.keys or row.ids)[:limit] for row in rows), strict=True)
         shared = next((n for n, ids in enumerate(columns) if len({*ids}) > 1), max(0, limit))
@@ -273,7 +273,7 @@ class CachedBackend(Backend):
         return logits
 
     def _images(self, rows: list[_Row], spans: list[tuple[int, int]]) -> dict[str, Tensor]:
-        """Return the inputs for the images in parts of rows, and positions if they are not plain."""
+        """Return inputs for the images in parts of rows, and positions of tokens if these are not plain."""
         if self.reader is None:
             return {}
         images = [
@@ -377,7 +377,7 @@ class CachedBackend(Backend):
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Context manager of evaluation mode without gradient checkpointing. Its exit restores all flags."""
-    # With checkpointing a model computes no cache. Change only the flag, so that its options stay.
+    # A model with checkpointing computes no cache. Change only the flag, so that the options stay.
     names = ("training", "gradient_checkpointing")
     flags = [(module, name) for module in model.modules() for name in names]
     was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]

@@ -34,7 +34,7 @@ class EngineBackend(Backend):
         self._names: dict[int, str] = {}
 
     def add(self, request: TurnRequest) -> None:
-        """Send a turn to the engine, which starts it with its next step."""
+        """Send a turn to the engine. The engine starts the turn in its next step."""
         super().add(request)
         name, prompt = f"{request.key}:{next(self._numbers)}", {"prompt_token_ids": request.ids}
         self._engine.add_request(name, prompt, **self._options(request))

@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 # Largest number of tokens of a row.
 LONGEST = 2048
 LENGTHS = (3, 11, 37)
-# Largest number of tokens that the two turns and texts after them add to a row.
+# Largest number of tokens that two turns, and the texts after them, add to a row.
 GROWTH = 12
 # Settings with a length beyond which a model may compute differently.
 _EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')
@@ -122,7 +122,7 @@ def _own_logits(model: Any, row: list[int], pad: int, blank: int = 0, see: Any =
 
 
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
-    """Return the largest (if `rough`, the mean) difference of log-probabilities of two tables of logits."""
+    """Return the largest difference of two tables' log-probabilities, or the mean difference if `rough`."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
     # Use the mean for 16-bit models, because rounding may choose another expert at one position.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

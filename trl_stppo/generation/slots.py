@@ -70,7 +70,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Return where new tokens go in a cache [slots * heads * length, width], once per shape."""
+        """Return the rows of new tokens in a cache [slots * heads * length, width]; cached by shape."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             each = torch.arange(heads, device=self._slots.device)
@@ -160,7 +160,7 @@ class SlotCache(Cache):
             self._row_ids = self.ids.write(tokens[:, None, :, None], span)[:, 0, :, 0]
 
     def tokens(self) -> Tensor | None:
-        """Return all token ids of the last pass's rows, [rows, span.longest], padded by each row's first."""
+        """Return the last pass's token ids, [rows, span.longest], padded with each row's first token."""
         if self.ids is None:
             return None
         ends = self.span.positions[:, -1:]
@@ -257,7 +257,7 @@ def window_of(config: Any) -> int | None:
 
 
 def attention_mask(model: nn.Module, attends: Tensor, distance: Tensor) -> Any:
-    """Return a mask in the model's form: for "eager" added to scores, by kind of layer if there are two.
+    """Return a mask in the model's form: numbers to add for "eager", a dictionary for two kinds of layers.
 
     `attends`: bool, True where a token (next to last axis) attends to another (last axis), if no window
     hides it. `distance`: by how many tokens the other is before it.

@@ -80,7 +80,7 @@ def critic_folder(
 
 
 def load_processor(name: str | Path, revision: str | None = None, **options: Any) -> Any:
-    """Load a policy's processor, or its tokenizer if it reads only text; see `load_tokenizer`."""
+    """Load a policy's processor, or the tokenizer of a policy that reads only text; see `load_tokenizer`."""
     from transformers import AutoProcessor, ProcessorMixin
 
     folder = Path(name)
@@ -166,7 +166,7 @@ def _loaded(name: str, options: dict[str, Any]) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """Return the class that loads the model of a configuration: with its vision tower, if it has one."""
+    """Return the class that loads the model of a configuration, with its vision tower if there is one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto
 

@@ -131,7 +131,7 @@ class Critic:
         """Load the critic that `save` wrote to `folder`, or raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context manager for the critic's forward and backward pass; the latter recomputes layers."""
+        """Context manager for the critic's forward pass and its backward pass, which recomputes layers."""
         return nullcontext()
 
 

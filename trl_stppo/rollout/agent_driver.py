@@ -72,7 +72,7 @@ class AgentSession:
         self.over: StopReason | None = None
         # Number of answers, of refusals in a row, and of calls after the end.
         self.turns = self.refused = self.late = 0
-        # The template's error, if it cannot render the pending call.
+        # The error of a chat template that cannot render the pending call.
         self.error: Exception | None = None
         self.names: dict[str, int] = {}
         self._lock = threading.Lock()

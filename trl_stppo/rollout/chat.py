@@ -64,7 +64,7 @@ class ChatRenderer:
         # Arrow adds the settings of other rows, with None as their value.
         own = {name: value for name, value in given if value is not None}
         if self.reader is not None and own.get("add_vision_id"):
-            # An option of Qwen's templates; each message is rendered alone.
+            # Qwen's templates have this option, and each message is rendered alone.
             raise ValueError(
                 "`chat_template_kwargs` has add_vision_id=True, which would number the images of each "
                 "message from 1. Leave it out."
@@ -167,7 +167,7 @@ class ChatRenderer:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Return whether the chat template writes a request's tools; True if it refuses this one."""
+        """Return whether the chat template writes a request's tools; True if it refuses the request."""
         tool = {"name": _TOOL, "description": "", "parameters": {"type": "object", "properties": {}}}
         options = {"tools": [{"type": "function", "function": tool}], **self._own_template}
         asked = self._form([{"role": "user", "content": ""}])

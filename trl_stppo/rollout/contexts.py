@@ -20,8 +20,8 @@ from .images import as_blocks, images_of, is_image
 
 # Key for comparing messages: role, texts and keys of images, and calls by name and arguments.
 Said = tuple[str, tuple[str | int, ...], tuple[tuple[str, str], ...]]
-# Reasons to open a context: messages were rewritten (or images left out), the tools are others, or the call
-# goes on from an earlier turn.
+# Reasons to open a context: messages were rewritten or images left out, the tools changed, or the call
+# continues an earlier turn.
 OPENED = ("rewritten", "tools", "branch")
 
 

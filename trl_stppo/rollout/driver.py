@@ -126,7 +126,7 @@ class Driver:
         """Release the driver's resources, such as the HTTP endpoint that agents call."""
 
     def _read(self, name: str, content: Any) -> Any:
-        """Read the images in what `name` returned; this takes long, so do it on the environment's worker."""
+        """Read the images in the result of `name`. This takes long, so do it on the environment's worker."""
         if not has_image(content):
             return content
         if self.reader is None:
@@ -163,7 +163,7 @@ class TextDriver(Driver):
     def opening(self, episode: Episode, seed: int) -> Call:
         """Return the call of `reset`, with those columns of the row that it accepts."""
         columns = taken_columns(self._reset, episode.columns, seed)
-        # Set it now, so that it holds even if `reset` fails.
+        # Set this flag now, so that it holds even if `reset` fails.
         episode.has_turn_rewards = True
 
         def opening() -> Outcome:

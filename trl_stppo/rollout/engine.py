@@ -60,9 +60,9 @@ class RolloutEngine:
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
         self.failures_in_a_row = 0
-        # Called in a long rollout with the numbers of ended episodes, of all episodes, and of turns.
+        # A long rollout calls this with the numbers of ended episodes, of all episodes, and of turns.
         self.on_progress: Callable[[int, int, int], None] = lambda ended, episodes, turns: None
-        # Newest answer of a turn with a failed tool call, and warnings that are given once.
+        # Newest answer of a turn with a failed tool call, and warnings that were given already.
         self.tool_error, self.warned = "", set[str]()
 
     def run(
@@ -350,7 +350,7 @@ class _Rollout:
         rounds = self._limits.max_tool_rounds
         if call is None:
             complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
-            # Only with tools, a turn without a call may be an invalid action.
+            # A turn without a call may be an invalid action, but only if there are tools.
             if driver.tools:
                 episode.valid_actions.append(is_valid(self._renderer, message, result.ids))
                 last = StopReason.NO_ACTION
@@ -434,7 +434,7 @@ class _Rollout:
         count = len(before.images) + new
         if reader is None or most is None or count <= most:
             return
-        # Keep half of them, because each new context is read anew as a whole.
+        # Keep half of the images, because each new context is read anew as a whole.
         drop = min(count - max(1, most // 2), len(before.images))
         row, images = before.prompt_ids + before.ids, before.images
         ids, kept = reader.without_oldest(row, images, drop)
@@ -449,7 +449,7 @@ class _Rollout:
 
     def _discard(self, episode: Episode, reason: StopReason | None = None) -> None:
         env = self._engine.pool.discard(episode.name, episode.instance)
-        # Close it only after an error, because after other ends it may still be busy.
+        # Close the environment only after an error, because it may still be busy after other ends.
         if env is not None and reason is StopReason.ENV_ERROR:
             arguments = (env, self._engine.calls.run_async)
             threading.Thread(target=close_environment, args=arguments, name="closing", daemon=True).start()

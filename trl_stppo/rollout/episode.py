@@ -21,7 +21,7 @@ class Limits:
         max_turn_tokens: sampled tokens of one turn.
         max_context_tokens: prompt and completion together, the model's context.
         max_tool_rounds: turns whose tool calls are executed.
-        max_images: images of one context. An observation beyond it opens a context without the oldest.
+        max_images: images of one context. More images open a context without the oldest images.
         env_timeout_seconds: one call into the environment.
     """
 
@@ -74,7 +74,7 @@ class Context:
         self.append(ids, False, [0.0] * len(ids))
 
     def append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
-        """Append tokens, which the policy has sampled or not."""
+        """Append tokens, sampled by the policy or not."""
         self.ids += ids
         self.action_mask += [sampled] * len(ids)
         self.logprobs += logprobs
@@ -164,7 +164,7 @@ class Episode(Context):
 
     @property
     def last(self) -> Context:
-        """The context of the newest turn, or one without turns that was opened after it."""
+        """The context of the newest turn, or a context without turns that was opened later."""
         newest = self.contexts[-1]
         return max(self.contexts, key=lambda c: max(c.turns, default=-1)) if newest.turns else newest
 

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 Content = str | list[dict[str, Any]]
 
-# Largest number of bytes of tensors that a process keeps. It makes those of older images at each use.
+# Largest number of bytes of tensors that a process keeps. Older images make theirs at each use.
 KEPT_BYTES = 4 * 2**30
 # Largest number of pixels of an image; Pillow warns of larger images.
 MOST_PIXELS = 50_000_000
-# Tensors of an image that models take. A family with others needs its own rule to join them.
+# Tensors of an image that models take. A family with other tensors needs a rule to join them.
 FIELDS = {
     *("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_position_ids"),
     "image_sizes",
 }
-# What processors return besides.
+# Other values that processors return.
 OTHERS = {
     *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
     "num_soft_tokens_per_image",
@@ -48,7 +48,7 @@ TEXTS_ONLY = "the policy reads only text: pass its processor as `processing_clas
 
 @dataclass(frozen=True)
 class Image:
-    """One image, as it stands in a row.
+    """One image of a row.
 
     Attributes:
         key: number of 62 bits, a hash of size and pixels. Equal images have equal keys.
@@ -95,16 +95,16 @@ class ImageReader:
     def __init__(
         self, processor: Any, image_id: int, dtype: Any, rope_index: Any = None, kinds: Any = None
     ) -> None:
-        # Copy it, because environments' threads read images while another thread tokenises.
+        # Copy the processor, because environments' threads read images while another thread tokenises.
         self.processor, self.image_id = copy.deepcopy(processor), image_id
         self.rope_index, self.kinds = rope_index, kinds
         # The template of Gemma writes another token than the model reads.
         self.written = str(processor.image_token)
         self.written_id = processor.tokenizer.convert_tokens_to_ids(self.written)
-        # Tokens that probes do not use, because they announce what no probe shows.
+        # Probes do not use these tokens, because some of them announce inputs that a probe lacks.
         self.marks = {*processor.tokenizer.added_tokens_decoder, self.written_id, self.image_id}
         self._dtype, self._bytes = dtype, 0
-        # The processor takes long, so no other look at the tables waits for it.
+        # Use two locks, so that a look at the tables does not wait for the processor.
         self._processing, self._lock = threading.Lock(), threading.Lock()
         self._known: WeakValueDictionary[int, Image] = WeakValueDictionary()
         self._fields: dict[int, dict[str, Tensor]] = {}
@@ -156,7 +156,7 @@ class ImageReader:
         return ids, tensors
 
     def _keep(self, key: int, fields: dict[str, Tensor], *, newest: bool) -> None:
-        """Keep tensors if there is room. For those of the `newest` image drop those of the oldest."""
+        """Keep tensors if there is room. The `newest` image gets room from the oldest images."""
         size = _bytes_of(fields)
         with self._lock:
             while newest and self._fields and self._bytes + size > KEPT_BYTES:
@@ -169,21 +169,21 @@ class ImageReader:
         """Return an image's tensors, on the CPU."""
         if (fields := self._fields.get(image.key)) is None:
             with self._processing:
-                # These are the same bits, because the file has the same pixels.
+                # The tensors are equal bit for bit, because the file has the same pixels.
                 fields = self._processed(image.open())[1]
-            # Passes use all images in turn, so each would drop another that is needed sooner.
+            # Drop no other image, because passes use all images in turn and would need that image sooner.
             self._keep(image.key, fields, newest=False)
         return fields
 
     def train_on(self, images: Iterable[Image]) -> None:
-        """Hold the images of an update, which its batch names by key, and forget all unused images."""
+        """Hold the images that an update's batch names by key, and forget all unused images."""
         self._trained = set(images)
         with self._lock:
             self._fields = {k: f for k, f in self._fields.items() if k in self._known}
             self._bytes = sum(map(_bytes_of, self._fields.values()))
 
     def of_keys(self, keys: Sequence[int]) -> list[Image]:
-        """Return the images of a batch's row; -1 is no image."""
+        """Return the images of a batch's row; the key -1 stands for no image."""
         return [self._known[key] for key in keys if key >= 0]
 
     def expand(self, ids: list[int], images: Sequence[Image]) -> list[int]:
@@ -232,7 +232,7 @@ class ImageReader:
         images: Sequence[Image],
         number: Callable[[Image], int] = lambda image: image.key,
     ) -> list[int]:
-        """Return a row in which an image token is a negative number, of its image's number and its place.
+        """Return a row in which negative numbers, made of image and place, replace the image tokens.
 
         Rows are equal in tokens and in pixels if and only if their keys are equal.
         """
@@ -245,7 +245,7 @@ class ImageReader:
         return row
 
     def positions(self, ids: list[int], images: Sequence[Image]) -> Tensor | None:
-        """Return the positions of a row's tokens [axes, L], or None if they are plain."""
+        """Return the positions of a row's tokens [axes, L], or None if they are 0, 1, 2, ..."""
         import torch
 
         if self.rope_index is None:
@@ -273,7 +273,7 @@ class ImageReader:
         return {name: torch.cat([p[name] for p in parts], side).to(device) for name in names}
 
     def model_inputs(self, images: Sequence[Image], ids: Tensor) -> dict[str, Tensor]:
-        """Return the images of rows of tokens [B, L] as a model takes them that computes positions itself."""
+        """Return the images of token rows [B, L] in the form of a model that computes positions itself."""
         kinds = {} if self.kinds is None else {self.kinds: (ids == self.image_id).int()}
         return self.joined(images, ids.device) | kinds
 
@@ -286,7 +286,7 @@ class ImageReader:
         return [self.read(Pillow.frombytes("RGB", SAMPLE_SIDES, each)) for each in pixels]
 
     def upstream_inputs(self, rows: Sequence[Sequence[Image]], ids: Tensor) -> dict[str, Any]:
-        """Return the images of rows of tokens [B, L] by the names that TRL's methods take."""
+        """Return the images of token rows [B, L] under the names that TRL's methods take."""
         from torch.nn.utils.rnn import pad_sequence
 
         images = [image for row in rows for image in row]
@@ -304,12 +304,12 @@ class ImageReader:
         return {**inputs, "num_images": [len(row) for row in rows]}
 
     def padded_inputs(self, rows: Sequence[Sequence[Image]], ids: Tensor) -> dict[str, Any]:
-        """Return the images of rows of tokens [B, L] as a model's `generate` takes them."""
+        """Return the images of token rows [B, L] in the form of a model's `generate`."""
         inputs = self.upstream_inputs(rows, ids)
         return {name: x for name, x in inputs.items() if name not in ("num_images", "num_tiles")}
 
     def generation_inputs(self, rows: Any, ids: list[list[int]]) -> dict[str, Any]:
-        """Return the images of rows of tokens as TRL's generation takes them, which pads the tokens."""
+        """Return the images of token rows in the form of TRL's generation, which pads the tokens."""
         import torch
 
         inputs = self.padded_inputs(rows, torch.tensor([]))
@@ -339,7 +339,7 @@ def _pixels(picture: Any) -> Any:
     width, height = picture.size
     file = getattr(picture, "filename", "")
     name = f"an image ({file})" if file else "an image"
-    # A phone's photo is an MPO file, whose further frames are other views of it.
+    # A phone's photo is an MPO file. Its further frames are other views of the photo.
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         raise ValueError(f"{name} is animated; allowed is one picture")
     if not 0 < width * height <= MOST_PIXELS:
@@ -347,12 +347,12 @@ def _pixels(picture: Any) -> Any:
     try:
         picture = ImageOps.exif_transpose(picture)
         if picture.mode.startswith("I;16"):
-            # `convert` alone shows all above 255 as white.
+            # `convert` alone turns all values above 255 white.
             picture = picture.convert("I").point(lambda grey: grey * (1 / 256)).convert("L")
         if picture.mode in ("I", "F") and not 0 <= min(ends := picture.getextrema()) <= max(ends) <= 255:
             raise ValueError(f"its mode {picture.mode!r} has values of {ends}; allowed are 0 to 255")
         if "A" in picture.getbands() or picture.info.get("transparency") is not None:
-            # On white, as transformers does; `convert` alone shows what a transparent pixel hides.
+            # Put the image on white, as transformers does: `convert` alone shows colours under transparency.
             picture = picture.convert("RGBA")
             white = Pillow.new("RGBA", picture.size, "white")
             picture = Pillow.alpha_composite(white, picture)
@@ -398,7 +398,7 @@ def replaced(messages: Any, shown: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def told(messages: Any) -> Any:
-    """Return messages whose content is text, which names images by their size."""
+    """Return messages as text, with the size of each image in its place."""
 
     def named_image(block: dict[str, Any]) -> dict[str, Any]:
         image: Any = block.get("image")

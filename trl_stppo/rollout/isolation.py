@@ -1,4 +1,4 @@
-"""Environments in processes of their own, so that a hang or a crash ends one episode.
+"""Environments in separate processes, so that a hang or a crash ends one episode.
 
 A process can be stopped from outside, a thread cannot. `IsolatedEnvironment.kill` ends a tool that loops
 forever. `os._exit`, `sys.exit` or a segfault in a tool become an exception of the caller. This protects
@@ -37,7 +37,7 @@ from typing import Any
 
 # Seconds for the environment's `close`.
 CLOSE_TIMEOUT = 2.0
-# Seconds until a killed process ends; it takes longer only if the kernel holds the process.
+# Seconds until a killed process ends, unless the kernel holds the process.
 REAP_TIMEOUT = 2.0
 _PR_SET_PDEATHSIG = 1
 _CODE = (
@@ -67,7 +67,7 @@ class Isolated:
 
 
 def isolated(factory: Callable[[], Any]) -> Callable[[], Any]:
-    """Give each environment of a factory a process of its own, so that a hang or a crash ends one episode.
+    """Give each environment of a factory a separate process, so that a hang or a crash ends one episode.
 
     The process is killed if a call exceeds its time limit. A process takes 0.1 s to start and 15 MB, plus the
     imports of the factory. Results of methods must be picklable. POSIX only.
@@ -91,7 +91,7 @@ class _Late(Exception):
 
 
 class IsolatedEnvironment:
-    """An environment in a child process, which is used like an environment in this process.
+    """An environment in a child process. Callers use it like an environment in this process.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` also
     reaches methods that this class hides. Calls run one at a time. Attributes are copies. `pid` is the
@@ -241,7 +241,7 @@ def _pack_error(error: BaseException) -> bytes:
     with contextlib.suppress(Exception):
         text = f"{text}: {error}"
         again = pickle.loads(pickle.dumps(error))
-        # Drop an exception that changes: an `__init__` that builds the message would build it twice.
+        # Drop an exception that pickling changes: its `__init__` may build the message twice.
         same = type(again) is type(error) and str(again) == str(error)
         # Drop other kinds (SystemExit, KeyboardInterrupt), which would end the caller's thread.
         sent = error if same and isinstance(error, Exception) else None

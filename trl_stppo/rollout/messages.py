@@ -75,7 +75,7 @@ def _text(content: Any) -> Any:
 
 
 def _is_block(block: Any) -> bool:
-    """Return whether a block is an image, or a text that is there."""
+    """Return whether a block is an image, or has a text."""
     return block.get("type") == "image" or isinstance(block.get("text"), str)
 
 

@@ -32,6 +32,9 @@ FIELDS = (
 )  # fmt: skip
 # "required" counts as "auto", because a forced call is not a sample of the policy.
 CHOICES = ("auto", "none", "required")
+# Largest size of a request's body in bytes.
+MAX_BODY = 64 * 2**20
+POLL_SECONDS = 0.1
 # Status and body.
 Response = tuple[int, dict[str, Any]]
 
@@ -249,11 +252,6 @@ def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
     clients += [openai.OpenAI(**options, http_client=blocking)]
     clients[0].http_client, clients[1].http_client = session, blocking
     return clients[0], clients[1]
-
-
-# Largest size of a request's body in bytes.
-MAX_BODY = 64 * 2**20
-POLL_SECONDS = 0.1
 
 
 class AgentEndpoint:

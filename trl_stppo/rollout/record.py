@@ -30,12 +30,12 @@ class StopReason(StrEnum):
 FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 # Reasons after which no state follows, so that the value after the episode is 0.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, *FAILURES)
-# Ends by an exhausted budget, whether or not the environment reports a success.
+# Reasons by which an exhausted budget ended the episode.
 USED_UP = (StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.MAX_TURN_TOKENS, StopReason.TOKEN_BUDGET)
 
 
 def cut_off_as_failed(episodes: Sequence[Any], reporting: Collection[str | None]) -> list[bool | None]:
-    """Return each episode's `success`. None becomes False after a cut-off in a reporting environment.
+    """Return each episode's `success`. After a cut-off None becomes False if the environment reports success.
 
     Otherwise an agent could raise its success rate by using up its turns. `reporting` are the environments
     that have reported success or failure of any episode.

@@ -76,14 +76,14 @@ def is_function(func: object) -> bool:
 
 
 def name_of(func: RewardFunc) -> str:
-    """Return the name of a user's reward function or tool; of a partial, that of its function."""
+    """Return the name of a user's reward function or tool. A partial has its function's name."""
     if isinstance(func, functools.partial):
         return name_of(func.func)
     return getattr(func, "__name__", type(func).__name__)
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number behind each that came up before: `f`, `f_2`."""
+    """Return the names, with a number behind each repeated name: `f`, `f_2`."""
     counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
     return [f"{n}_{k}" if k > 1 else n for n, k in zip(names, counts, strict=True)]
 

@@ -62,7 +62,7 @@ def _fits(call: dict[str, Any], tools: list[dict[str, Any]], *, strict: bool = F
 
 
 class ToolDriver(Driver):
-    """Driver of one factory's tool environments; without a factory, of tools or plain prompts.
+    """Driver of one factory's tool environments. Without a factory it plays tools or plain prompts.
 
     `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.
@@ -187,7 +187,7 @@ class ToolDriver(Driver):
             tool, fits = tools[name], _fits(request["function"], self.tools, strict=True)
             malformed |= not fits
             call = functools.partial(lambda tool, given: tool(**given), tool, arguments)
-            # A call that does not fit runs at once, so that it fails with Python's own message.
+            # Run a call that does not fit now, so that it fails with Python's own message.
             if fits and inspect.iscoroutinefunction(tool):
                 waiting.append((name, call))
                 continue

@@ -93,7 +93,7 @@ class EnvironmentCalls:
     """Runs calls on threads, and their coroutines on one event loop. One thread polls for results."""
 
     def __init__(self) -> None:
-        # Its lock guards all fields below. It tells the poller of a result or a function to run.
+        # The lock of this condition guards all fields below. Results and functions to run wake the poller.
         self._change = threading.Condition()
         self._running: dict[int, Call] = {}
         self._finished: list[CallResult] = []
@@ -105,7 +105,7 @@ class EnvironmentCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         # The loop that synchronous code finds, by key, because an environment may keep objects of its loop.
         self._loops: dict[int, LazyLoop] = {}
-        # The loop sets it after an abandoned call, unless it is blocked.
+        # The loop sets this event after an abandoned call, unless the loop is blocked.
         self._answers = threading.Event()
         self._answers.set()
 

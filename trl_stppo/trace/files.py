@@ -25,7 +25,7 @@ FOLDER = "trace"
 ENDING = ".jsonl.gz"
 # Level of gzip: level 6 takes almost three times as long and saves 6%.
 COMPRESSION = 4
-# Increase this if older versions of the package would misread a file; new fields do not need that.
+# Increase this number if older package versions would misread a file, not for new fields.
 VERSION = 1
 
 PER_TOKEN = (

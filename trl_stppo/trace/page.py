@@ -26,6 +26,11 @@ from typing import IO, Any
 
 from .files import PER_TOKEN, TracedEpisode, TracedUpdate, read_episodes, read_updates
 
+SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
+PREVIEW = 160
+TAG = re.compile(r"<[^<>]{1,40}>")
+MAX_EPISODES = 2000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `trace` to the parser."""
@@ -51,16 +56,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-SCRIPTS = ("data", "state", "list", "colours", "tokens", "through", "episode", "main")
-PREVIEW = 160
-TAG = re.compile(r"<[^<>]{1,40}>")
-MAX_EPISODES = 2000
-
-
 def build_page(
     run: str | Path, output: str | Path, *, max_episodes: int | None = MAX_EPISODES
 ) -> tuple[int, int]:
-    """Write the HTML page of a run's episodes atomically; return its number of episodes, and the trace's.
+    """Write the HTML page of a run's episodes atomically; return how many episodes it shows and the run has.
 
     `run` is the run's `output_dir`, or the trace folder in it. If there are more than `max_episodes`, so many
     are sampled evenly from first to last.

@@ -60,7 +60,7 @@ warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing` is deprecated"
 
 # Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
-# Tokens of a tile of log-probabilities if TRL computes it without Triton.
+# Tokens per tile when TRL computes log-probabilities without Triton.
 TORCH_TILE_TOKENS = 256
 MAX_NESTING = 64
 
@@ -191,7 +191,7 @@ def read_message(
     """Parse the tokens of an assistant's turn into a message, tool calls included if possible."""
     tokenizer = renderer.tokenizer
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
-        # Arguments such as `[[[[` nest more deeply than a parser can recurse; then keep the text.
+        # Keep the text if arguments such as `[[[[` nest too deeply for a recursive parser.
         with suppress(RecursionError):
             message = parse_response(tokenizer, ids, prefix=before, tools=list(tools))
             if not _is_deep(message.get("tool_calls")):

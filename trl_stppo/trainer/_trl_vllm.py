@@ -120,7 +120,7 @@ class TurnClient:
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
         self.weights = ""
-        # Without CUDA vLLM's samplers refuse the seed of a turn that is prefilled in chunks.
+        # Samplers of vLLM refuse the seed of a turn that is prefilled in chunks, except on CUDA.
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
@@ -183,7 +183,7 @@ class TurnClient:
 
 
 def failed(what: str, why: object) -> RolloutError:
-    """Return the error of a vLLM server that ends a run, and how to go on."""
+    """Return an error that ends the run, because a vLLM server failed; its message says how to go on."""
     return RolloutError(
         f"The vLLM server {what} ({why}). Start it again, and resume with `resume_from_checkpoint=True`."
     )

@@ -1,4 +1,4 @@
-"""Base of all trainers: it builds the parts of a run, and overrides GRPOTrainer's methods to call them."""
+"""Base of all trainers: it builds the parts of a run, and its GRPOTrainer methods call these parts."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ class AgentTrainer(Bridge):
             kind = self.get_optimizer_cls_and_kwargs(self.args)
             self._optimizers.take_critic_out(self.model, self.optimizer, *kind)
         if self._optimizers.critic is not None:
-            # The last callback: others see the gradient of the critic's step.
+            # Add this callback last, so that other callbacks see the critic's gradient before its step.
             self.add_callback(self._optimizers)
         return prepared
 
@@ -420,7 +420,7 @@ class AgentTrainer(Bridge):
         try:
             super()._run_epoch(*args, **kwargs)
         except RolloutInterrupted:
-            # The state before the rollout is saved, and upstream now ends the training in order.
+            # The state before the rollout is saved already, so let upstream end the training.
             self.control.should_training_stop = True
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:

@@ -16,6 +16,8 @@ from ..core import JoinedView, turn_index_from_spans
 from ..rollout.episode import Context, Episode
 from ._trl import pad
 
+_ZERO = torch.zeros(())
+
 
 class Tokens(TypedDict):
     """Tokens of contexts: prompts [N, P] and completions [N, T].
@@ -207,7 +209,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The micro-batches of one optimizer step, with counts of those that train, over all processes.
+    """The micro-batches of one optimizer step, with counts over all processes of what trains.
 
     Attributes:
         parts: this process's micro-batches.
@@ -228,7 +230,6 @@ class MiniBatch:
         return not (self.policy_tokens or self.value_tokens)
 
 
-_ZERO = torch.zeros(())
 NO_MINI_BATCH = MiniBatch([], _ZERO, _ZERO, _ZERO, _ZERO, (0.0, 0.0))
 
 

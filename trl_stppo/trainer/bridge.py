@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 class Private(Generic[Value]):
-    """A public name of a private attribute or method of GRPOTrainer, which is looked up at each use."""
+    """Public name of a private attribute or method of GRPOTrainer. Each use looks the attribute up."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -104,7 +104,7 @@ class Bridge(GRPOTrainer):
         return self.text_tokenizer.decode(ids, skip_special_tokens=True)
 
     def load_vllm(self, send: Callable[[], None], step: int) -> None:
-        """Send weights of an optimizer step to vLLM if it has others."""
+        """Send the weights of an optimizer step to vLLM if vLLM has other weights."""
         if step != self._last_loaded_step:
             with profiling_context(self, "sync_weights"):
                 send()

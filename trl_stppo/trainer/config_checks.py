@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from ..core import KL_ESTIMATORS, LOSS_TYPES, TOKEN_CLIPRANGE
 from ._trl import GRPOConfig
 
-# Option of GRPOConfig -> its allowed values. With a critic and token-level advantages the other values have
-# no meaning, or no exact form.
+# Option of GRPOConfig -> its allowed values. Other values have no meaning, or no exact form, with a critic
+# and token-level advantages.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "scale_rewards": ("none", "group"),
     "multi_objective_aggregation": ("sum_then_normalize",),
@@ -29,7 +29,7 @@ OF_TURNS = {
     **dict.fromkeys(("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }
-# The same without vLLM, where texts that stop a turn would need the tokenizer.
+# Further keys without vLLM, because texts that stop a turn would need the tokenizer.
 WITHOUT_VLLM = dict.fromkeys(("stop", "stop_strings", "stop_token_ids"), "`stop_token_id`")
 # Settings that generation accepts only as floats.
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty")

@@ -27,7 +27,7 @@ FILE = Path(__file__).with_name("trl_contract.json")
 
 
 def upstream(name: str) -> FunctionType:
-    """Return the plain function behind a method of GRPOTrainer, or of a class of vLLM's that is named."""
+    """Return the plain function behind a method of GRPOTrainer, or of the vLLM class in `name`."""
     owner, _, method = name.rpartition(".")
     vllm = {"VLLMGeneration": VLLMGeneration, "VLLMClient": VLLMClient}
     function: FunctionType = inspect.unwrap(getattr(vllm.get(owner, GRPOTrainer), method))
@@ -61,7 +61,7 @@ def _is_docstring(node: object) -> bool:
 
 @cache
 def check_trl() -> None:
-    """Compare a TRL whose minor version is not tested with the newest one that is.
+    """Compare an untested minor version of TRL with the newest tested version.
 
     Raises:
         UntestedTRLError: TRL has changed methods on which the trainers rely.

@@ -20,7 +20,7 @@ from ._trl import get_config_model_id
 from .planning.plan import RolloutPlan
 from .ppo_config import PPOConfig
 
-# Names that `datasets` gives to rows read from files: the reader, not the data.
+# Names that `datasets` gives to rows read from files. They name the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
 _WORD = re.compile(r"[\w.-]{1,24}")
 
@@ -68,7 +68,7 @@ def adapter_of(model: nn.Module) -> dict[str, object] | None:
 
 
 def processor_of(processing_class: Any) -> dict[str, str] | None:
-    """Describe what turns images into pixels: class, backend, digest of settings; None for a tokenizer."""
+    """Describe an image processor by class, backend and digest of settings; return None for a tokenizer."""
     eyes = getattr(processing_class, "image_processor", None)
     if eyes is None:
         return None

@@ -51,7 +51,7 @@ class Optimizers(TrainerCallback):
     def create(self, wrapped: Callable[[], Optimizer], scheduler: LRScheduler | None) -> Optimizer:
         """Add critic and hooks to upstream's optimizer; `scheduler` is the caller's, or None."""
         parameters = self._critic.parameters()
-        # Without gradients a shared critic's adapter stays out of upstream's groups.
+        # A shared critic's adapter stays out of upstream's groups while it needs no gradient.
         for parameter in parameters:
             parameter.requires_grad_(False)
         optimizer = wrapped()
@@ -117,7 +117,7 @@ class Optimizers(TrainerCallback):
             if before != rate:
                 set_base_rate(scheduler, group, index, before, rate)
         if self.critic is not None:
-            # It has no scheduler: it reads its rate at each step.
+            # The critic's optimizer has no scheduler: it reads its rate at each step.
             pairs += zip(self.critic.optimizer.param_groups, self._made_critic, strict=True)
         for group, made in pairs:
             group.update({name: made[name] for name in CHANGEABLE if name in made})
@@ -197,7 +197,7 @@ def policy_parameters(policy: nn.Module, critic: Critic) -> list[tuple[str, nn.P
 
 
 def check_apart(optimizer: Optimizer, critic: Sequence[nn.Parameter]) -> None:
-    """Refuse a group with parameters of both, policy and critic."""
+    """Refuse a parameter group that mixes policy and critic."""
     ids = {id(parameter) for parameter in critic}
     if any({id(p) in ids for p in group["params"]} == {True, False} for group in optimizer.param_groups):
         raise ValueError(

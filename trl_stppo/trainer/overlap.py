@@ -1,4 +1,4 @@
-"""The source of rollouts that are played on a thread during the update before.
+"""The source of rollouts that are played on a thread during the previous update.
 
 Rollout k + 1 starts when update k does, with a copy of the weights of that moment. Every rollout is thus
 played by the policy of one update ago, whatever the timing; the run equals `rollout_staleness=1`, bit for bit
@@ -38,8 +38,8 @@ from .rollouts import RolloutSource
 
 # Seconds to wait for the thread at the end of a run.
 STOP_SECONDS = 2.0
-# Attributes of a module that hold its forward pass, bound to that module (TRL's fused head, autocast), and
-# accelerate's mark that the forward pass is wrapped.
+# Attributes that a copied module must not have: forward passes bound to the original module (TRL's fused
+# head, autocast), and accelerate's mark of a wrapped forward pass.
 PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
 
 
@@ -166,7 +166,7 @@ class OverlappedSource(RolloutSource):
     def _begin(self) -> None:
         self._ahead: Iterator[list[Row]] | None = None
         self._is_checked = False
-        # Seconds and turns of the last rollout that no update ran beside.
+        # Seconds and turns of the last rollout during which no update ran.
         self._alone: tuple[float, int] | None = None
         self._collected_at: float | None = None
 
@@ -206,7 +206,7 @@ class OverlappedSource(RolloutSource):
             return self._play_alone(rows, step)
         requested_at = time.perf_counter()
         raw = flight.result()
-        # Reset only now, because `running` must find an unfinished rollout to interrupt it.
+        # Reset the attribute only now, because `running` interrupts an unfinished rollout that it holds.
         self._flight = None
         if flight.rows != told_rows(rows):
             raise RuntimeError("`rollout_overlap=True`: training reads other rows than were played ahead.")
@@ -266,7 +266,7 @@ class OverlappedSource(RolloutSource):
             )
 
     def _backend(self, version: int) -> Backend:
-        """Return a backend for the other thread with the current weights, after `version` optimizer steps."""
+        """Return a backend for the other thread, with the current weights of step `version`."""
         sampler = self.player.sampler
         if self.args.use_vllm:
             return sampler.vllm.ahead(self.args.generation_slots, version)

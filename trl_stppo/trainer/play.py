@@ -1,4 +1,4 @@
-"""Plays and scores episodes without a trainer: to inspect an agent, to use it, or to evaluate it."""
+"""Plays and scores episodes without a trainer, to inspect, use or evaluate an agent."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class Player:
         return Played(*raw[:3], seed, names=names)
 
     def _scorer(self, functions: Sequence[RewardFunc], missing_eos_penalty: float | None) -> EpisodeRewards:
-        """Return what scores episodes by functions, and by the environment's rewards.
+        """Return a scorer of episodes that uses functions and the environment's rewards.
 
         The last two columns are the environment's: the episode's reward, and the sum of its turn rewards.
         """

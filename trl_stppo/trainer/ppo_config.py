@@ -37,14 +37,14 @@ class PPOConfig(GRPOConfig):
         "vllm_engine_kwargs",
     ]
 
-    # Not options; STPPOConfig sets them, and studies set the last two: whether the norms of the clipping bias
-    # are estimated, and whether a second gradient gives exact norms.
+    # These are no options. STPPOConfig sets them, and studies set whether the norms of the clipping bias are
+    # estimated, and whether a second gradient gives exact norms.
     scales_step = False
     measures_clip_bias = False
     takes_second_gradient = False
     stabilizers: ClassVar[Sequence[str]] = ()
 
-    # Not options; PPO scripts read them, and may set them (`options.IGNORED`).
+    # These are no options. PPO scripts read them, and may set them (`options.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
     ref_adapter_name: ClassVar[str | None] = None
@@ -139,7 +139,7 @@ class PPOConfig(GRPOConfig):
     max_turns: int | None = option(
         None,
         "Turns per episode. The environment still plays the last one. TRL's "
-        "max_tool_calling_iterations counts turns whose tools are called instead.",
+        "max_tool_calling_iterations instead counts turns whose tools are called.",
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
     max_images: int | None = option(

@@ -76,7 +76,7 @@ class PPOTrainer(AgentTrainer):
     }
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Print episodes of the evaluation (or training) data as a table; with `sampling`, of one batch."""
+        """Print episodes of the evaluation (or training) data as a table; with `sampling`, only one batch."""
         self._loop.source.settle()
         with undisturbed(self), evaluation_settings(self):
             rows = self.eval_dataset

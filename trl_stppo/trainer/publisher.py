@@ -1,4 +1,4 @@
-"""Saves and pushes an agent: upstream's methods, the critic, `agent.json`, and lines on TRL's card."""
+"""Saves and pushes an agent by upstream's methods; adds critic, `agent.json`, and lines on TRL's card."""
 
 from __future__ import annotations
 

@@ -36,13 +36,29 @@ from .loop.player import EpisodePlayer
 from .loop.rollout import Played, Scored
 from .ppo_config import PPOConfig
 
-# Largest number of characters between the texts of two tokens, such as a space or a character that several
-# tokens share.
+logger = logging.getLogger(__name__)
+
+# Largest number of characters between the texts of two tokens: spaces, or a character of several tokens.
 GAP = 32
+# Limits of a text, and of all images of a record.
+MAX_CHARACTERS, MOST_IMAGE_CHARACTERS = 100_000, 2**20
+SHORT = 200
+# Per-token field -> columns of its mask and of its values. A value off the mask is None.
+FIGURES = {
+    "old_logprobs": ("sampled", "old_per_token_logps"),
+    "token_log_ratio": ("seen", "difference"),
+    "log_ratio": ("seen", "log_ratio"),
+    "advantages": ("loss_mask", "advantages"),
+    "values": ("sampled", "values"),
+    "returns": ("value_mask", "returns"),
+    "clipped": ("seen", "clipped"),
+}
+COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
+OF_CRITIC = ("values", "returns", "value_mask")
 
 
 def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) -> list[str]:
-    """Return one piece of text per token. Joined, the pieces are the decoded text, for any tokenizer.
+    """Return one piece of text per token. The joined pieces are the decoded text, for any tokenizer.
 
     A token that completes no character gets ""; the last piece gets the rest. `decode` keeps special
     tokens and does not clean up; `backend` is the tokenizer of `tokenizers`, if any.
@@ -90,25 +106,6 @@ def thumbnails(images: Sequence[Image], starts: Sequence[int], turns: Sequence[i
         left -= len(url)
         found[bisect(turns, start)].append(url if left >= 0 else "")
     return found
-
-
-logger = logging.getLogger(__name__)
-
-# Limits of a text, and of all images of a record.
-MAX_CHARACTERS, MOST_IMAGE_CHARACTERS = 100_000, 2**20
-SHORT = 200
-# Per-token field -> columns of its mask and of its values. A value off the mask is None.
-FIGURES = {
-    "old_logprobs": ("sampled", "old_per_token_logps"),
-    "token_log_ratio": ("seen", "difference"),
-    "log_ratio": ("seen", "log_ratio"),
-    "advantages": ("loss_mask", "advantages"),
-    "values": ("sampled", "values"),
-    "returns": ("value_mask", "returns"),
-    "clipped": ("seen", "clipped"),
-}
-COLUMNS = ("turn_index", "loss_mask", "advantages", "old_per_token_logps")
-OF_CRITIC = ("values", "returns", "value_mask")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The source of rollouts, which the current policy plays, or the policy of some updates ago."""
+"""The source of rollouts by the current policy, or by the policy of some updates ago."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StalePolicies:
         self.parameters = list(parameters) if staleness else []
         self._staleness = staleness
         self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        # Inside a rollout: `_kept` plus the current weights; else None.
+        # `_kept` plus the current weights during a rollout, else None.
         self._in_rollout: deque[list[Tensor]] | None = None
 
     @contextmanager
@@ -46,12 +46,12 @@ class StalePolicies:
             yield
         finally:
             self._in_rollout = None
-        # Not reached after an error, so that a repeated rollout uses the same weights.
+        # An error skips this line, so that a repeated rollout uses the same weights.
         self._kept = kept
 
     @contextmanager
     def past_weights(self) -> Iterator[None]:
-        """Context manager in which the policy has its weights of `staleness` updates ago, or its first."""
+        """Context manager in which the policy has its first weights, or those of `staleness` updates ago."""
         if self._in_rollout is None:
             yield
             return
@@ -93,7 +93,7 @@ class RolloutSource:
     stale: StalePolicies
 
     def next(self, rows: list[Row], weights: Tensor, state: TrainerState) -> tuple[Played, Scored]:
-        """Play one episode per row, and score the episodes; `weights`, [F], of the reward functions.
+        """Play one episode per row, and score the episodes; `weights`, [F]: one per reward function.
 
         Raises:
             RolloutInterrupted: a process has received a signal.

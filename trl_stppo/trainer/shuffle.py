@@ -20,7 +20,7 @@ def num_episodes(batches: Sequence[UpdateData]) -> int:
 
 
 def deal(batches: Sequence[UpdateData], count: int) -> list[UpdateData]:
-    """Shuffle the episodes of a rollout, in one batch or several, into `count` equal micro-batches."""
+    """Shuffle the episodes of a rollout, from one or several batches, into `count` equal micro-batches."""
     joined = join(batches)
     device = joined["loss_mask"].device
     order = torch.randperm(num_episodes([joined])).view(count, -1)
@@ -37,7 +37,7 @@ def group_by_length(batches: list[UpdateData]) -> list[UpdateData]:
 
 
 def group_by_beginning(batches: list[UpdateData]) -> list[UpdateData]:
-    """Sort a mini-batch's rows by tokens into its micro-batches, so that rows with equal beginnings meet."""
+    """Sort a mini-batch's rows by tokens into its micro-batches, so that equal beginnings are neighbours."""
 
     def order(joined: UpdateData) -> Tensor:
         ids, mask, _ = full_sequence(joined)

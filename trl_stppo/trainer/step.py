@@ -95,7 +95,7 @@ class StepReport:
     Attributes:
         figures: metrics of the step.
         faults: the parts that are not finite, with their processes; "" if there are none.
-        detail: what is not finite on the main process, or on one with such a loss; "" elsewhere.
+        detail: what is not finite; "" except on the main process and processes with non-finite losses.
         is_weightless: whether the weights of all episodes are 0.
         exceeds: whether the policy's KL is above the limit of the trust region.
     """
@@ -254,7 +254,7 @@ class ClipBiasEstimate:
         self._squares = wide(torch.zeros(2, device=device))
 
     def add(self, terms: Terms) -> None:
-        """Add a pass's terms, which must have their graph back to its log-probabilities."""
+        """Add a pass's terms, whose graph must reach back to the pass's log-probabilities."""
         squares, logprobs = [], terms.logprobs
         for part in (terms.surrogate.kept, terms.surrogate.clipped):
             loss = (part * terms.weights).sum()
@@ -365,8 +365,8 @@ class Step:
     def add_policy(self, terms: Terms) -> Tensor:
         """Measure a pass's terms, and return its loss for the backward pass.
 
-        Its gradient is that of -kept, and of the other terms unless they have a buffer of their own; its
-        value is that of -objective and the other terms.
+        The loss has the gradient of -kept, and of the other terms unless these have a separate buffer. It
+        has the value of -objective plus the other terms.
         """
         extra = terms.extra
         if self.estimate is not None:
@@ -387,7 +387,7 @@ class Step:
         return loss.detach()
 
     def set_factor(self) -> None:
-        """Set what is known of the factor before a mini-batch's last backward pass."""
+        """Set the factor as far as possible before a mini-batch's last backward pass."""
         reduce, processes = self._accelerator.reduce, self._accelerator.num_processes
         if self.region is not None:
             self.region.measure(reduce, self._accelerator.device)
@@ -451,7 +451,7 @@ class Step:
         )
 
     def _detail(self, policy: Policy) -> str:
-        """Return what is not finite on this process, for the main process or one with such a loss."""
+        """Return what is not finite on this process; "" on a secondary process with finite losses."""
         losses = [float(loss) for loss in self.losses if not bool(loss.isfinite().all())]
         if not (losses or self._accelerator.is_main_process):
             return ""
@@ -461,7 +461,7 @@ class Step:
         return f"losses {losses} of {len(self.losses)}; gradients of {named}"
 
     def _finish(self, *, policy: bool) -> None:
-        """Reduce and clip the critic's gradient; if `policy`, correct the policy's."""
+        """Reduce and clip the critic's gradient; correct the policy's gradient if `policy` is True."""
         mean = None
         if self._accelerator.num_processes > 1:
             mean = partial(self._accelerator.reduce, reduction="mean")
@@ -475,7 +475,7 @@ class Step:
             self._figures |= more
 
     def apply(self, verdict: Verdict, model: nn.Module, *, ends_update: bool) -> None:
-        """Leave the gradients that the verdict admits, before the optimizer steps."""
+        """Keep only the gradients that the verdict admits, before the optimizer steps."""
         takes = verdict is Verdict.TAKEN
         if self.region is not None:
             refused = verdict is Verdict.REFUSED

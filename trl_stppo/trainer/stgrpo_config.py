@@ -66,7 +66,7 @@ class STGRPOConfig(STPPOConfig):
         super()._take_variant(level, stabilised)
 
     def _resolve_critic(self) -> None:
-        """Accept `critic_learning_rate=1e-5`, which files shared with STPPOConfig set, and unset it."""
+        """Accept and unset `critic_learning_rate=1e-5`, because files shared with STPPOConfig set it."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None
 

@@ -119,7 +119,7 @@ class TrainingLoop:
         data: UpdateData,
         seconds: float,
     ) -> None:
-        """Tell guards, log, trace and trust region of a rollout, played and estimated in `seconds`."""
+        """Report a rollout, played and estimated in `seconds`, to guards, log, trace and trust region."""
         figures = self.log.rollout(played, scored, estimates, seconds, self.host)
         exact = self.player.sampler.is_exact
         if played.is_stale and exact is not None:
@@ -158,7 +158,7 @@ class TrainingLoop:
         if host.ref_model is not None:
             return self.logprobs_under(host.ref_model, tokens)
         policy = self.accelerator.unwrap_model(host.model)
-        # Switch a fresh adapter off; for an adapter that was trained before, use its copy "ref".
+        # Switch a fresh adapter off, but use the copy "ref" of an adapter that was trained before.
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
             return self.logprobs_under(host.model, tokens)
 
@@ -181,7 +181,7 @@ class TrainingLoop:
         return self.host.use_vllm and self.host.vllm_importance_sampling_correction
 
     def estimates(self, passes: Passes, turns: TurnBatch, scored: Scored) -> Estimates:
-        """Compute what an update trains on from passes with a row per episode, also of several contexts."""
+        """Compute the estimates of an update from passes with a row per episode, its contexts joined."""
         mask = turns.action_mask & scored.counts.unsqueeze(1)
         of_sampler = sampler_weights(passes, turns, self.args) if self._corrects_sampler else None
         kl = reference_kl(passes, turns, self.args)
@@ -241,7 +241,7 @@ class TrainingLoop:
 
     @cached_property
     def _policy(self) -> list[tuple[str, nn.Parameter]]:
-        """The policy's trained parameters; read when training has begun, because FSDP2 replaces them."""
+        """The policy's trained parameters. Read them once training has begun, because FSDP2 replaces them."""
         return policy_parameters(self.host.model, self.host.critic)
 
     @property
@@ -306,7 +306,7 @@ class TrainingLoop:
             model, inputs, entropy=True, aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
-        # Before the first step after a rollout the policy is the old one; then a batch may lack the column.
+        # A batch may lack the column until the first step after a rollout, as the policy is the old one.
         old = inputs.get("old_per_token_logps", logprobs.detach())
         level = host.importance_sampling_level
         log_ratio = log_importance_ratio(logprobs, old, inputs["turn_index"], level, loss_mask=loss_mask)
@@ -337,7 +337,7 @@ class TrainingLoop:
         return self.step.add_policy(terms)
 
     def observe(self, inputs: UpdateData, terms: Terms, old: Tensor, log_ratio: Tensor) -> None:
-        """Tell metrics, trust region and trace of a pass."""
+        """Report a pass to metrics, trust region and trace."""
         self.metrics.add_pass(inputs, terms, packed=self.forward.was_packed)
         self.metrics.add_drift(inputs, terms.logprobs, old)
         if self.args.rollout_staleness and self.step_of_rollout == 0:

@@ -19,7 +19,7 @@ from .runs import SCORE, SUCCESS, Entry, duration, number, shown
 
 logger = logging.getLogger(__name__)
 FIRST = 3
-# If no line was printed for this many seconds, an optimizer step of an update is printed.
+# Print an optimizer step of an update if no line was printed for this many seconds.
 QUIET_SECONDS = 20.0
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
@@ -31,7 +31,8 @@ CUT_OFF = {
     "stop_reason/max_turns": "max_turns too small?",
 }
 EQUAL = "all episodes of a rollout got the same reward, so nothing could be learned"
-# Times the largest sum of rewards, beyond which a mean value is too large; returns contain values, too.
+# A mean value is too large beyond this many times the largest sum of rewards. The factor is above 1, because
+# returns contain values.
 FAR = 1.2
 # Metric that is 0 in all rollouts if nothing can be learned -> the message about it.
 NEEDED = {SUCCESS: "no episode succeeded", "advantage/std": EQUAL, "reward_std": EQUAL}

@@ -27,12 +27,12 @@ class GemEnv:
 
     @classmethod
     def datasets(cls) -> dict[str, Callable[[Split], "datasets.Dataset"]]:
-        """Return the default data sets by name, one row per seed: 10,000 to train, 200 others to test."""
+        """Return the default data sets by name, one row per seed: 10,000 seeds to train, 200 to test."""
         return {"gem-seeds": _seeds}
 
     def __init__(self, env_id: str, **options: object) -> None:
         """Make the environment with the arguments of `gem.make`."""
-        # Protect the global generators: GEM draws from them and reseeds them, already when it is imported.
+        # Protect the global generators: GEM draws from them and reseeds them, even during its import.
         self._randomness = PrivateRandomness()
         with self._randomness.installed():
             try:
@@ -56,7 +56,7 @@ class GemEnv:
         reward = float(reward)
         info = {"valid_action": reward != self._rewards.format_error_reward}
         if terminated or truncated:
-            # Games that reward earlier turns pay less for the win, which only the text's first word shows.
+            # Games that reward earlier turns pay less for the win, so only the text's first word shows a win.
             won = reward >= self._rewards.success_reward
             info["success"] = won or observation.startswith("Congratulations")
         text = _with_suffix(observation, shown)

@@ -107,7 +107,7 @@ def _block(part: Any) -> dict[str, Any]:
 
 
 def _method(tool: Any, server: _Server) -> Callable[..., object]:
-    """Return a method that calls an MCP tool, with the server's schema, whose names need not be Python's."""
+    """Return a method that calls an MCP tool. The server's schema may have names that Python forbids."""
 
     async def method(_env: object, /, **arguments: object) -> Any:
         return await server.call(tool.name, arguments)

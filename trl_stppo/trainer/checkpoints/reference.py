@@ -27,7 +27,7 @@ def marks_of(host: Bridge) -> Marks | None:
         return None
     if args.sync_ref_model:
         return {"sync_ref_model": ["", [], []]}
-    # Without a model of its own the reference is the policy without its trained adapters.
+    # If there is no reference model, the policy without its trained adapters is the reference.
     shared = host.ref_model is None
     model = host.accelerator.unwrap_model(host.model if shared else host.ref_model, keep_torch_compile=False)
     named = [(n, p) for n, p in model.named_parameters() if not (shared and p.requires_grad)]

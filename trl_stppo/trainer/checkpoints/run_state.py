@@ -75,7 +75,7 @@ class RunState(TrainerCallback):
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[DataLoader, int]:
-        """Return a second dataloader, and the step at which the epoch began; its rows begin at that step."""
+        """Return a second dataloader, and the optimizer step of its first row: the beginning of the epoch."""
         loader = self._host.get_train_dataloader()
         if self._newest is not None and self._epoch_start is not None:
             self._newest.set_state(self._epoch_start)

@@ -75,7 +75,7 @@ class Evaluator:
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
         if COLUMN not in host.signature_columns:
             host.signature_columns.append(COLUMN)
-        # An evaluation plays all rows, of a stream too, and counts them.
+        # An evaluation plays and counts all rows, also the rows of a stream.
         listed = rows if hasattr(rows, "__len__") else list(rows)
         named = NamedRows(listed, host.num_generations_eval)
         # All rows count, so drop none. With persistent workers upstream would reuse a loader of other rows.

@@ -49,7 +49,7 @@ def failures_of(episodes: Sequence[Episode]) -> Failures:
 
 
 class FailureWatch:
-    """Counts failed episodes of the last rollout batches, and ends the run if they are too many.
+    """Counts failed episodes of the last rollout batches, and ends the run if too many failed.
 
     Otherwise a fault of some kinds of episodes would leave the run with only the other kinds.
     """
@@ -89,7 +89,7 @@ class FailureWatch:
         self._batches.clear()
 
     def state_dict(self) -> list[list[int]]:
-        """Return the counts, without messages, which may contain private text."""
+        """Return the counts. Messages are left out, because they may contain private text."""
         return [[batch.failed, batch.episodes] for batch in self._batches]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
@@ -172,8 +172,8 @@ class FallWatch:
 class SamplerWatch:
     """Detects a sampler with wrong weights by its gap to training's log-probabilities."""
 
-    # Rollout batches whose gap exceeds the limit: `blocks` in all, `count` in a row up to the last one. With
-    # an inexact sampler, a gap that has not risen sets `count` back to 1.
+    # Rollout batches whose gap exceeds the limit: `blocks` in all, `count` in a row up to the last batch.
+    # A gap of an inexact sampler that has not risen sets `count` back to 1.
     blocks: int = 0
     count: int = 0
     last: float = 0.0

@@ -128,7 +128,7 @@ class Ending(TrainerCallback):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context manager of a rollout or evaluation; an error on all processes, or a signal, saves it."""
+        """Context manager that saves the run if a signal or an error on all processes ends a rollout."""
         if self.training:
             self.check_weights()
         self._failures_before = self.failures.state_dict()

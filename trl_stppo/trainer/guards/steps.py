@@ -121,7 +121,7 @@ class Guards:
             logger.warning("After step %d: %s", self._ending.state.global_step, message)
 
     def cannot_skip(self, faults: str) -> NonFiniteError:
-        """Return the error for a loss that is not finite, of an engine that cannot leave a step out."""
+        """Return the error for a non-finite loss under an engine that cannot skip a step."""
         self._count_skip(faults)
         return self._ending.cannot_skip(faults)
 
@@ -179,7 +179,7 @@ class Guards:
             state.consecutive_skips = 0
 
     def _log(self) -> None:
-        """Set the guards' totals in the next log, because upstream would average values that are appended."""
+        """Replace the guards' totals in the next log, because upstream averages appended values."""
         figures = self._metrics
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]

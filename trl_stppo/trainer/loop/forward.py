@@ -78,10 +78,10 @@ class ForwardPasses:
 
     @torch.no_grad()
     def _difference(self, policy: Any) -> str | None:
-        """Return what differs between packed and padded passes of the probe's rows, or None."""
+        """Return a description of differences between the probe's packed and padded passes, or None."""
         contexts = [Context(prompt_ids=[*a], ids=[*b], action_mask=[True] * len(b)) for a, b in PROBE]
         if self.reader is not None:
-            # Rows that differ only in their image, and a row that shares it.
+            # Two rows that differ only in their image, and a third row with the image of the second.
             one, other = self.reader.samples()
             for (a, b), image in zip(PROBE[:3], (one, one, other), strict=True):
                 ids = [*a, *image.ids, *a]
@@ -152,7 +152,7 @@ class ForwardPasses:
         return self.hook()(model, ids, mask, length, **options)
 
     def _sequence(self, batch: Tokens) -> tuple[Tensor, Tensor, int]:
-        """Return `full_sequence` without image tokens outside of the mask, which have no image."""
+        """Return `full_sequence` without image tokens outside of the mask, because they have no image."""
         ids, mask, length = full_sequence(batch)
         if self.reader is not None:
             ids = ids.masked_fill((ids == self.reader.image_id) & (mask == 0), 0)
@@ -171,7 +171,7 @@ class ForwardPasses:
 
     @property
     def _is_overridden(self) -> bool:
-        """Return whether the trainer has another method for log-probabilities than ours."""
+        """Return whether the trainer overrides our method for log-probabilities."""
         return getattr(self.hook(), "__func__", None) is not self.own_hook
 
     def _rows(self, batch: Tokens) -> Rows:
@@ -224,7 +224,7 @@ class ForwardPasses:
     ) -> Logprobs:
         """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time.
 
-        `images` are those of each row. An override passes on what it got, which upstream divides by itself.
+        `images` lists the images of each row. If an override passes `given`, upstream divides the rows.
         """
         # DDP expects gradients after the pass in which it communicates, so only the last pass communicates.
         # The router's loss is not a sum over rows, so it needs a single pass.
@@ -272,7 +272,7 @@ class ForwardPasses:
         return put_back(parts, values, ids.size(1), length + 1)
 
     def _packed_values(self, batch: Tokens, batch_size: int | None) -> Tensor | None:
-        """Compute the result of `values` in packs; return None if padded passes take less."""
+        """Compute the result of `values` in packs; return None if padded passes cost less."""
         critic = self.critic
         # There is one more column than tokens, because the value after the last token is wanted too.
         wanted = nn.functional.pad(batch["completion_mask"], (1, 0), value=1).bool()

@@ -59,7 +59,7 @@ def played_episodes(
     ends: set[int],
     weights: Sequence[float],
 ) -> list[PlayedEpisode]:
-    """Return the results of a played and scored batch, without episodes that only fill it up.
+    """Return the results of a played and scored batch, without episodes that only fill the batch.
 
     `ends`: tokens that end an episode. `weights`: weights of the reward functions.
     """
@@ -93,7 +93,7 @@ def played_episodes(
 
 
 def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict[str, float]:
-    """Return the metrics of `every`, at least one episode, that training and evaluation share.
+    """Return the metrics that training and evaluation share, of the episodes in `every` (at least one).
 
     TRL's metrics of completion lengths count sampled tokens per episode.
     """
@@ -128,7 +128,7 @@ def episode_figures(every: Sequence[PlayedEpisode], *, uses_tools: bool) -> dict
 
 
 def reward_figures(every: Sequence[PlayedEpisode], names: Sequence[str]) -> dict[str, float]:
-    """Return mean and deviation of the first reward functions, by their `names`; NaN without rewards."""
+    """Return mean and deviation of the functions in `names`, and of the reward; NaN without rewards."""
     rows = [[*e.rewards[: len(names)], e.reward] for e in every]
     table = torch.tensor(rows, dtype=torch.float64)
     keys = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in names]
@@ -169,7 +169,7 @@ class RolloutLog:
             self.metrics[name].append(value)
 
     def set(self, metrics: dict[str, float]) -> None:
-        """Set metrics in the next log, because upstream would average values that are added."""
+        """Replace metrics in the next log, because upstream averages added values."""
         for name, value in metrics.items():
             self.metrics[name] = [value]
 
@@ -199,7 +199,7 @@ class RolloutLog:
         self.add(episode_figures(every, uses_tools=self.uses_tools))
         rewards = reward_figures(every, self.names)
         if not self.has_critic:
-            # The figures of advantages contain this one.
+            # The metrics of the advantages already include `reward_std`.
             del rewards["reward_std"]
         elif self.num_generations > 1:
             groups = torch.tensor([e.reward for e in every]).view(-1, self.num_generations)

@@ -107,7 +107,7 @@ def rollout_metrics(
         returns, errors = wide(targets.returns), wide(targets.returns - targets.values)
         sums.mean("value/return_mean", returns, targets.value_mask)
         sums.mean("value/mean", wide(targets.values), targets.value_mask)
-        # Sums of the rewards that follow each token; a value beyond the largest sum cannot be right.
+        # Sums of the rewards from a token to its episode's end. A value beyond the largest sum is wrong.
         left = wide(targets.rewards).flip(1).cumsum(1).abs()
         sums.maximum("value/reward_max_abs", left.masked_fill(~mask.flip(1), 0.0).max())
         sums.mean("_return_square", returns.square(), targets.value_mask)

@@ -155,7 +155,7 @@ class Rows:
 
 
 def images_of(batch: Tokens, rows: Sequence[list[int]], reader: ImageReader) -> list[list[Image]]:
-    """Return the images of each of a batch's rows, without those of a hidden completion."""
+    """Return the images of each row of a batch, without the images of hidden completions."""
     found = []
     for keys, row in zip(batch["images"].tolist(), rows, strict=True):
         images, tokens = reader.of_keys(keys), row.count(reader.image_id)

@@ -117,7 +117,7 @@ class EpisodePlayer:
 
     @cached_property
     def _numbers(self) -> dict[int, list[int]]:
-        """Return the training rows' numbers by all but images, which are not decoded; empty for a stream."""
+        """Map a hash of a training row's columns, images excluded, to row numbers; {} for a stream."""
         known, numbers = self.rows if hasattr(self.rows, "__len__") else [], defaultdict(list)
         if isinstance(known, Dataset):
             known = known.select_columns([c for c in known.column_names if c not in IMAGE_COLUMNS])

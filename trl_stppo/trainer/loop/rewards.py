@@ -44,7 +44,7 @@ class EpisodeRewards:
     process_index: int = 0
 
     def score(self, rollout: Played, weights: Tensor, trainer_state: TrainerState | None) -> Scored:
-        """Call all functions, and compute each episode's score; `weights`, [F], of the reward functions."""
+        """Call all functions, and compute each episode's score; `weights`, [F]: one per reward function."""
         episodes = rollout.episodes
         if rollout.has_environment and self.columns is not None:
             self.columns["stop_reason"].extend(map(_ending, episodes))
@@ -74,7 +74,7 @@ class EpisodeRewards:
     def _sums(
         self, rollout: Played, rewards: Tensor, weights: Tensor, has_turns: list[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Return the episodes' weighted sums of rewards, and whether they have a reward and train."""
+        """Return each episode's weighted sum of rewards, and whether the episode has a reward and trains."""
         episodes, device = rollout.episodes, rewards.device
         weights = weights.to(device)
         if self.plan.turn_sum is not None:

@@ -18,7 +18,7 @@ Sums = dict[str, tuple[float, float]]
 
 
 class Raw(NamedTuple):
-    """Episodes that an engine has played, and the error that ended it, if any."""
+    """Episodes that an engine has played, and the error that ended the rollout, if any."""
 
     rows: list[Row]
     episodes: list[Episode]
@@ -59,7 +59,7 @@ class Played:
 
     @property
     def ages(self) -> list[int] | None:
-        """Return the optimizer steps since the weights that sampled each turn, None if they are new."""
+        """Return the optimizer steps since the weights that sampled each turn; None for current weights."""
         if self.step is None:
             return None
         return [self.step - v for episode in self.episodes for v in episode.policy_versions]

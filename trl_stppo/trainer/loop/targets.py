@@ -103,7 +103,7 @@ def critic_targets(
     advantages = whiten(raw, loss_mask, reduce=reduce).masked_fill(~loss_mask, 0.0)
     in_units = raw
     if args.whiten_rewards:
-        # Whitened rewards have another unit in each rollout; the critic's values have it, too.
+        # Whitened rewards have another unit in each rollout, and so have the values of the critic.
         unit = deviation(raw_rewards, turns.action_mask, reduce)
         bootstrap = None if bootstrap is None else bootstrap * unit
         in_units = estimate(raw_rewards, values * unit, where, bootstrap_values=bootstrap)[0]

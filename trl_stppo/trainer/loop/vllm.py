@@ -58,7 +58,7 @@ class VLLM:
             self._generation.sync_weights()
 
     def _send_to_server(self) -> None:
-        """Send the policy's weights to the server, and name them; all processes raise an error."""
+        """Send the policy's weights and their name to the server; all processes raise an error."""
         main = self._accelerator.is_main_process
         sent: list[str | Exception] = [""]
         try:

@@ -29,7 +29,7 @@ ENTRY = "state_values"
 
 
 class EngineGradient(GradientBuffer):
-    """Gradient buffer of a critic in a DeepSpeed engine, which holds the gradient in shards."""
+    """Gradient buffer of a critic whose DeepSpeed engine holds the gradient in shards."""
 
     is_empty = True
 

@@ -1,4 +1,4 @@
-"""The interface of a stabilizer, and the registry of all of them."""
+"""The interface of a stabilizer, and the registry of all stabilizers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from .base import Stabilizer, register
 
 @register
 class TrustRegion(Stabilizer):
-    """Allows an update a KL that follows what there is to gain; a policy far beyond it takes no more steps.
+    """Limits the KL of an update by what there is to gain; a policy far beyond the limit takes no more steps.
 
     The KL per turn is measured from the policy at the start of the update, in the loss's passes over the
     mini-batches after a step. A mini-batch whose KL is too large gives the policy no step. A factor of at
@@ -28,7 +28,7 @@ class TrustRegion(Stabilizer):
     """
 
     name = "trust_region"
-    meaning = "ends an update's steps far beyond a KL per turn that follows what there is to gain"
+    meaning = "limits the KL per turn of an update by what there is to gain"
     has_factor = True
     # Turns of all processes that a verdict, or a change of the factor, needs.
     least_turns: ClassVar[int] = core.LEAST_TURNS
@@ -70,7 +70,7 @@ class TrustRegion(Stabilizer):
     def _begin_update(self) -> None:
         # Rounding error of the KL: its mean over the mini-batches before the first step.
         self._rounding, self._rounding_turns = 0.0, 0.0
-        # Whether a step was taken in the update, and since the last one that was refused.
+        # Whether a step was taken in the update, and since the last refusal, and whether steps may grow.
         self._has_stepped, self._has_moved, self._may_grow = False, False, True
         # The last KL that was measured after a step, and its number of turns.
         self._seen = 0.0, 0.0
@@ -115,7 +115,7 @@ class TrustRegion(Stabilizer):
         if takes:
             self._has_stepped = self._has_moved = True
         else:
-            # An update without all of its steps does not enlarge steps.
+            # Steps do not grow after an update that lacks one of its steps.
             self._may_grow = False
         if refused:
             self.refused += 1

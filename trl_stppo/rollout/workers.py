@@ -97,11 +97,11 @@ class EnvironmentCalls:
         limit = math.inf if timeout is None else timeout
         with self._change:
             call = self._running[key] = Call(key, func, limit, time.monotonic())
-            idle = self._idle.pop() if self._idle else None
-        if idle is None:
-            threading.Thread(target=self._work, args=(call,), name="environment", daemon=True).start()
-        else:
-            idle.put(call)
+            calls = self._idle.pop() if self._idle else None
+        if calls is None:
+            calls = SimpleQueue()
+            threading.Thread(target=self._work, args=(calls,), name="environment", daemon=True).start()
+        calls.put(call)
 
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Return the results since the last poll, including abandoned calls.
@@ -215,9 +215,8 @@ class EnvironmentCalls:
                 self._idle.pop().put(None)
         self._drop_loop(self._loop)
 
-    def _work(self, call: Call | None) -> None:
-        calls = SimpleQueue[Call | None]()
-        while call is not None:
+    def _work(self, calls: SimpleQueue[Call | None]) -> None:
+        while (call := calls.get()) is not None:
             result = self._result(call)
             with self._change:
                 if call.abandoned:
@@ -228,7 +227,6 @@ class EnvironmentCalls:
                 self._change.notify_all()
             # Keep no environment alive while the thread waits.
             del call, result
-            call = calls.get()
 
     def _result(self, call: Call) -> CallResult:
         result = CallResult(call.key)

@@ -142,4 +142,4 @@ def test_an_idle_thread_keeps_no_environment_alive(calls):
     calls.submit(1, env.step, PATIENCE)
     assert collect(calls, 1)[1].value == "done"
     del env
-    wait_until(lambda: gone() is None)
+    assert wait_until(lambda: gone() is None)

@@ -156,7 +156,7 @@ class EnvironmentCalls:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 arguments, name = (self._loop,), "environment-loop"
-                threading.Thread(target=_serve, args=arguments, name=name, daemon=True).start()
+                threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
             future = asyncio.run_coroutine_threadsafe(caught(lambda: work), self._loop)
             if call is not None:
                 call.future = future
@@ -269,12 +269,16 @@ class EnvironmentCalls:
                 self._answers.set()
                 asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
 
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        finally:
+            with self._change:
+                # A task that an environment began ends the loop by SystemExit; further calls get a new loop.
+                if loop is self._loop:
+                    self._loop = None
+                    self._answers.set()
+                loop.close()
 
 
 async def _stop_when_idle() -> None:

@@ -75,8 +75,8 @@ class FailureWatch:
         if nothing_played:
             which = "the first rollout batch"
             advice = (
-                f" The rows have the columns {', '.join(columns) or '(none)'}. Try the environment or "
-                f"agent with them: `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
+                f" The rows have the columns {', '.join(columns) or '(none)'}. Try an environment with "
+                f"them: `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of the "

@@ -1,6 +1,7 @@
 """What tests of environments in processes share: a tool that does everything wrong, and ways to look."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -34,6 +35,14 @@ class Env:
         self.turn_rewards = []
         self.client_loop = None
         self.depth = 0
+        self.bound = functools.partial(self.place)
+
+    @functools.cached_property
+    def table(self):
+        return {"a": 1}
+
+    def place(self):
+        return os.getpid()
 
     def reset(self, **row):
         self.turn_rewards = []

@@ -53,10 +53,15 @@ def test_attributes_are_copies_of_the_current_value(env):
         _ = env.broken
 
 
+def test_callables_play_in_the_child_and_cached_properties_are_values(env):
+    assert env.bound() == env.place() == env.pid
+    assert env.table == {"a": 1}
+
+
 def test_names_and_dunder_names(env):
     assert env.env_type_name == "Env"
-    assert {"reset", "step", "search", "raises"} <= env.methods
-    assert not {"name", "broken", "Nested", "turn_rewards", "__init__"} & env.methods
+    assert {"reset", "step", "search", "raises", "bound"} <= env.methods
+    assert not {"table", "name", "broken", "Nested", "turn_rewards", "__init__"} & env.methods
     for name in ("__len__", "__array__", "__wrapped__"):
         assert not hasattr(env, name)
 

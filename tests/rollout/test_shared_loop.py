@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 
@@ -103,3 +104,15 @@ def test_a_coroutine_that_ignores_its_cancellation_is_abandoned_and_the_loop_sta
     calls.submit(2, loop, None)
     assert collect(calls, 1)[2].value == before
     over.set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_loop_that_a_task_of_an_environment_ends_is_replaced(calls):
+    async def ending():
+        asyncio.get_running_loop().call_soon(sys.exit)
+        await asyncio.sleep(PATIENCE)
+
+    calls.submit(1, ending, 0.2)
+    assert collect(calls, 1)[1].timed_out
+    calls.submit(2, quick, PATIENCE)
+    assert collect(calls, 1)[2].value == "quick"

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -129,3 +130,16 @@ def test_hanging_calls_do_not_block_the_interpreters_exit():
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "out\n"
+
+
+def test_an_idle_thread_keeps_no_environment_alive(calls):
+    class Env:
+        def step(self):
+            return "done"
+
+    env = Env()
+    gone = weakref.ref(env)
+    calls.submit(1, env.step, PATIENCE)
+    assert collect(calls, 1)[1].value == "done"
+    del env
+    assert wait_until(lambda: gone() is None)

@@ -22,7 +22,7 @@ from ..envs.base import is_text_environment
 from ..envs.check import MAX_ROWS, check_env
 from ..rollout.environments import close_environment
 from .objects import factory_of, rows_for
-from .usage import parsed_json
+from .usage import UsageError, parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the environment and print warnings; return 1 for warnings with --strict, else 0."""
     factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
+    if factory is None:
+        raise UsageError("`environment` is 'none'; must be module:name.")
     rows = rows_for(options.environment, options.rows, options.row)
     actions, is_text = list[Any](options.action or []), True
     # Ignore an error of the factory here, because `check_env` reports it.

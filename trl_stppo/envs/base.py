@@ -146,6 +146,12 @@ def check_step(name: str, result: object) -> Step:
     if not isinstance(info, dict):
         raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
     number = check_number(f"{name} returned the reward", reward)
+    flags = {"terminated": terminated, "truncated": truncated}
+    flags |= {f"info[{k!r}]": info[k] for k in ("valid_action", "success") if info.get(k) is not None}
+    for key, flag in flags.items():
+        # A text such as "False" counts as true.
+        if not (isinstance(flag, Number) or getattr(flag, "ndim", None) == 0):
+            raise _wrong(f"{name} returned {key} =", flag, "True or False, numpy's too")
     return Step(observation, number, bool(terminated), bool(truncated), info)
 
 

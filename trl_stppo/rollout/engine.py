@@ -139,9 +139,10 @@ class RolloutEngine:
             logger.warning(text, silent, len(episodes))
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0
+            advice = "" if agents else " Try `trl-stppo env check`."
             raise EnvironmentFailureError(
                 f"The last {count} episodes all ended in a failure. The newest: "
-                f"{errors[-1].rstrip('.')}. Try `trl-stppo env check`."
+                f"{errors[-1].rstrip('.')}.{advice}"
             )
 
 

@@ -322,4 +322,6 @@ def _serve(connection: Connection) -> None:
 def _public_methods(env: Any) -> frozenset[str]:
     # Look without reading, because reading a property may be expensive, or raise.
     found = {n: inspect.getattr_static(env, n, None) for n in dir(env) if not n.startswith("_")}
-    return frozenset(name for name, value in found.items() if inspect.isroutine(value))
+    # An object with `__call__` plays in the child too; the caller would get a copy of it.
+    methods = {name for name, value in found.items() if inspect.isroutine(value) or callable(value)}
+    return frozenset(n for n in methods if not isinstance(found[n], type | functools.cached_property))

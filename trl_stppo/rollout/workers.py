@@ -117,11 +117,11 @@ class EnvironmentCalls:
         limit = math.inf if timeout is None else timeout
         with self._change:
             call = self._running[key] = Call(key, func, limit, time.monotonic())
-            idle = self._idle.pop() if self._idle else None
-        if idle is None:
-            threading.Thread(target=self._work, args=(call,), name="environment", daemon=True).start()
-        else:
-            idle.put(call)
+            calls = self._idle.pop() if self._idle else None
+        if calls is None:
+            calls = SimpleQueue()
+            threading.Thread(target=self._work, args=(calls,), name="environment", daemon=True).start()
+        calls.put(call)
 
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Return the results since the last poll, including abandoned calls.
@@ -176,7 +176,7 @@ class EnvironmentCalls:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 arguments, name = (self._loop,), "environment-loop"
-                threading.Thread(target=_serve, args=arguments, name=name, daemon=True).start()
+                threading.Thread(target=self._serve, args=arguments, name=name, daemon=True).start()
             future = asyncio.run_coroutine_threadsafe(caught(lambda: work), self._loop)
             if call is not None:
                 call.future = future
@@ -236,9 +236,8 @@ class EnvironmentCalls:
                 self._idle.pop().put(None)
         self._drop_loop(self._loop)
 
-    def _work(self, call: Call | None) -> None:
-        calls = SimpleQueue[Call | None]()
-        while call is not None:
+    def _work(self, calls: SimpleQueue[Call | None]) -> None:
+        while (call := calls.get()) is not None:
             result = self._result(call)
             with self._change:
                 if call.abandoned:
@@ -249,7 +248,6 @@ class EnvironmentCalls:
                 self._change.notify_all()
             # Keep no environment alive while the thread waits.
             del call, result
-            call = calls.get()
 
     def _result(self, call: Call) -> CallResult:
         result = CallResult(call.key)
@@ -294,12 +292,16 @@ class EnvironmentCalls:
                 self._answers.set()
                 asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
 
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        finally:
+            with self._change:
+                # A task that an environment began ends the loop by SystemExit; further calls get a new loop.
+                if loop is self._loop:
+                    self._loop = None
+                    self._answers.set()
+                loop.close()
 
 
 async def _stop_when_idle() -> None:

@@ -29,7 +29,8 @@ WAYS_OUT = (
 def unmoved(weights: Sequence[Tensor], rate: float) -> float:
     """Return the share of the weights' values, of which some are read, that a step of size `rate` leaves."""
     values = [weight.detach().flatten()[:: 1 + weight.numel() // SAMPLE] for weight in weights]
-    stays = [(part.float() + rate).to(part.dtype) == part for part in values]
+    # A model's layers may lie on several devices.
+    stays = [((part.float() + rate).to(part.dtype) == part).cpu() for part in values]
     return torch.cat(stays).float().mean().item() if stays and rate else 0.0
 
 

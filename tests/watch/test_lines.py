@@ -59,6 +59,14 @@ def test_the_console_is_as_recorded(tmp_path, capsys, monkeypatch):
     assert "it/s" not in err
 
 
+@pytest.mark.parametrize(("stabilizers", "most"), [(["share"], ""), (["trust_region"], "up to ")])
+def test_the_rate_is_the_largest_one_of_a_trust_region(stabilizers, most, tmp_path, capsys):
+    settings = SETTINGS | {"max_steps": 2, "stabilizers": stabilizers}
+    trainer, _ = scripted_trainer(tmp_path, **settings)
+    trainer.train()
+    assert f"\nlearning rates: policy {most}{trainer.args.learning_rate:g}, critic" in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
     settings = {**SETTINGS, "save_strategy": "steps", "save_steps": 2}

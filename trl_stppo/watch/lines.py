@@ -184,9 +184,11 @@ class ProgressLines(TrainerCallback):
         updates = f"{steps} optimizer step{'s' * (steps > 1)} each, {state.max_steps:,} in all"
         yield f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}"
         kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-        rates = f"learning rate: {args.learning_rate:g}"
+        # The trust region shortens the first steps, too.
+        most = "up to " if "trust_region" in (getattr(args, "stabilizers", None) or ()) else ""
+        rates = f"learning rate: {most}{args.learning_rate:g}"
         if (rate := getattr(args, "critic_learning_rate", None)) is not None:
-            rates = f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
+            rates = f"learning rates: policy {most}{args.learning_rate:g}, critic {rate:g}"
         to_zero = " to 0" if kind in ("linear", "cosine") else ""
         terms = {name: getattr(args, name, None) for name in ("kl_coef", "beta")}
         kls = "".join(f"; {name} {value:g}" for name, value in terms.items() if value)

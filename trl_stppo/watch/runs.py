@@ -132,7 +132,9 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     file = path if path.is_file() else path / METRICS_FILE
     if not file.is_file():
-        raise FileNotFoundError(f"`runs={path}`: must be the output_dir of a run, or its log {METRICS_FILE}.")
+        raise FileNotFoundError(
+            f"`runs={path}`: must be the output_dir of a run of trl-stppo, or its log {METRICS_FILE}."
+        )
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         # The last line is empty, or it is being written.

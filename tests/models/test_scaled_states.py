@@ -7,7 +7,7 @@ from peft import LoraConfig
 from tests.kit.builders import build, logs
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
 from trl_stppo import STPPOTrainer
-from trl_stppo.models.critic import Critic, scalar_head
+from trl_stppo.models.critic import Critic, SeparateCritic, scalar_head
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 SETTINGS = {
@@ -65,3 +65,12 @@ def test_a_state_is_scaled_in_float32_without_weights_and_padding_stays_finite()
     expected = [-1 / root, 0.0, 7e4 / (12.5e8) ** 0.5]
     assert values.dtype == torch.float32
     torch.testing.assert_close(values[0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_given_classifier_is_marked_from_then_on(caplog):
+    from tests.kit.fakes import tiny_value_model
+
+    model = tiny_value_model(char_tokenizer())
+    SeparateCritic(model)
+    SeparateCritic(model)
+    assert caplog.text.count("another scale") == 1

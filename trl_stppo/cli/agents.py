@@ -7,9 +7,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, load_dataset
+from datasets import Dataset, IterableDataset, load_dataset
 from trl import ModelConfig, get_dataset
 
 from ..hub.loading import load_tokenizer
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Counter = Callable[[str], int]
-Splits: TypeAlias = DatasetDict | IterableDatasetDict
 _loading = threading.Lock()
 _tokenizer = functools.cache(load_tokenizer)
 

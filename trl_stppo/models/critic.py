@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -26,11 +27,15 @@ from transformers.trainer_utils import load_sharded_checkpoint
 
 from . import adapters
 
+logger = logging.getLogger(__name__)
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD_FILE = "value_head.safetensors"
 # Added to the mean square of a state before division.
 EPSILON = 1e-6
+# Mark of a head that reads scaled states, in the model's configuration.
+SCALED = "reads_scaled_states"
 ADAPTERS = "value_model"
 
 
@@ -199,6 +204,13 @@ class SeparateCritic(Critic):
         if getattr(base.config, "num_labels", 1) != 1:
             raise ValueError(f"`value_model`: num_labels={base.config.num_labels}; must be 1.")
         self.model, self._base, self.head = model, base, base.score
+        trained = any(bool(weight.any()) for weight in base.score.parameters())
+        if trained and not getattr(base.config, SCALED, False):
+            logger.warning(
+                "The critic of %r has a head that was trained on states of another scale: its first values "
+                "are off by a factor, until the head has learned.", str(base.name_or_path),
+            )  # fmt: skip
+        setattr(base.config, SCALED, True)
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
 

@@ -65,7 +65,8 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
     config = AutoConfig.from_pretrained(path, **options)
     with torch.device("meta"):
         trust = options["trust_remote_code"]
-        causal = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+        # `from_config` does not know "auto".
+        causal = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust)
     model, info = _class_like(causal).from_pretrained(path, num_labels=1, output_loading_info=True, **options)
     if "score.weight" in info["missing_keys"]:
         saved = (model.config.architectures or [""])[0]

@@ -20,6 +20,7 @@ from tests.kit.scripted import (
 )
 from tests.kit.tiers import quick
 from trl_stppo.models.critic import EPSILON, SeparateCritic
+from trl_stppo.models.critic_models import critic_from_checkpoint
 from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
 
@@ -178,3 +179,8 @@ def test_warm_up_regresses_on_monte_carlo_returns(tmp_path):
         largest_gap.append(gap)
     assert largest_gap[0] < 1e-5
     assert largest_gap[1] > 1e-2
+
+
+def test_a_named_critic_has_the_dtype_of_its_file_if_asked(tmp_path):
+    policy().to(torch.bfloat16).save_pretrained(tmp_path)
+    assert critic_from_checkpoint(str(tmp_path), dtype="auto").dtype == torch.bfloat16

@@ -1,28 +1,35 @@
-"""Images where the policy, or a setting, does not read them: an error by name."""
+"""Images where the policy, or a setting, does not read them: an error by name, before a model is loaded."""
 
 from pathlib import Path
 
 import pytest
 import trl
-from datasets import Dataset
 from PIL import Image
 
 from tests.kit.builders import build, prompts
 from tests.kit.vision_runs import vision_trainer
-from trl_stppo.errors import EnvironmentFailureError
+from trl_stppo import STGRPOTrainer, STPPOTrainer
 
 PICTURE = Image.new("RGB", (8, 8))
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
-IMAGE = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
+@pytest.mark.parametrize(
+    ("trainer_class", "column", "value"),
+    [(STPPOTrainer, "images", [PICTURE]), (STGRPOTrainer, "image", PICTURE)],
+)
+def test_rows_with_images_need_a_processor(tmp_path, trainer_class, column, value):
+    rows = prompts(8, **{column: [value] * 8})
+    for name, data in {"train_dataset": rows, "eval_dataset": {"hard": rows}}.items():
+        with pytest.raises(ValueError, match=f"`{column}` of `{name}.*processing_class"):
+            build(tmp_path, trainer_class, arguments={name: data})
 
 
-@pytest.mark.parametrize("columns", [{"images": [[PICTURE]] * 8}, {"image": [PICTURE] * 8}, {}])
-def test_images_need_a_processor(columns, tmp_path):
-    rows = prompts(8, **columns) if columns else Dataset.from_list([{"prompt": [IMAGE]}] * 8)
-    with pytest.raises((ValueError, EnvironmentFailureError), match="processing_class"):
-        build(tmp_path, arguments={"train_dataset": rows}).train()
+def test_blocks_of_prompts_need_a_processor(tmp_path):
+    content = [{"type": "image"}, {"type": "text", "text": "what is it?"}]
+    rows = prompts(8).map(lambda row: {"prompt": [{"role": "user", "content": content}]})
+    with pytest.raises(ValueError, match=r"`prompt` of `train_dataset`.*processing_class"):
+        build(tmp_path, arguments={"train_dataset": rows})
 
 
 def test_images_beside_a_prompt_of_text_are_refused(tmp_path):

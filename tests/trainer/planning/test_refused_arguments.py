@@ -188,6 +188,7 @@ REFUSED = [
     *((name, {name: 2}) for name in NEED_TURNS),
     ("max_turn_tokens", {"rollout_func": rollout, "max_turn_tokens": 2}),
     ("max_images", {"agent": rollout, "max_images": 2}),
+    ("max_images", {**COUNT, "max_images": 2}),
     ("rollout_func", {"rollout_func": too_few, "reward_funcs": share_of_a}),
     ("env_mask", {"rollout_func": short_mask, "reward_funcs": share_of_a}),
     # rows
@@ -199,6 +200,8 @@ REFUSED = [
     ("max_steps", {"train_dataset": None, **COUNT, "max_steps": -1}),
     ("train_dataset", {"train_dataset": None}),
     ("prompt", {"train_dataset": DICT.to_iterable_dataset()}),
+    ("images", {"train_dataset": rows(prompt="a", images="a.png")}),
+    ("image", {"eval_dataset": {"hard": rows(prompt="a", image="a.png")}}),
     # models
     ("processing_class", {"processing_class": Images()}),
     ("processing_class", {"processing_class": grown}),

@@ -60,6 +60,15 @@ def test_a_shorter_context_limits_the_episodes(role, tmp_path, caplog):
     assert f"`{role}" in caplog.text
 
 
+def test_a_reward_model_refuses_a_longer_text(tmp_path):
+    """Only it knows how many tokens its own tokenizer makes of a text."""
+    trainer = build(
+        tmp_path, STPPOTrainer, arguments=given("reward_funcs", fitting("reward_funcs", context=64))
+    )
+    with pytest.raises(ValueError, match="`reward_funcs.*64 tokens"):
+        trainer.reward_funcs[0](**TOKENIZER("a" * 65, return_tensors="pt"))
+
+
 @pytest.mark.parametrize("role", SCORERS)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(("kind", "options"), [

@@ -189,6 +189,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (zero(0), {}, "ZeRO-0"),
     (zero(optimizer={"type": "Adam"}), {}, "`optimizer`"),
     (zero(zero_optimization=OFFLOAD), {}, "`offload_optimizer`"),
+    (zero(zero_optimization={"zero_quantized_gradients": True}), {}, "zero_quantized_gradients"),
     (fsdp(cpu_offload=CPUOffloadPolicy()), {}, "`fsdp_offload_params: true`"),
     (fsdp(cpu_ram_efficient_loading=True), {}, "`fsdp_cpu_ram_efficient_loading: true`"),
     (fsdp(activation_checkpointing=True), {}, "`fsdp_activation_checkpointing: true`"),

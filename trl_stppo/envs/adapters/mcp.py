@@ -32,6 +32,9 @@ class McpEnv:
             self.close()
             raise ValueError(f"The server has a tool {wrong[0]!r}; not allowed: {TAKEN}, _*.")
         methods = {tool.name: _method(tool, server) for tool in server.tools}
+        if len(methods) < len(server.tools):
+            self.close()
+            raise ValueError(f"The server has two tools of one name: {[t.name for t in server.tools]}.")
         self.__class__ = type(type(self).__name__, (type(self),), methods)
 
     def reset(self, **row: object) -> str | None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ...envs.base import Row, tool_names, without_prompt
 from ...errors import EnvironmentContractError
 from ...rollout.images import TEXTS_ONLY
-from ...rollout.messages import check_turn, read_messages
+from ...rollout.messages import check_turn, has_image, read_messages
 from ...rollout.reward_funcs import unmatched
 from .._trl import prepare_multimodal_messages
 from ..ppo_config import PPOConfig
@@ -88,6 +88,7 @@ class DataPlan:
         plain: the first text prompt, or None.
         columns: columns of the training rows that reward functions get; None if they are unknown, or
             if a `rollout_func` may add columns.
+        images: the first place with images, for error texts, or None.
     """
 
     train: Rows
@@ -95,6 +96,7 @@ class DataPlan:
     messages: str | None
     plain: str | None
     columns: tuple[str, ...] | None
+    images: str | None = None
 
 
 def plan_data(
@@ -111,8 +113,9 @@ def plan_data(
     unread = [n for n, part in parts if "tools" in (getattr(part, "column_names", None) or ())]
     if unread and not (rollout.owns_prompts or rollout.user_func):
         logger.warning("The column `tools` of `%s` has no effect: pass `tools` to the trainer.", unread[0])
+    images = next(filter(None, (_images_in(name, part) for name, part in parts)), None)
     if rollout.user_func is not None:
-        return DataPlan(rows, evaluation, None, None, None)
+        return DataPlan(rows, evaluation, None, None, None, images)
     rendered = [
         (name, part) for name, part in parts
         if isinstance(part, Dataset) and "input_ids" not in part.column_names
@@ -122,7 +125,18 @@ def plan_data(
     hidden, columns = ("prompt", "completion", "completion_ids"), None
     if names := getattr(train, "column_names", None):
         columns = tuple(name for name in names if name not in hidden)
-    return DataPlan(rows, evaluation, next(iter(messages), None), next(iter(plain), None), columns)
+    first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
+    return DataPlan(rows, evaluation, first_messages, first_plain, columns, images)
+
+
+def _images_in(name: str, dataset: Rows) -> str | None:
+    """Return where a dataset has images: its column, or its first prompt; None if it has none."""
+    for column in IMAGE_COLUMNS:
+        if column in (getattr(dataset, "column_names", None) or ()):
+            return f"The column `{column}` of `{name}`"
+    prompt = dataset[0].get("prompt") if isinstance(dataset, Dataset) else None
+    seen = isinstance(prompt, list) and any(has_image(m.get("content")) for m in prompt)
+    return f"The `prompt` of `{name}`" if seen else None
 
 
 def training_rows(dataset: Rows, args: PPOConfig, rollout: RolloutPlan) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -42,6 +43,9 @@ def check_readers(host: Bridge, rewards: RewardPlan) -> int | None:
         if not isinstance(context, int):
             continue
         if field not in POLICYS_TOKENS:
+            # The tokenizer of a reward model may need more tokens than the policy's.
+            check = partial(_check_length, field, context)
+            model.register_forward_pre_hook(check, with_kwargs=True)
             context -= MARGIN
         if shortest is None or context < shortest:
             logger.warning("`%s` reads so few tokens that no episode exceeds %s.", field, context)
@@ -76,3 +80,12 @@ def _check_words(field: str, name: str, tokenizer: PreTrainedTokenizerBase) -> N
                 f"`{field}` has its own vocabulary: token {number} is {words[number]!r} in {name!r}, but "
                 f"{word!r} in what it will read."
             )
+
+
+def _check_length(field: str, context: int, module: nn.Module, args: object, inputs: dict[str, Any]) -> None:
+    """Refuse a row that is longer than its reward model can read."""
+    if (tokens := inputs["input_ids"].shape[1]) > context:
+        raise ValueError(
+            f"`{field}` reads at most {context} tokens, and an episode has {tokens}: set a smaller "
+            f"`max_completion_length`."
+        )

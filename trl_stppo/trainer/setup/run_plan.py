@@ -19,6 +19,7 @@ from transformers import (
 from ...hub.loading import load_processor
 from ...models.adapters import NEUTRAL_INITS, is_lora
 from ...rollout.chat import check_template
+from ...rollout.images import TEXTS_ONLY
 from .. import _trl_vllm
 from .._trl import GRPOTrainer, replaced
 from ..engine import engine_of
@@ -153,9 +154,13 @@ class RunPlan:
         return processing_class
 
     def _check_images(self, tokenizer: Any) -> None:
-        """Refuse what a processor is not supported with."""
+        """Refuse images without a processor, and what a processor is not supported with."""
         args, engine = self.args, self.args.distributed_state.distributed_type.value
         if not isinstance(tokenizer, ProcessorMixin):
+            if self.data.images is not None:
+                raise ValueError(f"{self.data.images} has images, and {TEXTS_ONLY}.")
+            if args.max_images is not None:
+                raise ValueError(f"`max_images` is {args.max_images}, and {TEXTS_ONLY}.")
             return
         reads = isinstance(self.model, str) or hasattr(self.model.config, "image_token_id")
         judges = any(isinstance(func, str | nn.Module) for func in self.rewards.funcs)

@@ -84,6 +84,8 @@ def _of_deepspeed(host: Bridge) -> Refusals:
     for part in ("offload_optimizer", "offload_param"):
         device = (zero.get(part) or {}).get("device", "none")
         yield device not in (None, "none"), f"`{part}` to {device!r}", "allowed: 'none'"
+    for name in ("zero_quantized_weights", "zero_quantized_gradients", "zenflow"):
+        yield zero.get(name), f"`zero_optimization.{name}`", "remove it"
 
 
 def _of_fsdp(plugin: Any) -> Refusals:

@@ -388,7 +388,7 @@ def return_batch_norm(
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Centre the elements that count at mean 0. `x` and the result are 0 elsewhere."""
+    """Subtract the mean of the elements that count. `x` and the result are 0 elsewhere."""
     # Centre twice, because rounding moves the mean of equal values off that value.
     for _ in range(2):
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)

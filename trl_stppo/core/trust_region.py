@@ -12,7 +12,7 @@ from trl_stppo.core.masking import widest
 from trl_stppo.core.policy import MAX_LOG_RATIO, log_importance_ratio
 from trl_stppo.core.turns import reduce_turns
 
-# Rollouts over which a spread is averaged, and rollouts after which the largest average counts half.
+# Number of rollouts over which a spread is averaged; number after which the largest average counts half.
 AVERAGED, HALF_LIFE = 3, 50
 LEAST_GAIN = 0.01
 # A mini-batch, or updates together, need this many turns to decide anything.
@@ -102,7 +102,7 @@ class Region:
     def after_update(
         self, ratio: float, turns: float, *, may_grow: bool, least_turns: int = LEAST_TURNS
     ) -> Region:
-        """Change the factor by an update's last measured r, once updates have enough turns together."""
+        """Change the factor by the mean r of updates, once these have enough turns together."""
         measured, total = self.measured + turns * ratio, self.turns + turns
         if total < least_turns:
             return replace(self, measured=measured, turns=total)

@@ -70,7 +70,7 @@ class Context:
     images: list[Image] = field(default_factory=list)
 
     def append_observation(self, ids: list[int]) -> None:
-        """Append the tokens of an observation."""
+        """Append tokens that were not sampled: observations, and what joins contexts."""
         self.append(ids, False, [0.0] * len(ids))
 
     def append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:

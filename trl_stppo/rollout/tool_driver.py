@@ -36,7 +36,7 @@ Parse = Callable[[list[int], list[int], list[Any]], Message]
 def is_valid(
     renderer: ChatRenderer, message: Message, ids: list[int], tools: Any = (), stopped: Any = None
 ) -> bool:
-    """Return whether a turn has calls that fit the tools (schemas), or an answer without a broken call."""
+    """Return whether a turn's calls fit the schemas of `tools`; without calls, whether none is broken."""
     if calls := message.get("tool_calls"):
         return all(_fits(call["function"], tools) for call in calls)
     tokenizer, said = renderer.tokenizer, message["content"]

@@ -62,7 +62,7 @@ class Engine:
         return self.shards or (ddp and bool(model.find_unused_parameters or model.static_graph))
 
     def stepped(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the weights that steps change themselves, and not float32 copies of them."""
+        """Return the weights that steps change directly, not through float32 copies."""
         copied = self._is_fsdp and self._accelerator.mixed_precision != "no"
         return [] if copied or self.steps_in_backward else list(weights)
 

@@ -74,7 +74,8 @@ class Verdict(StrEnum):
     ```
 
     REFUSED: the policy's KL is above the limit of `trust_region`. TAKEN, REFUSED and the CRITIC_ONLY of a
-    warm-up end a row of skipped steps.
+    warm-up end a row of skipped steps. DeepSpeed takes the policy's step in the backward pass: a step that is
+    refused has rate 0 there, and a loss that is not finite ends the run.
     """
 
     TAKEN = "taken"
@@ -279,7 +280,8 @@ class Step:
 
     Gradient norms are exact if gradients are not sharded and the configuration takes a second gradient,
     otherwise estimates. By default no stabilizer needs a second gradient, and estimates are made if an update
-    has several steps or any stabilizer.
+    has several steps or any stabilizer. `scale` of a stabilizer multiplies the step's learning rate ("step")
+    or the gradient ("gradient"); that of `share` is kept / (kept + clipped).
 
     Attributes:
         critic_grads: the critic's gradient; sharded runs replace the buffer.
@@ -482,7 +484,7 @@ class Step:
             self.region.apply(takes=takes, refused=refused, ends_update=ends_update)
         if not takes:
             model.zero_grad(set_to_none=True)
-        if self.rests or not (takes or verdict in CRITIC_STEPS):
+        if self.rests or verdict not in CRITIC_STEPS:
             self._drop()
 
 

@@ -103,7 +103,8 @@ class TrainingLoop:
             turns = build_turn_batch(played.episodes, scored.turn_rewards, tokens["completion_mask"], dtype)
             with torch.no_grad():
                 passes = self.passes(tokens)
-                estimates = self.estimates(passes.of_episodes(turns), turns, scored)
+                by_episode = passes.of_episodes(turns)
+                estimates = self.estimates(by_episode, turns, scored)
             data = update_data(tokens, passes, estimates)
             self.ending.abandon_rollout()
             seconds = time.perf_counter() - started
@@ -145,7 +146,8 @@ class TrainingLoop:
     def old_logprobs(self, tokens: Tokens) -> Tensor | None:
         """Return the log-probabilities under the policy that played, if an update needs them."""
         args = self.args
-        # If one optimizer step trains on the whole rollout, the policy has not changed before that step.
+        # If one optimizer step trains on the whole rollout, the policy has not changed before that step, so
+        # loss, metrics and trace take its own log-probabilities.
         moves = args.steps_per_rollout > 1 or args.rollout_staleness > 0
         reads = self._corrects_sampler or args.kl_coef != 0.0
         return self.logprobs_under(self.host.model, tokens) if moves or reads else None
@@ -234,6 +236,7 @@ class TrainingLoop:
         episodes, turns, policy, value = self.accelerator.reduce(local)
         # `epsilon_low` is TRL's name for `cliprange`.
         low, high = self.host.epsilon_low, self.host.epsilon_high
+        # For token ratios the configuration has set it.
         if self.args.epsilon is None:
             ratios = turns if self.host.importance_sampling_level == "turn" else episodes
             low = high = default_cliprange(float(policy), float(ratios))
@@ -420,7 +423,7 @@ class TrainingLoop:
             is_empty=self.mini_batch.is_empty,
             warms_up=self.is_warming_up,
         )
-        ends_update = self.host.micro_step % self.args.micro_batches_per_rollout == 0
+        ends_update = not self.host.inside_rollout
         self.step.apply(verdict, self.host.model, ends_update=ends_update)
         if self.region is not None:
             self.log.set(self.region.figures())

@@ -65,7 +65,7 @@ def test_a_reward_model_refuses_a_longer_text(tmp_path):
     trainer = build(
         tmp_path, STPPOTrainer, arguments=given("reward_funcs", fitting("reward_funcs", context=64))
     )
-    with pytest.raises(ValueError, match="`reward_funcs.*64 tokens"):
+    with pytest.raises(ValueError, match=r"`reward_funcs.*64 tokens"):
         trainer.reward_funcs[0](**TOKENIZER("a" * 65, return_tensors="pt"))
 
 

@@ -26,7 +26,7 @@ class McpEnv:
 
     def __init__(self, command: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         server = _Server(command, list(args), None if env is None else dict(env))
-        # A public method would be a tool. The finalizer also runs when the environment is deleted.
+        # A finalizer also runs when the environment is deleted. A public method would be a tool.
         self.close = weakref.finalize(self, server.end)
         if wrong := [t.name for t in server.tools if t.name in TAKEN or t.name.startswith("_")]:
             self.close()

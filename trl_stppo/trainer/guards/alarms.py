@@ -17,7 +17,7 @@ SUCCESS, SCORE = "episode/success_rate", "episode/score"
 # Rollout batches over which failed episodes are counted; the limit applies only after so many batches.
 FAILURE_BATCHES = 5
 MAX_FAILURE_RATE = 0.5
-# Smallest share of the best level that a fall loses.
+# A fall is a loss of at least this share of the best level.
 SHARE = 0.15
 BEST_OF = 3
 # Number of rollouts in a fall -> standard errors that the fall must exceed. Chosen on recorded runs: the

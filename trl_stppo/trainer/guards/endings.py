@@ -63,6 +63,7 @@ class Ending(TrainerCallback):
     def reset(self) -> None:
         """Reset reason, signal and random states for a new run."""
         self.reason: str | None = None
+        # What was not finite in too many steps: `on_step_end` then saves and stops, `on_save` raises.
         self.broken: str | None = None
         # Whether the run has taken a step that is in no checkpoint.
         self.unsaved = False

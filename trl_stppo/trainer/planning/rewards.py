@@ -34,8 +34,8 @@ class RewardPlan:
     funcs: list[RewardFunc] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
     processing_classes: list[PreTrainedTokenizerBase | None] = field(default_factory=list)
-    # Index of an added function that returns the sum of turn rewards: the log shows it, and GRPOTrainer needs
-    # at least one function. It is not part of the score.
+    # Index of an added function that returns the sum of turn rewards, for the log, and because GRPOTrainer
+    # needs a function. The score does not include its reward.
     turn_sum: int | None = None
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 

@@ -70,8 +70,12 @@ class TrustRegion(Stabilizer):
     def _begin_update(self) -> None:
         # Rounding error of the KL: its mean over the mini-batches before the first step.
         self._rounding, self._rounding_turns = 0.0, 0.0
-        # Whether a step was taken in the update, and since the last refusal, and whether steps may grow.
-        self._has_stepped, self._has_moved, self._may_grow = False, False, True
+        # Whether the policy has taken a step in the update.
+        self._has_stepped = False
+        # Whether the policy has taken a step since the last refusal, or since the update began.
+        self._has_moved = False
+        # Whether all steps of the update were taken, so that later steps may be longer.
+        self._may_grow = True
         # The last KL that was measured after a step, and its number of turns.
         self._seen = 0.0, 0.0
 

@@ -55,8 +55,8 @@ class UpdateData(Tokens):
         advantages: [N, T], as they enter the loss; 0 off `loss_mask`.
         values, returns: [N, T] reward units, the critic's values before the update, and its targets; 0
             without a critic.
-        value_mask: [N, T] bool, where the critic has targets, never at observations: `loss_mask`, or with turn
-            advantages its turn starts.
+        value_mask: [N, T] bool, where the critic has targets, never at observations: `loss_mask`, or
+            with turn advantages its turn starts.
         row: [N] int64, number of the row in this process's rollout batch.
         episode, episode_tokens: [N] each, index of the row's episode (-1 at padding rows), and number of
             the episode's tokens in the loss.

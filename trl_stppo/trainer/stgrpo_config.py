@@ -15,7 +15,7 @@ GROUP_VARIANTS: dict[str, tuple[str, bool]] = {
     **{"grpo": ("token", False), "gspo": ("sequence", False), "st-grpo": ("turn", True)},
     **{"rloo": ("token", False), "rebn": ("token", False)},
 }
-# Variant -> its baseline of advantages, if not the group's mean. These variants set neither level nor stabilizers.
+# Variant -> its baseline of advantages, if not the group's mean. They set neither level nor stabilizers.
 ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),

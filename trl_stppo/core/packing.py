@@ -72,7 +72,7 @@ def plan_packs(
     for end in range(1, len(order) + 1):
         tokens, found = 0, []
         for first in range(end - 1, -1, -1):
-            # Add row `first` in full, less the tokens shared with the next row, which is counted already.
+            # The next row is counted already, and so are the tokens that row `first` shares with it.
             tokens += len(rows[order[first]]) - (shared[first + 1] if first + 1 < end else 0)
             if tokens > max_tokens and first < end - 1:
                 break

@@ -72,7 +72,7 @@ class ControlTokens:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text that continues a row, or of a whole row if `special`."""
+        """Return the token ids of a text. It continues a row; with `special` it is a whole row."""
         if not special:
             return self._ids(MARK + text)
         first, begin = text.split(MARK)[0], self.tokenizer.bos_token

@@ -55,7 +55,7 @@ class Context:
         prompt_ids: tokens of the prompt.
         ids, action_mask, logprobs: the tokens after the prompt, one entry each: the id, whether the
             policy sampled it, and its sampling log-probability in nats (0.0 elsewhere). The loss uses
-            `turn_spans`; `action_mask` is for counts, and for TRL's `tool_mask`.
+            `turn_spans`; `action_mask` is for counts, and for `tool_mask`.
         turn_spans: half-open token offsets of each turn.
         turns: number of each turn in its episode.
         images: images of the whole row, in the order of their tokens.

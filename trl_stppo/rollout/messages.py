@@ -59,7 +59,7 @@ def has_image(content: Any) -> bool:
 
 
 def _given(value: Any) -> Any:
-    """Return a value without mapping entries that are None, at every depth."""
+    """Remove entries that are None from mappings, at every depth."""
     if isinstance(value, Mapping):
         return {key: _given(item) for key, item in value.items() if item is not None}
     return [_given(item) for item in value] if isinstance(value, list) else value

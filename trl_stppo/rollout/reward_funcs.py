@@ -177,7 +177,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
     """Expand the values of the scored rows to all rows, with None for the other rows."""
     rows = len(kwargs["completions"])
     if len(values) != len(kept) or len(kept) == rows:
-        # Return a wrong number of values as it is, because GRPOTrainer raises an error for it.
+        # GRPOTrainer raises an error for a wrong number of values.
         return values
     by_row = dict(zip(kept, values, strict=True))
     return [by_row.get(row) for row in range(rows)]

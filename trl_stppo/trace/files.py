@@ -53,7 +53,7 @@ class TracedUpdate:
         first_step: optimizer steps before this training; None for an evaluation outside of training.
         level: level of the importance ratio: "token", "turn" or "sequence".
         clip_range: distances of the clip bounds below and above 1.
-        steps: optimizer steps of this update by verdict (`trainer.verdict`).
+        steps: optimizer steps of this update by verdict (`trainer.step.Verdict`).
     """
 
     phase: str

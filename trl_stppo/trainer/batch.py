@@ -27,8 +27,8 @@ class Tokens(TypedDict):
         completion_ids: [N, T] int64, padded on the right: turns and what lies between them.
         completion_mask: [N, T] int, 0 past a context's end, and throughout contexts that
             `mask_truncated_completions` hides.
-        tool_mask: [N, T] int, 0 at observations, and throughout hidden contexts. It is for subclasses
-            that use TRL's names; our loss uses `loss_mask`.
+        tool_mask: [N, T] int, 0 at observations, and throughout hidden contexts. Packed
+            passes compute its tokens, and subclasses know TRL's name; our loss uses `loss_mask`.
         sampling_per_token_logps: [N, T] nats, the sampler's own log-probabilities, NaN if it gave none;
             present if the sampler gives them.
         images: [N, M] int64, keys of the images of each row in the order of their tokens, -1 for none;
@@ -335,6 +335,7 @@ def update_data(tokens: Tokens, passes: Passes, estimates: Estimates) -> UpdateD
     of_episodes = {
         "loss_mask": mask,
         "advantages": targets.advantages,
+        # The zeros of a run without a critic; else `columns` has the values.
         "values": targets.values if passes.values is None else None,
         "returns": targets.returns,
         "value_mask": targets.value_mask,

@@ -133,7 +133,7 @@ class Bridge(GRPOTrainer):
         try:
             rewards = self._calculate_rewards(*episodes)
         finally:
-            # Restore only in evaluation: callers read the environments of training here, as in upstream.
+            # Callers may read the environments of the last training rollout here, as in upstream.
             if not self.model.training:
                 self.environments = before
         for i, func in enumerate(self.reward_funcs):

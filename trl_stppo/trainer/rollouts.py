@@ -31,7 +31,7 @@ class StalePolicies:
         self.parameters = list(parameters) if staleness else []
         self._staleness = staleness
         self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        # `_kept` plus the current weights during a rollout, else None.
+        # During a rollout `_kept` and the current weights, without weights that are too old; else None.
         self._in_rollout: deque[list[Tensor]] | None = None
 
     @contextmanager

@@ -236,7 +236,7 @@ class TrainingLoop:
         episodes, turns, policy, value = self.accelerator.reduce(local)
         # `epsilon_low` is TRL's name for `cliprange`.
         low, high = self.host.epsilon_low, self.host.epsilon_high
-        # For token ratios the configuration has set it.
+        # For token ratios, or with `epsilon_high`, the configuration has set it.
         if self.args.epsilon is None:
             ratios = turns if self.host.importance_sampling_level == "turn" else episodes
             low = high = default_cliprange(float(policy), float(ratios))
@@ -275,6 +275,7 @@ class TrainingLoop:
         faults, weighs_in = self.step.check_loss(loss)
         if faults:
             raise self.guards.cannot_skip(faults)
+        # For a loss without a graph DeepSpeed makes no backward pass.
         return loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
 
     def piece_loss(self, model: nn.Module, inputs: UpdateData) -> Tensor:

@@ -214,7 +214,7 @@ def _sampling(host: Bridge, sampling: dict[str, object]) -> AbstractContextManag
 
 
 def _vllm_sampling(host: Bridge, sampling: dict[str, object]) -> AbstractContextManager[None]:
-    """Context manager that applies sampling settings to vLLM, for which temperature 0 means greedy."""
+    """Context manager that applies sampling settings to vLLM; temperature 0 takes the likeliest token."""
     vllm = host.vllm_generation
     others = {k: v for k, v in vllm.generation_kwargs.items() if k not in sampling}
     return replaced(vllm, **sampling, generation_kwargs=others)

@@ -14,7 +14,7 @@ NOTICE = (
     "In an update a second signal saves after the present step. A further SIGINT (Ctrl-C) stops it at\n"
     "once, without a checkpoint.\n"
 )
-# Signals after which an update does not go on to its end.
+# Number of signals after which an update does not go on to its end.
 URGENT = 2
 Handler = Callable[[int, FrameType | None], object] | int | None
 

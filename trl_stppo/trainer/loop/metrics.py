@@ -133,8 +133,8 @@ def rollout_metrics(
         square, error_square = result.pop("_return_square"), result.pop("_error_square")
         variance = square - result["value/return_mean"] ** 2
         error = error_square - result.pop("_error_mean") ** 2
-        # Equal returns have no variance to explain. The rounding error of a return grows with the return
-        # and with the critic's error, so the limit has both squares.
+        # Equal returns have no variance to explain. Rounding errors grow with returns and with the critic's
+        # error, so the limit has the squares of both.
         explains = variance > NOISE * (square + error_square)
         result["value/explained_variance"] = 1.0 - error / variance if explains else 0.0
     return result

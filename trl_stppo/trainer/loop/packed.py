@@ -43,8 +43,8 @@ class Costs:
         """Derive the costs from a causal model's shapes."""
         config = model.config.get_text_config()
         table = model.get_input_embeddings().weight
-        # Quantised weights hold two numbers per byte, which makes matrices look cheaper than they are.
-        # Tokens pass through the language model alone.
+        # Count the language model alone, because tokens pass through nothing else. Matrices of quantised
+        # weights, with two numbers per byte, look cheaper than they are.
         body = getattr(model.base_model, "language_model", model.base_model)
         weights = max(1, sum(p.numel() for p in body.parameters()) - table.numel())
         heads = config.num_attention_heads

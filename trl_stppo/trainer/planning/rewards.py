@@ -34,8 +34,8 @@ class RewardPlan:
     funcs: list[RewardFunc] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
     processing_classes: list[PreTrainedTokenizerBase | None] = field(default_factory=list)
-    # Index of an added function that returns the sum of turn rewards, for the log, and because GRPOTrainer
-    # needs a function. The score does not include its reward.
+    # Index of a function that this package adds, because GRPOTrainer needs one. It returns the sum of turn
+    # rewards for the log; the score leaves it out.
     turn_sum: int | None = None
     current: CurrentEpisodes = field(default_factory=CurrentEpisodes)
 

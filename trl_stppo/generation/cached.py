@@ -71,7 +71,7 @@ class _Row:
             self.shift = int(self.positions.max()) + 1 - len(ids)
 
     def whole(self, end: int, *, least: int = 0) -> int:
-        """Return `end`, moved to the beginning of an image that it cuts, or to its end if not above `least`."""
+        """Return `end`; where it cuts an image, the image's beginning if above `least`, else its end."""
         cut = [(a if a > least else b) for a, b in self.extents if a < end < b]
         return cut[0] if cut else end
 

@@ -15,6 +15,8 @@ DOCS_TESTS := tests/docs tests/dropin tests/install
 
 .PHONY: install demo demo-images pretrained demo-pretrained test-pretrained gpu-check docs test test-long test-docs test-slow test-vllm test-agents test-matrix mutants coverage lint format check clean
 
+# A comma in an argument of a macro would end the argument.
+COMMA := ,
 # $(1): what to install
 define pip_install
 	$(PYTHON) -m venv $(VENV)
@@ -30,7 +32,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 
 # Search and curves, without what only tests and documentation need.
 $(VENV)/.installed-demo: setup.cfg pyproject.toml constraints.txt
-	$(call pip_install,-e '.[search,plot]')
+	$(call pip_install,-e '.[search$(COMMA)plot]')
 
 demo: $(VENV)/.installed-demo
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)

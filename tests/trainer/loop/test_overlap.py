@@ -304,7 +304,7 @@ def test_a_sampler_with_other_weights_is_named_and_ends_the_run(tmp_path, monkey
 def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_path):
     trainer = trainer_for(tmp_path, "lora", **OVERLAP)
     trainer.train()
-    copied = trainer._player.sampler._copy
+    copied = trainer._loop.source._copy
     policy = dict(trainer.model.named_parameters())
     own = {n for n, p in copied.model.named_parameters() if p is not policy[n]}
     assert own

@@ -185,7 +185,7 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
     options |= {**TURNS, "stabilizers": "share"}
     options |= {"num_generations": 1, "gamma": 0.9} if "rebn" in variant else {"num_generations": 4}
     runs = []
-    for resume in (None, str(tmp_path / "checkpoint-1")):
+    for resume in (None, str(tmp_path / "checkpoint-2")):
         trainer = build(tmp_path, STGRPOTrainer, arguments=TEXT, **options)
         trainer.train(resume_from_checkpoint=resume)
         runs.append(trainer)

@@ -76,7 +76,7 @@ class Bridge(GRPOTrainer):
 
     @property
     def inside_rollout(self) -> bool:
-        """Whether more optimizer steps will train on the rollout batch in the buffer."""
+        """Return whether more optimizer steps will train on the rollout batch in the buffer."""
         return self.micro_step % self.args.micro_batches_per_rollout != 0
 
     @property

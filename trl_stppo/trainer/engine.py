@@ -21,7 +21,7 @@ from ._trl import prepare_deepspeed, prepare_fsdp
 
 
 class Engine:
-    """What an engine (DDP, DeepSpeed, FSDP2) does that a single process does not.
+    """Differences between engines (one process, DDP, DeepSpeed, FSDP2), for the code that depends on them.
 
     Attributes:
         name: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".

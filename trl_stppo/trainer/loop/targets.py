@@ -1,4 +1,4 @@
-"""What an update trains on: advantages and the critic's targets, by GAE or by comparison in groups."""
+"""Targets of an update: advantages, and the critic's returns, by GAE or by comparison in groups."""
 
 from __future__ import annotations
 
